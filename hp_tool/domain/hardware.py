@@ -1,0 +1,133 @@
+"""Where it runs: a GPU's datasheet and the cluster around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
+Kind = Literal["gpu", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One device's datasheet. Rates are per device, dense (no sparsity), and per direction for links."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    name: str
+    """Catalogue name, such as h100-sxm-80gb."""
+    kind: Kind = "gpu"
+    """gpu, or cpu: one process with one thread on a host."""
+    memory_bytes: int
+    """Memory the driver offers to programs (what nvidia-smi and torch report, below the marketing figure)."""
+    memory_bandwidth_bytes_per_second: float
+    """Peak bandwidth of device memory."""
+    peak_flops_per_second: dict[Precision, float]
+    """Dense peak by matmul input precision; a precision that is absent is not supported by the hardware."""
+    nvlink_bandwidth_bytes_per_second: float | None = None
+    """Per-direction bandwidth to peers of the same NVLink domain; None: peers talk over PCIe."""
+    pcie_bandwidth_bytes_per_second: float
+    """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
+    gpus_per_node: int = 8
+    """Devices in the usual server; a cluster may say otherwise."""
+    nvlink_domain_size: int | None = None
+    """Devices one NVLink switch domain joins; None: those of a node."""
+    inter_node_bandwidth_bytes_per_second: float
+    """Per-direction network bandwidth per device in the usual server; a cluster may say otherwise."""
+    power_w: float
+    """Board power at full load (TDP)."""
+    idle_power_w: float | None = None
+    """Board power when waiting; None: a quarter of power_w."""
+    host_power_w: float = 0.0
+    """Share of the server's other power per device."""
+    price_per_hour: float | None = None
+    """A typical on-demand price in US dollars; None: cost is left out."""
+    source: str = ""
+    """Where the figures come from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A resolved cluster: everything the cost model wants to know about the machines."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    name: str = "custom"
+    gpu: GpuSpec
+    num_gpus: int
+    gpus_per_node: int
+    """Devices that share a host."""
+    nvlink_domain_size: int
+    """Devices that reach each other at NVLink speed; at least gpus_per_node where NVLink exists."""
+    inter_node_bandwidth_bytes_per_second: float
+    """Per-direction network bandwidth per device."""
+    inter_node_latency_s: float = 5e-6
+    """One message across the network, end to end."""
+    price_per_gpu_hour: float | None = None
+    """US dollars; None: cost is left out of results."""
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_gpus // self.gpus_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGpus:
+    """One of two GPU kinds of a mixed cluster, by pipeline stage."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    gpu: str | GpuSpec
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterQuery:
+    """A cluster as a query writes it: names are still names, and what is left out comes from the catalogue."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    name: str | None = None
+    """What results call it; None: made from gpu and num_gpus."""
+    node_type: str | None = None
+    """A catalogue server or cloud instance (dgx-h100, aws-p5.48xlarge) that fills in gpu, fabric and price."""
+    gpu: str | GpuSpec | None = None
+    """Catalogue name or the datasheet itself; may be left out where node_type names it."""
+    num_gpus: int | None = None
+    """Devices in all; None: as many as node_type has."""
+    gpus_per_node: int | None = None
+    """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
+    nvlink_domain_size: int | None = None
+    """Devices one NVLink switch domain joins; None: the usual server's."""
+    inter_node_bandwidth_bytes_per_second: float | None = None
+    """Per-direction network bandwidth per device; None: the usual server's."""
+    inter_node_latency_s: float | None = None
+    """One message across the network; None: 5 us."""
+    price_per_gpu_hour: float | None = None
+    """US dollars; None: the catalogue's price, if it has one."""
+    stages: tuple[StageGpus, ...] | None = None
+    """Two GPU kinds in one cluster, by pipeline stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeType:
+    """A server or cloud instance: the usual surroundings of a GPU, with fabric and price."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    name: str
+    gpu: str
+    """Catalogue name of its devices."""
+    gpus_per_node: int
+    nvlink_domain_size: int | None = None
+    """None: gpus_per_node."""
+    inter_node_bandwidth_bytes_per_second: float
+    """Per-direction network bandwidth per device."""
+    fabric: str
+    """The network in words, such as 8 x ConnectX-7 400 Gb/s InfiniBand NDR."""
+    price_per_gpu_hour: float | None = None
+    """On-demand list price in US dollars, where published."""
+    num_gpus: int | None = None
+    """A whole registered cluster says how many devices it has; a node type leaves it out."""
+    source: str = ""

@@ -1,0 +1,104 @@
+"""What really ran: a profile run's request and the numbers it brought back.
+
+Kept apart on purpose: a candidate is a point of the space, a trial is Optuna's, a profile run is an execution,
+a measurement is its numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
+
+MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The machine a measurement belongs to."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    gpu: str
+    """Catalogue name of the device, `cpu` for one process with one thread."""
+    device_name: str = ""
+    """What the driver calls it."""
+    num_gpus: int = 1
+    """Devices the run used."""
+    hosts: tuple[str, ...] = ()
+    oversubscription: float = 1.0
+    """Processes per physical core (cpu) or per device; above 1 the times are not those of real devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """How much of the asked configuration was run; all None means the whole of it."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    num_hidden_layers: int | None = None
+    data_parallel_size: int | None = None
+    num_micro_batches: int | None = None
+    steps: int | None = None
+    """Optimizer steps measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The outcome of one profile run (or of a reported training). Failures are measurements too."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    status: MeasurementStatus
+    step_s: float | None = None
+    """Median seconds of the optimizer steps that ran; None unless ok."""
+    step_s_spread: float | None = None
+    """Interquartile range of the step seconds."""
+    step_times_s: tuple[float, ...] = ()
+    """Every measured step, warm-up left out."""
+    extrapolated_step_s: float | None = None
+    """What a reduced run implies for the whole configuration; None for full fidelity."""
+    extrapolated_step_s_interval: tuple[float, float] | None = None
+    tokens_per_second_per_gpu: float | None = None
+    peak_memory_bytes: int | None = None
+    """Largest allocated memory over the ranks."""
+    peak_reserved_bytes: int | None = None
+    """Largest memory the allocator held, over the ranks."""
+    peak_memory_bytes_per_rank: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    """Loss of each step, warm-up included: a run that trained shows it."""
+    fidelity: Fidelity = Fidelity()
+    hardware: Hardware | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    """Software that ran, by package."""
+    wall_s: float | None = None
+    """Submit to result: what the search pays for."""
+    cause: str | None = None
+    """Why it failed, in one line."""
+    log_tail: str | None = None
+    """The end of the run's log, where it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """All the profiler needs to run one configuration; written as JSON, read on the cluster."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    run_id: str
+    model: ModelSpec
+    training: TrainingWorkload
+    parallel: ParallelConfig
+    num_gpus: int
+    """World size: t x p x c x data_parallel_size."""
+    gpu: str
+    """Catalogue name the measurement will be filed under; `cpu` runs gloo."""
+    steps: int
+    warmup_steps: int
+    timeout_s: float
+    seed: int = 0
+    fidelity: Fidelity = Fidelity()
+    """What was reduced to get here (already applied to model, training and parallel)."""

@@ -1,0 +1,82 @@
+"""How the work is divided: one configuration, or the axes a search may vary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
+PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe"]
+ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Activation recomputation in Megatron Core's words."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    granularity: RecomputeName
+    """none, selective (named modules), full (whole layers); torch-fsdp: per_op, per_layer."""
+    method: Literal["uniform", "block"] | None = None
+    """full only. uniform (default): checkpoints every num_layers layers; block: recomputes the first num_layers of each model chunk."""
+    num_layers: int | None = None
+    """full only. uniform: layers per checkpoint (default 1); block: layers recomputed per model chunk (default: all)."""
+    modules: tuple[str, ...] | None = None
+    """selective only: Megatron Core's module names; default core_attn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """One configuration, fully resolved: no field is left to a default elsewhere."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    virtual_pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    micro_batch_size: int = 1
+    sequence_parallel: bool = False
+    recompute: RecomputeName | Recompute = "none"
+    zero_stage: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelQuery:
+    """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent (free)."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    tensor_parallel_size: int | tuple[int, ...] | None = None
+    """Devices that split each matmul (t)."""
+    pipeline_parallel_size: int | tuple[int, ...] | None = None
+    """Pipeline stages (p)."""
+    virtual_pipeline_parallel_size: int | tuple[int, ...] | None = None
+    """Model chunks per pipeline rank (v); 1 is plain 1F1B."""
+    context_parallel_size: int | tuple[int, ...] | None = None
+    """Devices that split a sequence (c)."""
+    expert_parallel_size: int | tuple[int, ...] | None = None
+    """Devices that hold different experts (e)."""
+    expert_tensor_parallel_size: int | tuple[int, ...] | None = None
+    """Devices that split one expert's matmuls."""
+    data_parallel_size: int | None = None
+    """Derived: num_gpus / (t p c); checked where given."""
+    data_parallel_shard_size: int | tuple[int, ...] | None = None
+    """HSDP: devices that shard a replica."""
+    micro_batch_size: int | tuple[int, ...] | None = None
+    """Sequences in one forward pass (b)."""
+    sequence_parallel: bool | tuple[bool, ...] | None = None
+    """Shard norms and dropout over the tensor group; default: on where t > 1."""
+    recompute: RecomputeName | Recompute | tuple[RecomputeName | Recompute, ...] | None = None
+    zero_stage: int | tuple[int, ...] | None = None
+    """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded."""
+    pipeline_schedule: PipelineSchedule | None = None
+    pipeline_layout: str | None = None
+    rank_order: str | None = None
+    context_parallel_communication: ContextCommunication | None = None
+    attention_data_parallel_size: int | tuple[int, ...] | None = None
+    """Inference only."""

@@ -1,0 +1,100 @@
+"""A query: what a file, a batch line, command-line flags or a POST body all become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+
+Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a recommended configuration must keep to."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    max_days: float | None = None
+    """Needs training.total_tokens."""
+    max_cost: float | None = None
+    """US dollars; needs training.total_tokens and a price."""
+    memory_headroom_fraction: float = 0.05
+    """Share of device memory kept free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """tune only: how much may be spent on real runs, and where they run."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    launcher: Literal["local", "slurm", "ray"] = "local"
+    budget_runs: int = 8
+    """Profile runs at most."""
+    budget_gpu_seconds: float | None = None
+    """Device seconds of profile runs at most."""
+    run_timeout_s: float = 300.0
+    """One run, start to end."""
+    steps: int = 5
+    """Measured optimizer steps a run."""
+    warmup_steps: int = 2
+    """Steps before measuring."""
+    min_gain_fraction: float = 0.02
+    """Stop when no further run is expected to win more than this share of the best step time."""
+    seed: int = 0
+    fidelity: Literal["full", "auto"] = "auto"
+    """full: only the configuration itself is run; auto: cheaper reductions are allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCommand:
+    """Someone's own training command in place of the built-in profiler."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    command: tuple[str, ...]
+    reader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Inference: latency targets in seconds."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    request_latency_s: float | None = None
+    ttft_p90_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_p90_s: float | None = None
+    tpot_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One question. Names (model, cluster) are resolved against the catalogue afterwards."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    id: str | None = None
+    """Echoed back."""
+    kind: Literal["training", "inference"]
+    model: str | ModelSpec | dict[str, Any]
+    """Catalogue name, path to a config.json, a mapping of ModelSpec's fields, or a config.json's content."""
+    cluster: str | ClusterQuery
+    """A registered cluster's name, or its description."""
+    training: TrainingWorkload | None = None
+    inference: InferenceWorkload | None = None
+    parallel: ParallelQuery = ParallelQuery()
+    objective: Objective | None = None
+    """None: throughput."""
+    constraints: Constraints = Constraints()
+    targets: Targets | None = None
+    search: SearchSettings = SearchSettings()
+    trainer: TrainerCommand | None = None

@@ -1,0 +1,110 @@
+"""What comes back: typed results whose JSON is exactly these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a configuration is illegal or does not fit."""
+
+    code: str
+    message: str
+    needed: float | None = None
+    available: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to total_bytes."""
+
+    total_bytes: float
+    capacity_bytes: float
+    """Device memory x (1 - headroom)."""
+    worst_stage: int
+    """0-based."""
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    """Saved for the backward pass, of all micro-batches in flight."""
+    logits_bytes: float
+    buffers_bytes: float
+    """Working set of one layer, gathered inputs, communication buckets."""
+    overhead_bytes: float
+    """Outside the framework's allocator, and its fragmentation: CUDA context, NCCL."""
+    layer_activations_bytes: float
+    """The transformer layers' share of activations_bytes."""
+    allocated_bytes: float
+    """total_bytes - overhead_bytes: what torch.cuda.max_memory_allocated() reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEstimate:
+    """Seconds of one optimizer step; parts_s holds exposed seconds and sums to step_s."""
+
+    step_s: float
+    parts_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Ranges that should hold the truth with the stated confidence."""
+
+    confidence: float
+    step_s: tuple[float, float]
+    memory_total_bytes: tuple[float, float]
+    source: str
+    """Which measurements the widths come from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A prediction for one configuration. Where it is infeasible, memory and time are still given when defined."""
+
+    feasible: bool
+    reasons: tuple[Reason, ...] = ()
+    parallel: ParallelConfig | None = None
+    """The resolved configuration, data_parallel_size included."""
+    memory: MemoryEstimate | None = None
+    time: TimeEstimate | None = None
+    tokens_per_second: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    model_tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    hfu_paper: float | None = None
+    intervals: Intervals | None = None
+    days: float | None = None
+    gpu_hours: float | None = None
+    cost: float | None = None
+    """US dollars."""
+    energy: float | None = None
+    """Joules of the whole training."""
+    provenance: dict[str, object] = field(default_factory=dict)
+    """Where the numbers come from: model, GPU and efficiency profile, FLOPs convention, version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """One row of the answer, best first."""
+
+    rank: int
+    parallel: ParallelConfig
+    estimate: Estimate
+    measurement: Measurement | None = None
+    calibrated_estimate: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceSummary:
+    """How many candidates there were."""
+
+    legal: int
+    feasible: int
+    seconds: float
+    """Time to enumerate, cost and rank them."""

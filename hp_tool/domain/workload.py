@@ -1,0 +1,94 @@
+"""What work is asked for: a training run's or a serving load's figures, independent of how it is parallelised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.domain.hardware import Precision
+
+StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
+AttentionKind = Literal["flash", "unfused"]
+Optimizer = Literal["adam", "sgd", "muon"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """Low-rank adapters on frozen weights."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    rank: int
+    target_modules: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWorkload:
+    """One training run's batch, precision and software."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    sequence_length: int
+    """Tokens a sequence (s)."""
+    sequence_lengths: str | None = None
+    """A file or named distribution of lengths, instead of all equal."""
+    global_batch_size: int
+    """Sequences per optimizer step (B)."""
+    precision: Precision = "bf16"
+    """Matmul inputs; MFU divides by the dense peak of this precision."""
+    parameter_precision: StatePrecision | None = None
+    """Stored parameters; None: 16 bit (32 bit where precision is fp32)."""
+    gradient_precision: StatePrecision | None = None
+    """Accumulated gradients; None: fp32."""
+    optimizer_precision: StatePrecision | None = None
+    """Adam's two states; None: fp32. The master copy is fp32 where parameters are narrower."""
+    framework: str = "megatron-core"
+    """Whose memory behaviour and efficiency profile: megatron-core, torch-fsdp, nanotron."""
+    framework_version: str | None = None
+    """Release, where it matters."""
+    task: Literal["pretrain", "sft", "lora"] = "pretrain"
+    lora: LoraSpec | None = None
+    packed: bool = False
+    """Short sequences share a row."""
+    attention: AttentionKind = "flash"
+    """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
+    dropout: float = 0.0
+    """Probability; above zero the masks are stored, one byte an element."""
+    optimizer: Optimizer = "adam"
+    offload: Literal["none", "optimizer", "activations"] | None = None
+    """What lives in host memory."""
+    cross_entropy: Literal["fused", "unfused"] = "unfused"
+    """fused keeps no fp32 copy of the logits."""
+    attention_mask_flops: Literal["full", "causal"] = "full"
+    """Convention of reported model FLOPs: full attention (72BLsh^2(1+s/6h+V/12hL)), or its causal half."""
+    total_tokens: float | None = None
+    """Length of the whole training; adds days, GPU-hours, cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSpec:
+    """How requests arrive."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    arrival: Literal["closed", "burst", "poisson"] = "closed"
+    num_prompts: int | None = None
+    warmup: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceWorkload:
+    """A serving load."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    input_length: int
+    output_length: int
+    concurrency: int | None = None
+    """Requests in flight over all GPUs."""
+    request_rate_per_second: float | None = None
+    precision: Precision | Literal["int8", "int4"] = "bf16"
+    kv_cache_precision: Precision | None = None
+    engine: str = "vllm"
+    engine_version: str | None = None
+    load: LoadSpec | None = None

@@ -1,0 +1,59 @@
+"""One error tree. `code` is stable, `field` is the dotted path of the input at fault, the message names the mend.
+
+Illegal or too large configurations are *not* errors: they are masks with reason codes (see `cost.feasibility`).
+"""
+
+from __future__ import annotations
+
+
+class HpToolError(Exception):
+    """Base of everything hp_tool raises on purpose. Entry points (CLI, API, batch) catch this and nothing wider."""
+
+    code = "internal"
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        if code is not None:
+            self.code = code
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The `error` object of a result: {code, message, field}."""
+        return {"code": self.code, "message": self.message, "field": self.field}
+
+
+class InputError(HpToolError):
+    """The query, file or flag is wrong; the caller can mend it. CLI exit 2, HTTP 422."""
+
+    code = "invalid_input"
+
+
+class NotFoundError(HpToolError):
+    """A name (model, GPU, cluster, search) that nobody registered. CLI exit 2, HTTP 404."""
+
+    code = "not_found"
+
+
+class UnsupportedError(InputError):
+    """A feature that the query names and that this version does not model. Never silently ignored. Exit 2, HTTP 422."""
+
+    code = "unsupported"
+
+
+class ConflictError(HpToolError):
+    """The stored state does not allow the request (a search already ended, an idempotency key reused). HTTP 409."""
+
+    code = "conflict"
+
+
+class LauncherError(HpToolError):
+    """The cluster engine refused or could not be reached; the run, not the search, is at fault."""
+
+    code = "launcher_failed"
+
+
+class MissingExtraError(HpToolError):
+    """An optional dependency is not installed; the message says which extra brings it. CLI exit 2."""
+
+    code = "missing_extra"

@@ -1,0 +1,27 @@
+"""SI units and bytes inside; human units only at the door."""
+
+from __future__ import annotations
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+SECONDS_PER_DAY = 86_400.0
+SECONDS_PER_HOUR = 3_600.0
+
+
+def gib(size_bytes: float) -> str:
+    """`91.4 GiB`; GiB is 2**30 bytes."""
+    return f"{size_bytes / GIB:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `3.2 h`, `24.1 days`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 600.0:
+        return f"{seconds:.2f} s"
+    if seconds < 2 * SECONDS_PER_DAY:
+        return f"{seconds / SECONDS_PER_HOUR:.1f} h"
+    return f"{seconds / SECONDS_PER_DAY:.1f} days"
