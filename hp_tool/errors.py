@@ -53,6 +53,12 @@ class LauncherError(HpToolError):
     code = "launcher_failed"
 
 
+class StoreError(HpToolError):
+    """The database does not answer, or its schema is not this version's; the message says what to do. HTTP 503, exit 1."""
+
+    code = "store_unavailable"
+
+
 class MissingExtraError(HpToolError):
     """An optional dependency is not installed; the message says which extra brings it. CLI exit 2."""
 

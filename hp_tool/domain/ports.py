@@ -11,7 +11,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
+from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus, ProfileRequest
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import (
+    CalibrationRecord,
+    EventRecord,
+    JsonObject,
+    Lease,
+    MeasurementRecord,
+    MeasurementSource,
+    NewMeasurement,
+    Page,
+    RegistrationKind,
+    RegistrationRecord,
+    RunRecord,
+    SearchRecord,
+    SearchState,
+)
 
 
 class JobState(StrEnum):
@@ -76,3 +92,148 @@ class Launcher(Protocol):
 
     def fetch(self, handle: str) -> Measurement:
         """The ended job's numbers or its cause of failure with the end of its log."""
+
+
+class Store(Protocol):
+    """The one truth about searches, runs and measurements, shared by any number of processes.
+
+    Guarantees:
+    - Every method is one transaction: it happened wholly or not at all, and is durable once the method returns.
+    - One coordinator per search. `claim_search` hands out a lease with a token that grows with every claim; methods
+      that take `lease` change nothing and raise ConflictError once another claim was made or the search was let go.
+      An expired lease that nobody claimed still writes: expiry only opens the search to others.
+    - Expiry is judged by the database's clock (PostgreSQL's; for SQLite the one host's), never by a client's.
+    - Intent before act: `intend_run` is committed before the submit, and answers the same run for the same
+      configuration until that run is abandoned. `finish_run` stores measurement, state and event together, once.
+    - Unknown ids raise NotFoundError, forbidden transitions ConflictError, values that are no JSON InputError.
+    """
+
+    # Searches: anyone
+    def create_search(
+        self,
+        *,
+        query: JsonObject,
+        owner: str | None = None,
+        priority: int = 0,
+        paused: bool = False,
+        idempotency_key: str | None = None,
+    ) -> SearchRecord:
+        """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
+
+        The same owner's idempotency key answers the first search again; with another query it is a ConflictError.
+        """
+
+    def get_search(self, *, search_id: str) -> SearchRecord: ...
+
+    def list_searches(
+        self, *, state: SearchState | None = None, owner: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[SearchRecord]:
+        """Newest first, without results."""
+
+    def count_searches(self) -> dict[SearchState, int]:
+        """How many there are of each state, zeros included."""
+
+    def request_cancel(self, *, search_id: str) -> SearchRecord:
+        """A waiting search is cancelled at once, a running one is asked through `requested`; an ended one: ConflictError."""
+
+    def request_pause(self, *, search_id: str) -> SearchRecord: ...
+
+    def resume_search(self, *, search_id: str) -> SearchRecord:
+        """Queue a paused or failed search again (its finished runs stay), or take back a pause not yet followed."""
+
+    # Searches: their coordinator
+    def claim_search(self, *, holder: str, lease_s: float, search_id: str | None = None) -> tuple[SearchRecord, Lease] | None:
+        """Become coordinator of the first search that is queued or whose lease expired; by id also of a paused one.
+
+        None: nothing to claim. Two callers never get the same token.
+        """
+
+    def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
+        """The heartbeat: lease_s more seconds from now. The record tells whether a pause or cancel is requested."""
+
+    def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
+        """Let go without an end: back to the queue, or paused."""
+
+    def finish_search(
+        self,
+        *,
+        lease: Lease,
+        state: SearchState,
+        stopped_because: str | None = None,
+        result: JsonObject | None = None,
+        error: JsonObject | None = None,
+    ) -> SearchRecord:
+        """End it as succeeded, failed or cancelled, and let go."""
+
+    def set_progress(self, *, lease: Lease, progress: JsonObject) -> None: ...
+
+    def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord: ...
+
+    def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
+        """Oldest first, those with seq > after."""
+
+    # Runs
+    def intend_run(self, *, lease: Lease, parallel: ParallelConfig, fidelity: Fidelity, predicted: JsonObject) -> RunRecord:
+        """The run of this configuration, stored before it is submitted; a new attempt only where the last was abandoned."""
+
+    def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord: ...
+
+    def abandon_run(self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0) -> RunRecord:
+        """It ended and says nothing about the configuration; what it cost still counts."""
+
+    def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
+        """Store what came out. A run that is already finished keeps its first measurement and is answered as it is."""
+
+    def runs(self, *, search_id: str) -> list[RunRecord]:
+        """All runs of a search in order of intent, with their measurements."""
+
+    # Measurements and what is learnt from them
+    def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord: ...
+
+    def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
+
+    def measurements(
+        self,
+        *,
+        cluster_key: str | None = None,
+        gpu: str | None = None,
+        framework: str | None = None,
+        model: str | None = None,
+        source: MeasurementSource | None = None,
+        status: MeasurementStatus | None = None,
+        search_id: str | None = None,
+        problem_digest: str | None = None,
+        digest: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[MeasurementRecord]:
+        """Newest first; every filter given must hold."""
+
+    def save_calibration(
+        self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
+    ) -> CalibrationRecord:
+        """Store as the next version; versions are never changed."""
+
+    def latest_calibration(self, *, cluster_key: str, framework: str, model_family: str = "") -> CalibrationRecord | None: ...
+
+    def list_calibrations(
+        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[CalibrationRecord]: ...
+
+    # Registered clusters, models, GPUs
+    def put_registration(
+        self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
+    ) -> RegistrationRecord:
+        """Add, or replace what stands under this name."""
+
+    def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None: ...
+
+    def list_registrations(self, *, kind: RegistrationKind) -> list[RegistrationRecord]:
+        """By name."""
+
+    # The store itself
+    def ping(self) -> None:
+        """Raise StoreError where the database does not answer."""
+
+    def close(self) -> None:
+        """Give the connections back; the store is not used afterwards."""

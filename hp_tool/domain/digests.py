@@ -1,0 +1,61 @@
+"""Names for content: two configurations or problems with the same digest are the same thing to measure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any
+
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig, Recompute
+from hp_tool.domain.workload import TrainingWorkload
+
+
+def configuration_digest(*, parallel: ParallelConfig, fidelity: Fidelity | None = None) -> str:
+    """SHA-256 (hex) of a configuration and how much of it is run; None is the whole of it."""
+    if isinstance(parallel.recompute, str):  # a bare name is short for the mapping
+        parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))
+    return _sha256({"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())})
+
+
+def problem_digest(*, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload) -> str:
+    """SHA-256 (hex) of everything but the configuration that decides a step time; names and prices do not."""
+    return _sha256(
+        {
+            "model": _canonical(replace(model, name="")),
+            "training": _canonical(replace(training, total_tokens=None)),
+            "gpu": cluster.gpu.name,
+            "cluster": [
+                cluster.num_gpus,
+                cluster.gpus_per_node,
+                cluster.nvlink_domain_size,
+                cluster.inter_node_bandwidth_bytes_per_second,
+                cluster.inter_node_latency_s,
+            ],
+        }
+    )
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 (hex) of a JSON value, whatever the order of its keys."""
+    return _sha256(value)
+
+
+def _canonical(value: Any) -> Any:
+    """Only what differs from its default, so that a field added later leaves older digests as they are."""
+    if is_dataclass(value) and not isinstance(value, type):
+        given = ((item, getattr(value, item.name)) for item in fields(value))
+        return {item.name: _canonical(x) for item, x in given if item.default is MISSING or x != item.default}
+    if isinstance(value, dict):
+        return {str(key): _canonical(x) for key, x in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_canonical(x) for x in value]
+    return value
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,208 @@
+"""What the store keeps: searches, their profile runs, measurements, calibrations, registrations and events.
+
+Instants are timezone-aware UTC. JSON values hold no infinity and no NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, Literal, TypeVar
+
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.parallel import ParallelConfig
+
+JsonObject = dict[str, Any]
+MeasurementSource = Literal["profile", "reported", "file"]
+RegistrationKind = Literal["cluster", "model", "gpu"]
+T = TypeVar("T")
+
+
+class SearchState(StrEnum):
+    """Where a search stands; succeeded, failed and cancelled are final (failed may be resumed)."""
+
+    QUEUED = "queued"
+    """Waiting for a coordinator."""
+    RUNNING = "running"
+    """A coordinator holds its lease, or held it and died: an expired lease may be claimed by another."""
+    PAUSED = "paused"
+    """Nobody works on it until it is resumed, or claimed by its id."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (SearchState.SUCCEEDED, SearchState.FAILED, SearchState.CANCELLED)
+
+
+class RunState(StrEnum):
+    """Where a profile run stands."""
+
+    INTENDED = "intended"
+    """Stored before the submit: after a crash its job, if there is one, is found by its name."""
+    SUBMITTED = "submitted"
+    """The engine has it; `handle` is the engine's."""
+    FINISHED = "finished"
+    """Its measurement is stored, whatever came out; never run again."""
+    ABANDONED = "abandoned"
+    """Ended without telling anything about the configuration (preempted, lost, cancelled); may be tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to coordinate one search. Fencing is by `token`; expiry only decides when another may take over."""
+
+    search_id: str
+    holder: str
+    """Who, for people: host, process and start."""
+    token: int
+    """Grows by one with every claim; a write with an older one is refused."""
+    expires_at: datetime
+    heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """One search: what was asked, who works on it, what came out."""
+
+    id: str
+    state: SearchState
+    query: JsonObject
+    """The parsed query."""
+    owner: str | None = None
+    priority: int = 0
+    """Higher is claimed first."""
+    requested: Literal["cancel", "pause"] | None = None
+    """What its coordinator should do next; read with every heartbeat."""
+    lease: Lease | None = None
+    progress: JsonObject = field(default_factory=dict)
+    result: JsonObject | None = None
+    """Left out (None) in lists, which would grow large."""
+    error: JsonObject | None = None
+    """{code, message, field} of a failed search."""
+    stopped_because: str | None = None
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One profile run of a search, from intent to measurement."""
+
+    id: str
+    search_id: str
+    number: int
+    """0-based, in order of intent, within the search."""
+    digest: str
+    """digests.configuration_digest of parallel and fidelity."""
+    attempt: int
+    """0-based; above 0 the earlier ones were abandoned."""
+    state: RunState
+    parallel: ParallelConfig
+    fidelity: Fidelity
+    predicted: JsonObject
+    """What the model said before the run: step_s, memory and the like."""
+    job_name: str
+    """Deterministic: search, number and the fencing token that intended it."""
+    token: int
+    handle: str | None = None
+    """The engine's name for the job."""
+    gpu_seconds: float | None = None
+    """Devices x wall seconds: what it cost."""
+    cause: str | None = None
+    """Why it was abandoned."""
+    measurement_id: str | None = None
+    measurement: Measurement | None = None
+    created_at: datetime
+    submitted_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMeasurement:
+    """A measurement on its way into the store: the numbers, and what they were measured on."""
+
+    source: MeasurementSource
+    """profile: a run of ours; reported: someone's training told us; file: imported."""
+    cluster_key: str
+    """What one calibration covers: the GPU and its surroundings, in the words of whoever calibrates."""
+    gpu: str
+    framework: str
+    model: str
+    """The model's name."""
+    query: JsonObject
+    """The query it answers, in enough detail to predict it again."""
+    parallel: ParallelConfig
+    measurement: Measurement
+    predicted: JsonObject = field(default_factory=dict)
+    """The prediction made before it ran."""
+    problem_digest: str = ""
+    """digests.problem_digest: measurements with the same one and the same digest may stand for each other."""
+    trust: float = 1.0
+    """0 to 1: weight in a shared calibration."""
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRecord(NewMeasurement):
+    """A stored measurement."""
+
+    id: str
+    digest: str
+    """digests.configuration_digest of parallel and measurement.fidelity."""
+    search_id: str | None = None
+    run_id: str | None = None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRecord:
+    """One version of what was learnt from measurements; versions count from 1 within (cluster_key, framework, model_family)."""
+
+    id: str
+    version: int
+    cluster_key: str
+    framework: str
+    model_family: str = ""
+    """Empty: all families."""
+    payload: JsonObject
+    num_measurements: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationRecord:
+    """A cluster, model or GPU that users added to the catalogue under a name."""
+
+    kind: RegistrationKind
+    name: str
+    spec: JsonObject
+    owner: str | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """Something that happened to a search. `seq` has no gaps and follows commit order, so a reader after n misses nothing."""
+
+    search_id: str
+    seq: int
+    """From 1."""
+    kind: str
+    """state, run (the store's own), or a coordinator's word."""
+    payload: JsonObject
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """Part of a list, newest first."""
+
+    items: tuple[T, ...]
+    next_cursor: str | None
+    """Opaque; None on the last page."""
