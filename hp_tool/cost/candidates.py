@@ -1,0 +1,103 @@
+"""Candidates: many configurations as a struct of arrays, one entry each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.domain.parallel import ParallelConfig, Recompute, RecomputeName
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
+"""Codes of Candidates.recompute_method."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """n configurations; every array has shape (n,). Fields are ParallelConfig's, recomputation split in code and layers."""
+
+    tensor_parallel_size: IntArray
+    pipeline_parallel_size: IntArray
+    virtual_pipeline_parallel_size: IntArray
+    context_parallel_size: IntArray
+    expert_parallel_size: IntArray
+    expert_tensor_parallel_size: IntArray
+    data_parallel_size: IntArray
+    micro_batch_size: IntArray
+    sequence_parallel: IntArray
+    """0 or 1."""
+    recompute_method: IntArray
+    """NONE, SELECTIVE (attention core), FULL_UNIFORM, FULL_BLOCK."""
+    recompute_num_layers: IntArray
+    """Full only: layers per checkpoint (uniform) or recomputed layers per model chunk (block, 0: all)."""
+    zero_stage: IntArray
+
+    def __len__(self) -> int:
+        return len(self.tensor_parallel_size)
+
+    def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
+        """The chosen rows, in the given order."""
+        return Candidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+
+    def config(self, index: int) -> ParallelConfig:
+        """One row as a domain object."""
+        return ParallelConfig(
+            tensor_parallel_size=int(self.tensor_parallel_size[index]),
+            pipeline_parallel_size=int(self.pipeline_parallel_size[index]),
+            virtual_pipeline_parallel_size=int(self.virtual_pipeline_parallel_size[index]),
+            context_parallel_size=int(self.context_parallel_size[index]),
+            expert_parallel_size=int(self.expert_parallel_size[index]),
+            expert_tensor_parallel_size=int(self.expert_tensor_parallel_size[index]),
+            data_parallel_size=int(self.data_parallel_size[index]),
+            micro_batch_size=int(self.micro_batch_size[index]),
+            sequence_parallel=bool(self.sequence_parallel[index]),
+            recompute=recompute_from_codes(
+                int(self.recompute_method[index]), num_layers=int(self.recompute_num_layers[index])
+            ),
+            zero_stage=int(self.zero_stage[index]),
+        )
+
+    @classmethod
+    def from_configs(cls, configs: Iterable[ParallelConfig]) -> Candidates:
+        """Rows in the order given."""
+        rows = [_row(config) for config in configs]
+        return cls.from_columns({f.name: [row[f.name] for row in rows] for f in fields(cls)})
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, object]) -> Candidates:
+        return cls(**{f.name: np.atleast_1d(np.asarray(columns[f.name], dtype=np.int64)) for f in fields(cls)})
+
+
+def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int]:
+    """(recompute_method, recompute_num_layers) of a domain value that `space.validate` has accepted."""
+    spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
+    if spec.granularity == "none":
+        return NONE, 0
+    if spec.granularity in ("selective", "per_op"):
+        return SELECTIVE, 0
+    if spec.method == "block":
+        return FULL_BLOCK, spec.num_layers or 0
+    return FULL_UNIFORM, spec.num_layers or 1
+
+
+def recompute_from_codes(method: int, *, num_layers: int) -> RecomputeName | Recompute:
+    """The shortest domain value with these codes."""
+    if method == NONE:
+        return "none"
+    if method == SELECTIVE:
+        return "selective"
+    if method == FULL_BLOCK:
+        return Recompute(granularity="full", method="block", num_layers=num_layers or None)
+    return "full" if num_layers == 1 else Recompute(granularity="full", method="uniform", num_layers=num_layers)
+
+
+def _row(config: ParallelConfig) -> dict[str, int]:
+    method, num_layers = recompute_codes(config.recompute)
+    row = {f.name: int(getattr(config, f.name)) for f in fields(config) if f.name != "recompute"}
+    return row | {"recompute_method": method, "recompute_num_layers": num_layers}

@@ -1,0 +1,108 @@
+"""How far real software stays below a datasheet: few physical constants per GPU and per framework.
+
+The numbers live in data files written by `python -m benchmarks.accuracy.fit`; each file says which rows it was fitted on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hp_tool.domain.hardware import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """t = overhead_s + max(FLOPs / (peak_fraction x peak), bytes / (bandwidth_fraction x bandwidth))."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    peak_fraction: float
+    """Share of the datasheet's dense FLOP/s that large shapes reach."""
+    bandwidth_fraction: float
+    """Share of the datasheet's memory bandwidth that memory-bound shapes reach."""
+    overhead_s: float
+    """One call's fixed cost on the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth), W wire bytes.
+
+    The root term is the slow approach to full bandwidth that NCCL shows between 1 MB and 1 GB.
+    """
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    bandwidth_fraction: float
+    latency_s: float
+    latency_per_peer_s: float
+    ramp_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEfficiency:
+    """What kernels and collectives reach on one GPU, measured in isolation."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    gpu: str
+    """Catalogue name it was measured on."""
+    matmul: dict[Precision, Roofline]
+    """By input precision; one that is absent falls back on bf16's, scaled by the datasheet."""
+    attention: Roofline
+    """Fused attention, forward."""
+    memory_fraction: float
+    """Share of memory bandwidth that elementwise kernels reach."""
+    kernel_overhead_s: float
+    """Fixed cost of one elementwise kernel."""
+    nvlink: Link
+    """Ring collectives inside an NVLink (or PCIe) domain."""
+    all_to_all: Link
+    network: Link
+    """Ring collectives across nodes, per device."""
+    fitted_on: str
+    """Rows and command that gave these numbers."""
+    measured: bool = True
+    """False: borrowed from another GPU; results carry wider intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkEfficiency:
+    """What a training framework adds to, or hides from, the sum of isolated kernels."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    framework: str
+    matmul_slowdown: float
+    """Matmuls in a training step against the same matmul timed alone (clocks, strides, cold caches)."""
+    elementwise_traffic_factor: float
+    """Bytes moved by elementwise kernels against the least a fused implementation needs."""
+    attention_backward_slowdown: float
+    """Fused attention: seconds a FLOP in the backward pass against the forward pass."""
+    tensor_parallel_overlap: float
+    """Share of the backward collectives that can hide behind a matmul and do."""
+    data_parallel_overlap: float
+    """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
+    pipeline_overlap: float
+    """Share of the stage-to-stage transfers hidden."""
+    optimizer_traffic_factor: float
+    """Bytes moved by the optimizer step against one read and write of each state."""
+    step_overhead_s: float
+    """Host work once a step: data loading, logging, synchronisation."""
+    time_log_sd: float
+    """Standard deviation of log(measured / predicted step time) on rows that were not fitted on."""
+    memory_log_sd: float
+    """The same for allocated memory."""
+    memory_overhead_bytes: float
+    """CUDA context, NCCL and library workspaces outside the framework's allocator."""
+    fragmentation_fraction: float
+    """Reserved over allocated memory, minus one."""
+    fitted_on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyProfile:
+    """The two together, as the cost model takes them."""
+
+    gpu: GpuEfficiency
+    framework: FrameworkEfficiency
