@@ -1,0 +1,19 @@
+"""Learning from what ran: predicted parts and measured numbers in, corrected predictions with intervals out. Pure."""
+
+from hp_tool.calibration.calibration import Calibration, fit_calibration
+from hp_tool.calibration.evidence import Evidence
+from hp_tool.calibration.memory import MemoryPrediction
+from hp_tool.calibration.prior import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
+from hp_tool.calibration.step_time import StepPrediction
+
+__all__ = [
+    "CPU_PRIOR",
+    "GPU_PRIOR",
+    "Calibration",
+    "Evidence",
+    "MemoryPrediction",
+    "Prior",
+    "StepPrediction",
+    "fit_calibration",
+    "prior_for",
+]

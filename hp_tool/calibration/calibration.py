@@ -1,0 +1,100 @@
+"""A calibration: what the runs so far say about predictions on this hardware, as a value that can be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.calibration.memory import MemoryFit, MemoryPrediction, fit_memory
+from hp_tool.calibration.prior import GPU_PRIOR, Prior
+from hp_tool.calibration.step_time import StepPrediction, StepTimeFit, fit_step_time
+
+PAYLOAD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Corrections of step time and memory, with the measurements they were fitted from."""
+
+    prior: Prior
+    step_time: StepTimeFit
+    memory: MemoryFit
+    measurement_ids: tuple[str, ...]
+    """Sorted; empty: this is the prior."""
+
+    def predict_step(self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> StepPrediction:
+        """n step times from their uncalibrated parts (seconds, each (n,)) and layer passes (n,)."""
+        return self.step_time.predict(parts_s=parts_s, layer_passes=layer_passes)
+
+    def predict_memory(self, *, memory_bytes: FloatArray) -> MemoryPrediction:
+        """n memory needs from their uncalibrated bytes (n,)."""
+        return self.memory.predict(memory_bytes=memory_bytes)
+
+    def summary(self) -> dict[str, Any]:
+        """The few numbers people want to see: factors by group, overheads, remaining error, number of measurements."""
+        return {
+            "measurements": len(self.measurement_ids),
+            "factors": self.step_time.factors,
+            "step_overhead_s": self.step_time.step_overhead_s,
+            "layer_overhead_s": self.step_time.layer_overhead_s,
+            "residual_log_sd": self.step_time.residual_log_sd,
+            "memory_factor": self.memory.factor,
+            "memory_overhead_bytes": self.memory.overhead_bytes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready payload, readable by `from_dict` of this and later versions."""
+        return {
+            "version": PAYLOAD_VERSION,
+            "measurement_ids": list(self.measurement_ids),
+            "prior": asdict(self.prior),
+            "step_time": {
+                "x": self.step_time.x.tolist(),
+                "covariance": self.step_time.covariance.tolist(),
+                "residual_log_sd": self.step_time.residual_log_sd,
+                "degrees_of_freedom": self.step_time.degrees_of_freedom,
+            },
+            "memory": {
+                "factor": self.memory.factor,
+                "overhead_bytes": self.memory.overhead_bytes,
+                "covariance": self.memory.covariance.tolist(),
+                "residual_log_sd": self.memory.residual_log_sd,
+                "degrees_of_freedom": self.memory.degrees_of_freedom,
+            },
+            "summary": self.summary(),
+        }
+
+    @staticmethod
+    def from_dict(payload: Mapping[str, Any]) -> Calibration:
+        """Read a stored payload. Raises ValueError for one of a version this code does not know."""
+        if payload.get("version") != PAYLOAD_VERSION:
+            raise ValueError(f"calibration payload has version {payload.get('version')!r}, expected {PAYLOAD_VERSION}")
+        prior = Prior(**payload["prior"])
+        step_time, memory = dict(payload["step_time"]), dict(payload["memory"])
+        for piece in (step_time, memory):
+            piece["covariance"] = np.asarray(piece["covariance"], dtype=np.float64)
+        step_time["x"] = np.asarray(step_time["x"], dtype=np.float64)
+        return Calibration(
+            prior=prior,
+            step_time=StepTimeFit(prior=prior, **step_time),
+            memory=MemoryFit(prior=prior, **memory),
+            measurement_ids=tuple(payload["measurement_ids"]),
+        )
+
+
+def fit_calibration(*, evidence: Evidence | None = None, prior: Prior = GPU_PRIOR) -> Calibration:
+    """Fit everything that is fitted. No evidence gives the prior: predictions equal the cost model's exactly.
+
+    The order of the rows does not matter. The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
+    """
+    evidence = Evidence.empty() if evidence is None else evidence
+    return Calibration(
+        prior=prior,
+        step_time=fit_step_time(evidence=evidence, prior=prior),
+        memory=fit_memory(evidence=evidence, prior=prior),
+        measurement_ids=tuple(sorted(evidence.measurement_ids)),
+    )

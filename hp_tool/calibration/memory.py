@@ -1,0 +1,140 @@
+"""Memory: one factor, some bytes on top, and runs that ran out as censored observations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.robust import maximum_a_posteriori, weights
+
+_MIN_BYTES = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrediction:
+    """A log-normal (Student-t in the logarithm) prediction of n memory needs."""
+
+    median_bytes: FloatArray
+    """(n,)"""
+    log_sd: FloatArray
+    """(n,)"""
+    degrees_of_freedom: float
+
+    def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """(low, high), each (n,): should hold the measured bytes with this probability."""
+        from scipy.special import stdtrit
+
+        half_width = stdtrit(self.degrees_of_freedom, 0.5 + confidence / 2) * self.log_sd
+        return self.median_bytes * np.exp(-half_width), self.median_bytes * np.exp(half_width)
+
+    def fit_probability(self, capacity_bytes: FloatArray | float) -> FloatArray:
+        """(n,) probability that the need is at most the capacity."""
+        from scipy.special import stdtr
+
+        margin = np.log(np.maximum(capacity_bytes, _MIN_BYTES)) - np.log(self.median_bytes)
+        return np.asarray(stdtr(self.degrees_of_freedom, margin / self.log_sd), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """needed = factor x predicted + overhead_bytes, with a log-normal error."""
+
+    factor: float
+    overhead_bytes: float
+    covariance: FloatArray
+    """(2, 2) posterior covariance of (ln factor / memory_log_sd, overhead / memory_overhead_bytes)."""
+    residual_log_sd: float
+    degrees_of_freedom: float
+    prior: Prior
+
+    def predict(self, *, memory_bytes: FloatArray) -> MemoryPrediction:
+        """Predict n configurations from their uncalibrated bytes. With no evidence the median is those bytes."""
+        scaled = self.factor * np.asarray(memory_bytes, dtype=np.float64)
+        median = np.maximum(scaled + self.overhead_bytes, _MIN_BYTES)
+        gradient = _gradient(self.prior, scaled, median)
+        parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
+        return MemoryPrediction(
+            median_bytes=median,
+            log_sd=np.sqrt(self.residual_log_sd**2 + parameter_variance),
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+
+def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
+    """The posterior mode of factor and overhead. A run that ran out contributes P(needed > capacity) to the likelihood.
+
+    Afterwards the factor is raised, where it has to be, until every run that ran out is predicted not to fit, unless a
+    run predicted to need at least as much did fit: then the two disagree and the likelihood has the last word.
+    """
+    order = np.lexsort((evidence.measured_memory_bytes, evidence.memory_bytes, evidence.out_of_memory))
+    predicted = np.maximum(evidence.memory_bytes[order], _MIN_BYTES)
+    measured_bytes = evidence.measured_memory_bytes[order]
+    ran_out = evidence.out_of_memory[order]
+    log_capacity = np.log(np.maximum(evidence.capacity_bytes[order], _MIN_BYTES))
+    measured = np.isfinite(measured_bytes) & (measured_bytes > 0) & ~ran_out
+    rows = int(measured.sum() + ran_out.sum())
+    log_target = np.where(ran_out, log_capacity, np.log(np.where(measured, measured_bytes, 1.0)))[measured | ran_out]
+    censored = ran_out[measured | ran_out]
+    design = predicted[measured | ran_out]
+
+    def medians(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        scaled = np.exp(prior.memory_log_sd * x[0]) * design
+        return scaled, np.maximum(scaled + prior.memory_overhead_bytes * x[1], _MIN_BYTES)
+
+    def residuals(x: FloatArray) -> FloatArray:
+        plain = (np.log(medians(x)[1]) - log_target) / prior.memory_residual_log_sd
+        return np.where(censored, _censored_residual(plain)[0], plain)
+
+    def jacobian(x: FloatArray) -> FloatArray:
+        scaled, median = medians(x)
+        plain = (np.log(median) - log_target) / prior.memory_residual_log_sd
+        slope = np.where(censored, _censored_residual(plain)[1], 1.0)
+        return slope[:, None] * _gradient(prior, scaled, median) / prior.memory_residual_log_sd
+
+    x: FloatArray = np.zeros(2)
+    covariance: FloatArray = np.eye(2)
+    used, squares = 0.0, 0.0
+    if rows:
+        x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, num_rows=rows, lower=np.array([-np.inf, 0.0]))
+        row_weights = weights(residuals(x))
+        information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
+        covariance = np.asarray(np.linalg.inv(information + np.eye(2)), dtype=np.float64)
+        used = float(np.trace(covariance @ information))
+        squares = float(np.sum((row_weights * residuals(x) ** 2)[~censored]))
+    exact = int(measured.sum())
+    degrees = prior.degrees_of_freedom + max(exact - min(used, exact), 0.0)
+    overhead_bytes = float(prior.memory_overhead_bytes * x[1])
+    largest_that_fit = predicted[measured].max(initial=0.0)
+    contradicted = predicted[ran_out] <= largest_that_fit
+    refuted = np.exp(log_capacity[ran_out][~contradicted]) - overhead_bytes
+    factor_floor = (refuted / predicted[ran_out][~contradicted]).max(initial=0.0)
+    return MemoryFit(
+        factor=max(float(np.exp(prior.memory_log_sd * x[0])), float(factor_floor) * (1 + 1e-9)),
+        overhead_bytes=overhead_bytes,
+        covariance=covariance,
+        residual_log_sd=prior.memory_residual_log_sd * float(np.sqrt((prior.degrees_of_freedom + squares) / degrees)),
+        degrees_of_freedom=degrees,
+        prior=prior,
+    )
+
+
+def _gradient(prior: Prior, scaled: FloatArray, median: FloatArray) -> FloatArray:
+    """(n, 2) derivative of ln(median) by the standardised parameters."""
+    return np.stack([prior.memory_log_sd * scaled / median, prior.memory_overhead_bytes / median], axis=1)
+
+
+def _censored_residual(margin: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Signed root r of r^2 = -2 ln P(needed > capacity) and dr/dmargin, for margin = (ln median - ln capacity) / sd.
+
+    Written so, a censored row is one more row of a least-squares problem.
+    """
+    from scipy.special import log_ndtr
+
+    log_probability = np.minimum(log_ndtr(margin), -1e-300)
+    root = np.sqrt(-2.0 * log_probability)
+    log_density = -0.5 * margin**2 - 0.5 * np.log(2 * np.pi)
+    slope = np.exp(log_density - log_probability) / np.maximum(root, 1e-150)
+    return -root, slope

@@ -1,0 +1,168 @@
+"""Step time: a few physical multipliers on groups of parts, two overheads, and how far off the rest still is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.robust import maximum_a_posteriori, weights
+
+GROUPS = ("compute", "communication", "memory_bound")
+_GROUP_OF_PART = {
+    "tensor_parallel": "communication",
+    "context_parallel": "communication",
+    "expert_parallel": "communication",
+    "pipeline_p2p": "communication",
+    "data_parallel": "communication",
+    "optimizer": "memory_bound",
+}
+# Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their neighbours take: the
+# bubble is other ranks' forward and backward time, so it scales with it.
+_NUM_PARAMETERS = 1 + len(GROUPS) + 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrediction:
+    """A log-normal (Student-t in the logarithm) prediction of n step times."""
+
+    median_s: FloatArray
+    """(n,)"""
+    log_sd: FloatArray
+    """(n,) standard deviation of ln(step_s): unknown multipliers and what no multiplier explains."""
+    degrees_of_freedom: float
+
+    def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """(low, high), each (n,): should hold the measured step time with this probability."""
+        from scipy.special import stdtrit
+
+        half_width = stdtrit(self.degrees_of_freedom, 0.5 + confidence / 2) * self.log_sd
+        return self.median_s * np.exp(-half_width), self.median_s * np.exp(half_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeFit:
+    """ln step_s = ln(sum_g theta_g T_g + o_step + o_layer n_layer) + noise, with T_g the predicted seconds of group g.
+
+    theta_g = exp(a + d_g): `a` is shared, so a group that no run has exercised still follows the device as a whole.
+    The parameters x = (a, d_1..d_g, o_step, o_layer) are kept in units of their prior standard deviations.
+    """
+
+    prior: Prior
+    x: FloatArray
+    """(p,) standardised parameters; zeros are the prior."""
+    covariance: FloatArray
+    """(p, p) posterior covariance of x (Laplace); the identity is the prior."""
+    residual_log_sd: float
+    degrees_of_freedom: float
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """theta by group: measured seconds per predicted second."""
+        log_factors = self.prior.common_log_sd * self.x[0] + self.prior.group_log_sd * self.x[1 : 1 + len(GROUPS)]
+        return dict(zip(GROUPS, np.exp(log_factors).tolist(), strict=True))
+
+    @property
+    def step_overhead_s(self) -> float:
+        """Seconds every step costs whatever is in it."""
+        return float(self.prior.step_overhead_s * self.x[-2])
+
+    @property
+    def layer_overhead_s(self) -> float:
+        """Seconds every pass of a micro-batch through a layer costs whatever its size."""
+        return float(self.prior.layer_overhead_s * self.x[-1])
+
+    def calibrated_parts(self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> dict[str, FloatArray]:
+        """Each part times its group's factor, and the overheads as a part `overhead`; they sum to the median step time."""
+        factors = self.factors
+        parts = {name: seconds * factors[_GROUP_OF_PART.get(name, "compute")] for name, seconds in parts_s.items()}
+        overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(layer_passes, dtype=np.float64)
+        return {**parts, "overhead": parts.get("overhead", 0.0) + overhead}
+
+    def predict(self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> StepPrediction:
+        """Predict n configurations from their uncalibrated parts. With no evidence the median is the parts' sum."""
+        design = _design(parts_s=parts_s, layer_passes=layer_passes)
+        median_s, gradient = _model(self.prior, design, self.x)
+        # einsum: one quadratic form per row, without an (n, n) intermediate.
+        parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
+        return StepPrediction(
+            median_s=median_s,
+            log_sd=np.sqrt(self.residual_log_sd**2 + parameter_variance),
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+
+def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
+    """The posterior mode of the multipliers and overheads given the runs that have a step time.
+
+    The residual's width is the prior's, updated by the measured residuals; each parameter that the data decide costs
+    one degree of freedom, so few runs do not look like a perfect model.
+    """
+    measured = np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0)
+    design = _design(parts_s=evidence.parts_s, layer_passes=evidence.layer_passes)[measured]
+    log_measured = np.log(evidence.measured_step_s[measured])
+    rows = log_measured.size
+    if rows == 0:
+        return StepTimeFit(
+            prior=prior,
+            x=np.zeros(_NUM_PARAMETERS),
+            covariance=np.eye(_NUM_PARAMETERS),
+            residual_log_sd=prior.residual_log_sd,
+            degrees_of_freedom=prior.degrees_of_freedom,
+        )
+    # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
+    order = np.lexsort((*design.T, log_measured))
+    design, log_measured = design[order], log_measured[order]
+
+    def residuals(x: FloatArray) -> FloatArray:
+        median_s, _ = _model(prior, design, x)
+        return (np.log(median_s) - log_measured) / prior.residual_log_sd
+
+    def jacobian(x: FloatArray) -> FloatArray:
+        return _model(prior, design, x)[1] / prior.residual_log_sd
+
+    lower = np.array([-np.inf] * (1 + len(GROUPS)) + [0.0, 0.0])
+    x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, num_rows=rows, lower=lower)
+    standardised = residuals(x)
+    row_weights = weights(standardised)
+    information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
+    covariance: FloatArray = np.asarray(np.linalg.inv(information + np.eye(x.size)), dtype=np.float64)
+    used = float(np.trace(covariance @ information))
+    degrees = prior.degrees_of_freedom + max(rows - used, 0.0)
+    squares = prior.degrees_of_freedom + float(np.sum(row_weights * standardised**2))
+    return StepTimeFit(
+        prior=prior,
+        x=x,
+        covariance=covariance,
+        residual_log_sd=prior.residual_log_sd * float(np.sqrt(squares / degrees)),
+        degrees_of_freedom=degrees,
+    )
+
+
+def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> FloatArray:
+    """(n, groups + 2): predicted seconds by group, then the counts that the two overheads multiply."""
+    layer_passes = np.asarray(layer_passes, dtype=np.float64)
+    design = np.zeros((layer_passes.size, len(GROUPS) + 2))
+    for name in sorted(parts_s):
+        design[:, GROUPS.index(_GROUP_OF_PART.get(name, "compute"))] += parts_s[name]
+    design[:, -2] = 1.0
+    design[:, -1] = layer_passes
+    return design
+
+
+def _model(prior: Prior, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(n,) median seconds and (n, p) derivative of their logarithm by the standardised parameters."""
+    groups = len(GROUPS)
+    factors = np.exp(prior.common_log_sd * x[0] + prior.group_log_sd * x[1 : 1 + groups])
+    overhead_scales = np.array([prior.step_overhead_s, prior.layer_overhead_s])
+    group_s = design[:, :groups] * factors
+    overhead_s = design[:, groups:] * overhead_scales
+    median_s = np.maximum(group_s.sum(axis=1) + overhead_s @ x[1 + groups :], np.finfo(np.float64).tiny)
+    gradient = np.empty((design.shape[0], x.size))
+    gradient[:, 0] = prior.common_log_sd * group_s.sum(axis=1)
+    gradient[:, 1 : 1 + groups] = prior.group_log_sd * group_s
+    gradient[:, 1 + groups :] = overhead_s
+    return median_s, gradient / median_s[:, None]

@@ -1,0 +1,217 @@
+"""Properties that any calibration must have, whatever its parameters are called."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.calibration import CPU_PRIOR, GPU_PRIOR, Evidence, fit_calibration
+from hp_tool.units import GIB
+
+PARTS = ("compute", "recompute", "tensor_parallel", "data_parallel", "pipeline_bubble", "optimizer")
+CAPACITY = 80.0 * GIB
+
+
+def make_parts(rows: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    scale = {
+        "compute": 5.0,
+        "recompute": 1.0,
+        "tensor_parallel": 1.5,
+        "data_parallel": 0.5,
+        "pipeline_bubble": 0.6,
+        "optimizer": 0.2,
+    }
+    return {name: scale[name] * rng.uniform(0.2, 2.0, rows) for name in PARTS}
+
+
+def make_evidence(
+    parts: dict[str, np.ndarray],
+    measured: np.ndarray,
+    *,
+    memory: np.ndarray | None = None,
+    measured_memory: np.ndarray | None = None,
+    oom: np.ndarray | None = None,
+) -> Evidence:
+    rows = measured.size
+    return Evidence(
+        measurement_ids=tuple(f"m{i}" for i in range(rows)),
+        parts_s=parts,
+        layer_passes=np.full(rows, 100.0),
+        memory_bytes=np.full(rows, 40.0 * GIB) if memory is None else memory,
+        capacity_bytes=np.full(rows, CAPACITY),
+        measured_step_s=measured,
+        measured_memory_bytes=np.full(rows, np.nan) if measured_memory is None else measured_memory,
+        out_of_memory=np.zeros(rows, dtype=bool) if oom is None else oom,
+    )
+
+
+def total(parts: dict[str, np.ndarray]) -> np.ndarray:
+    return np.sum(list(parts.values()), axis=0)
+
+
+@pytest.mark.parametrize("prior", [GPU_PRIOR, CPU_PRIOR])
+def test_no_evidence_is_the_identity(prior):
+    parts = make_parts(20, 0)
+    calibration = fit_calibration(prior=prior)
+    step = calibration.predict_step(parts_s=parts, layer_passes=np.full(20, 7.0))
+    np.testing.assert_allclose(step.median_s, total(parts), rtol=1e-15)
+    memory = np.linspace(1.0, 100.0, 20) * GIB
+    np.testing.assert_array_equal(calibration.predict_memory(memory_bytes=memory).median_bytes, memory)
+    assert calibration.measurement_ids == ()
+
+
+@given(factor=st.floats(0.4, 2.5), seed=st.integers(0, 50))
+@settings(max_examples=25, deadline=None)
+def test_one_consistent_factor_is_recovered(factor, seed):
+    parts, unseen = make_parts(12, seed), make_parts(8, seed + 1000)
+    calibration = fit_calibration(evidence=make_evidence(parts, factor * total(parts)), prior=CPU_PRIOR)
+    step = calibration.predict_step(parts_s=unseen, layer_passes=np.full(8, 100.0))
+    np.testing.assert_allclose(step.median_s, factor * total(unseen), rtol=0.05)
+
+
+def test_factors_of_groups_and_overhead_are_told_apart():
+    parts = make_parts(60, 3)
+    truth = 0.8 * (parts["compute"] + parts["recompute"] + parts["pipeline_bubble"])
+    truth += 2.0 * (parts["tensor_parallel"] + parts["data_parallel"]) + parts["optimizer"]
+    calibration = fit_calibration(evidence=make_evidence(parts, truth), prior=CPU_PRIOR)
+    assert calibration.step_time.factors["compute"] == pytest.approx(0.8, rel=0.05)
+    assert calibration.step_time.factors["communication"] == pytest.approx(2.0, rel=0.05)
+
+
+def test_layer_overhead_is_found_where_passes_vary():
+    rng = np.random.default_rng(0)
+    parts = {"compute": rng.uniform(0.05, 0.5, 30)}
+    passes = rng.integers(8, 256, 30).astype(float)
+    evidence = Evidence(
+        measurement_ids=tuple(map(str, range(30))),
+        parts_s=parts,
+        layer_passes=passes,
+        memory_bytes=np.full(30, GIB),
+        capacity_bytes=np.full(30, CAPACITY),
+        measured_step_s=parts["compute"] + 2e-3 * passes,
+        measured_memory_bytes=np.full(30, np.nan),
+        out_of_memory=np.zeros(30, dtype=bool),
+    )
+    fit = fit_calibration(evidence=evidence, prior=CPU_PRIOR).step_time
+    assert fit.layer_overhead_s == pytest.approx(2e-3, rel=0.1)
+    calibrated = fit.calibrated_parts(parts_s=parts, layer_passes=passes)
+    np.testing.assert_allclose(total(calibrated), fit.predict(parts_s=parts, layer_passes=passes).median_s, rtol=1e-12)
+
+
+@given(order=st.permutations(range(10)))
+@settings(max_examples=15, deadline=None)
+def test_the_order_of_rows_does_not_matter(order):
+    parts = make_parts(10, 5)
+    measured = total(parts) * np.random.default_rng(1).lognormal(0.2, 0.05, 10)
+    first = fit_calibration(evidence=make_evidence(parts, measured), prior=GPU_PRIOR)
+    index = np.array(order)
+    shuffled = make_evidence({k: v[index] for k, v in parts.items()}, measured[index])
+    second = fit_calibration(evidence=shuffled, prior=GPU_PRIOR)
+    np.testing.assert_array_equal(first.step_time.x, second.step_time.x)
+    assert first.step_time.residual_log_sd == second.step_time.residual_log_sd
+
+
+@given(scale=st.floats(0.1, 10.0))
+@settings(max_examples=15, deadline=None)
+def test_parts_scale(scale):
+    """Doubling every prediction and every measurement doubles new predictions: nothing but ratios is learnt (bar overheads)."""
+    prior = GPU_PRIOR
+    parts = make_parts(10, 6)
+    measured = total(parts) * 0.8
+    base = fit_calibration(evidence=make_evidence(parts, measured), prior=prior)
+    scaled_parts = {k: scale * v for k, v in parts.items()}
+    scaled = fit_calibration(evidence=make_evidence(scaled_parts, scale * measured), prior=prior)
+    one = base.predict_step(parts_s=parts, layer_passes=np.full(10, 100.0)).median_s
+    two = scaled.predict_step(parts_s=scaled_parts, layer_passes=np.full(10, 100.0)).median_s
+    np.testing.assert_allclose(two, scale * one, rtol=0.01)
+
+
+def test_one_disturbed_run_does_not_drag_the_rest():
+    parts = make_parts(12, 7)
+    measured = 1.3 * total(parts)
+    measured[4] *= 8.0
+    calibration = fit_calibration(evidence=make_evidence(parts, measured), prior=CPU_PRIOR)
+    unseen = make_parts(6, 8)
+    step = calibration.predict_step(parts_s=unseen, layer_passes=np.full(6, 100.0))
+    np.testing.assert_allclose(step.median_s, 1.3 * total(unseen), rtol=0.10)
+
+
+def test_intervals_widen_with_less_evidence_and_cover_the_truth():
+    rng = np.random.default_rng(9)
+    unseen = make_parts(200, 10)
+    truth = 1.4 * total(unseen) * rng.lognormal(0.0, 0.05, 200)
+    widths, coverage = [], []
+    for rows in (0, 2, 5, 40):
+        parts = make_parts(rows, 11)
+        measured = 1.4 * total(parts) * np.random.default_rng(12).lognormal(0.0, 0.05, rows) if rows else np.empty(0)
+        evidence = make_evidence(parts, measured) if rows else None
+        step = fit_calibration(evidence=evidence, prior=CPU_PRIOR).predict_step(
+            parts_s=unseen, layer_passes=np.full(200, 100.0)
+        )
+        low, high = step.interval(confidence=0.9)
+        widths.append(float(np.median(np.log(high / low))))
+        coverage.append(float(np.mean((low <= truth) & (truth <= high))))
+    assert widths == sorted(widths, reverse=True)
+    assert min(coverage) >= 0.9
+    narrow_low, narrow_high = step.interval(confidence=0.5)
+    assert np.all(narrow_low > low) and np.all(narrow_high < high)
+
+
+@given(
+    fractions=st.lists(st.floats(0.3, 1.2), min_size=1, max_size=6),
+    measured=st.lists(st.floats(0.1, 0.29), min_size=0, max_size=4),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_ran_out_of_memory_is_never_called_fitting(fractions, measured):
+    predicted = CAPACITY * np.array([*fractions, *measured])
+    oom = np.arange(predicted.size) < len(fractions)
+    evidence = make_evidence(
+        make_parts(predicted.size, 0),
+        np.full(predicted.size, np.nan),
+        memory=predicted,
+        measured_memory=np.where(oom, np.nan, predicted),
+        oom=oom,
+    )
+    prediction = fit_calibration(evidence=evidence, prior=GPU_PRIOR).predict_memory(memory_bytes=predicted[oom])
+    assert np.all(prediction.median_bytes >= CAPACITY)
+    assert np.all(prediction.fit_probability(CAPACITY) <= 0.5)
+
+
+def test_memory_factor_and_overhead_are_learnt():
+    predicted = np.linspace(10.0, 70.0, 20) * GIB
+    evidence = make_evidence(
+        make_parts(20, 1), np.full(20, np.nan), memory=predicted, measured_memory=1.06 * predicted + 0.7 * GIB
+    )
+    memory = fit_calibration(evidence=evidence, prior=GPU_PRIOR).predict_memory(memory_bytes=np.array([30.0 * GIB]))
+    assert memory.median_bytes[0] == pytest.approx(1.06 * 30 * GIB + 0.7 * GIB, rel=0.01)
+
+
+def test_payload_round_trip_and_version():
+    parts = make_parts(5, 2)
+    calibration = fit_calibration(evidence=make_evidence(parts, 1.2 * total(parts)), prior=CPU_PRIOR)
+    payload = json.loads(json.dumps(calibration.to_dict()))
+    again = type(calibration).from_dict(payload)
+    assert again.measurement_ids == ("m0", "m1", "m2", "m3", "m4")
+    unseen = make_parts(4, 3)
+    one = calibration.predict_step(parts_s=unseen, layer_passes=np.ones(4))
+    two = again.predict_step(parts_s=unseen, layer_passes=np.ones(4))
+    np.testing.assert_array_equal(one.median_s, two.median_s)
+    np.testing.assert_array_equal(one.log_sd, two.log_sd)
+    with pytest.raises(ValueError, match="version"):
+        type(calibration).from_dict({**payload, "version": 99})
+
+
+def test_evidence_columns_must_agree_and_concatenate():
+    a = make_evidence({"compute": np.ones(2)}, np.ones(2))
+    b = make_evidence({"optimizer": np.ones(1)}, np.ones(1))
+    both = Evidence.concatenate([a, b])
+    assert len(both) == 3
+    np.testing.assert_array_equal(both.parts_s["compute"], [1.0, 1.0, 0.0])
+    assert len(Evidence.concatenate([])) == 0
+    with pytest.raises(ValueError, match="one value per measurement"):
+        make_evidence({"compute": np.ones(3)}, np.ones(2))
