@@ -1,0 +1,99 @@
+"""Every error the API answers with: one table, one shape (RFC 9457 problem+json with our code and field)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError, MissingExtraError, NotFoundError
+
+MEDIA_TYPE = "application/problem+json"
+
+# Looked up by code first, then by class: many codes share a class, few need a status of their own.
+STATUS_BY_CODE: dict[str, int] = {
+    "unauthorized": 401,
+    "cross_origin": 403,
+    "payload_too_large": 413,
+    "unknown_host": 421,
+    "not_ready": 503,
+}
+STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
+    (InputError, 422),
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (LauncherError, 502),
+    (MissingExtraError, 501),
+    (HpToolError, 500),
+)
+CODE_BY_STATUS: dict[int, str] = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457), with the stable code and the field at fault."""
+
+    type: str = "about:blank"
+    title: str
+    """The HTTP status in words."""
+    status: int
+    detail: str
+    """What is wrong and how to mend it."""
+    code: str
+    """Stable; programs branch on it."""
+    field: str | None = None
+    """Dotted path of the input at fault."""
+
+
+def status_of(error: HpToolError) -> int:
+    """The HTTP status of an error. A name that is unknown *inside* a body (it has a field) is bad input, not a missing page."""
+    if error.code in STATUS_BY_CODE:
+        return STATUS_BY_CODE[error.code]
+    if isinstance(error, NotFoundError) and error.field is not None:
+        return 422
+    return next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
+
+
+def problem(error: HpToolError) -> JSONResponse:
+    """The response an error becomes."""
+    return _response(status_of(error), code=error.code, detail=error.message, field=error.field)
+
+
+def install(app: FastAPI) -> None:
+    """Route every kind of failure through the table."""
+
+    @app.exception_handler(HpToolError)
+    async def _ours(request: Request, error: HpToolError) -> JSONResponse:
+        return problem(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _parameters(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        return _response(422, code="invalid_input", detail=first["msg"], field=where)
+
+    @app.exception_handler(HTTPException)
+    async def _framework(request: Request, error: HTTPException) -> JSONResponse:
+        code = CODE_BY_STATUS.get(error.status_code, "http_error")
+        response = _response(error.status_code, code=code, detail=str(error.detail), field=None)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> JSONResponse:
+        # The server logs the traceback; the caller does not see it, for it may hold values of others.
+        return _response(500, code="internal", detail="an internal error occurred; it has been logged", field=None)
+
+
+def _response(status: int, *, code: str, detail: str, field: str | None) -> JSONResponse:
+    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, field=field)
+    return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+
+
+RESPONSES: dict[int | str, dict[str, object]] = {
+    "4XX": {"model": Problem, "description": "The request is at fault", "content": {MEDIA_TYPE: {}}},
+    "5XX": {"model": Problem, "description": "The service is at fault", "content": {MEDIA_TYPE: {}}},
+}
