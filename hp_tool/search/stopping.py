@@ -1,0 +1,44 @@
+"""When further runs cannot pay: budgets, and what the next run is expected to win."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hp_tool.domain.query import SearchSettings
+from hp_tool.search.acquisition import Proposal
+
+MIN_RUNS = 4
+"""Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
+communication, the overheads and the noise apart, so the expectation would rest on the prior."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a search has used up."""
+
+    profile_runs: int
+    """Real runs that ended with a measurement, good or bad."""
+    gpu_seconds: float
+    """Devices x wall seconds of all runs, abandoned ones too."""
+
+
+def coverage_runs(settings: SearchSettings) -> int:
+    """How many of the first runs are spread over the axes, not chosen by expected improvement: half the budget, at most 4."""
+    return min(MIN_RUNS, max(settings.budget_runs // 2, 1))
+
+
+def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: float, proposal: Proposal | None) -> str | None:
+    """A reason to stop now, or None.
+
+    `budget_gpu_seconds` is not overdrawn knowingly: a run that is expected to exceed it is not started.
+    """
+    if proposal is None:
+        return "space_exhausted"
+    if spent.profile_runs >= settings.budget_runs:
+        return "budget_runs"
+    if settings.budget_gpu_seconds is not None and spent.gpu_seconds + next_run_gpu_seconds > settings.budget_gpu_seconds:
+        return "budget_gpu_seconds"
+    enough = spent.profile_runs >= min(MIN_RUNS, settings.budget_runs)
+    if enough and proposal.reason != "coverage" and proposal.expected_gain < settings.min_gain_fraction:
+        return "no_expected_gain"
+    return None

@@ -1,0 +1,115 @@
+"""The candidates of one search as the sampler sees them: semantic axes, uncalibrated costs, and how they are labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.cost.candidates import Candidates, recompute_from_codes
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Recompute, RecomputeName
+from hp_tool.domain.workload import TrainingWorkload
+
+AxisValue = int | bool | str
+_NOT_AXES = {"data_parallel_size", "recompute_method", "recompute_num_layers", "sequence_parallel"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTable:
+    """n candidates. Rows are addressed by their axis values: an index means nothing outside one process."""
+
+    axes: Mapping[str, tuple[AxisValue, ...]]
+    """Value of each row on each axis: tensor_parallel_size, recompute, ...; together they name the row."""
+    parts_s: Mapping[str, FloatArray]
+    """Uncalibrated exposed seconds by part, each (n,)."""
+    layer_passes: FloatArray
+    """(n,) see `calibration.Evidence`."""
+    memory_bytes: FloatArray
+    """(n,) uncalibrated allocated bytes on the worst rank."""
+    usable_bytes: float
+    """What allocations may take in a recommended configuration: the device less headroom and overheads."""
+    device_bytes: float
+    """What allocations can take before the device runs out."""
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self):
+            raise ValueError("two candidates have the same values on all axes")
+
+    def __len__(self) -> int:
+        return len(self.layer_passes)
+
+    @cached_property
+    def rows(self) -> dict[tuple[AxisValue, ...], int]:
+        """Row by its values, in the order of `axes`."""
+        return {values: row for row, values in enumerate(zip(*self.axes.values(), strict=True))}
+
+    @cached_property
+    def choices(self) -> dict[str, tuple[AxisValue, ...]]:
+        """Distinct values of each axis, sorted; the choices of its categorical distribution."""
+        return {name: tuple(sorted(set(values))) for name, values in self.axes.items()}
+
+    def params(self, row: int) -> dict[str, AxisValue]:
+        """A row's values by axis."""
+        return {name: values[row] for name, values in self.axes.items()}
+
+    def row_of(self, params: Mapping[str, AxisValue]) -> int | None:
+        """The row with these values; None where the table has none, or an axis is missing."""
+        if any(name not in params for name in self.axes):
+            return None
+        return self.rows.get(tuple(params[name] for name in self.axes))
+
+    def evidence(
+        self,
+        *,
+        rows: NDArray[np.intp],
+        measurement_ids: tuple[str, ...],
+        step_s: FloatArray,
+        memory_bytes: FloatArray,
+        out_of_memory: NDArray[np.bool_],
+    ) -> Evidence:
+        """What was measured (NaN: nothing) for the given rows, beside what was predicted for them."""
+        return Evidence(
+            measurement_ids=measurement_ids,
+            parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
+            layer_passes=self.layer_passes[rows],
+            memory_bytes=self.memory_bytes[rows],
+            capacity_bytes=np.full(len(rows), self.device_bytes),
+            measured_step_s=step_s,
+            measured_memory_bytes=memory_bytes,
+            out_of_memory=out_of_memory,
+        )
+
+
+def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
+    """The axes on which candidates differ, with the value of each; data_parallel_size follows from the others."""
+    columns: dict[str, tuple[AxisValue, ...]] = {
+        f.name: tuple(getattr(candidates, f.name).tolist()) for f in fields(candidates) if f.name not in _NOT_AXES
+    }
+    columns["sequence_parallel"] = tuple(bool(value) for value in candidates.sequence_parallel)
+    codes = zip(candidates.recompute_method.tolist(), candidates.recompute_num_layers.tolist(), strict=True)
+    columns["recompute"] = tuple(recompute_label(recompute_from_codes(method, num_layers=layers)) for method, layers in codes)
+    varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
+    return varied or {"tensor_parallel_size": columns["tensor_parallel_size"]}
+
+
+def recompute_label(recompute: RecomputeName | Recompute) -> str:
+    """One word for a recomputation setting: none, selective, full, full:uniform:2, full:block:4."""
+    if isinstance(recompute, str):
+        return recompute
+    parts = (recompute.granularity, recompute.method, recompute.num_layers, "+".join(recompute.modules or ()))
+    return ":".join(str(part) for part in parts if part)
+
+
+def layer_passes(*, candidates: Candidates, model: ModelSpec, training: TrainingWorkload) -> FloatArray:
+    """(n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer that a rank waits for in a step.
+
+    m = B / (d b) micro-batches and the bubble's (p-1)/v, each through the L/p layers of a stage.
+    """
+    micro_batches = training.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
+    bubble = (candidates.pipeline_parallel_size - 1) / candidates.virtual_pipeline_parallel_size
+    return np.asarray((micro_batches + bubble) * model.num_hidden_layers / candidates.pipeline_parallel_size)

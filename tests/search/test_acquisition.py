@@ -1,0 +1,95 @@
+"""The proposal rule, against brute force and by cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tables import DEVICE_BYTES, make_table, true_step_s
+
+from hp_tool.calibration import GPU_PRIOR, fit_calibration
+from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose
+
+
+def next_proposal(table, observations, *, coverage_runs=0, seed=0):
+    return propose(
+        table=table,
+        calibration=fit_calibration(prior=GPU_PRIOR),
+        observations=observations,
+        coverage_runs=coverage_runs,
+        rng=np.random.default_rng(seed),
+    )
+
+
+@pytest.mark.parametrize(("median", "log_sd", "best"), [(1.0, 0.1, 1.0), (1.5, 0.5, 1.0), (0.5, 0.05, 1.0), (2.0, 0.1, 1.0)])
+def test_expected_improvement_matches_monte_carlo(median, log_sd, best):
+    draws = median * np.random.default_rng(0).lognormal(0.0, log_sd, 2_000_000)
+    expected = np.maximum(best - draws, 0.0).mean()
+    value = expected_improvement(median_s=np.array([median]), log_sd=np.array([log_sd]), best_s=best)[0]
+    assert value == pytest.approx(expected, rel=0.01, abs=1e-5)
+
+
+def test_the_first_proposal_is_the_fastest_that_fits():
+    table = make_table()
+    predicted = np.sum(list(table.parts_s.values()), axis=0)
+    fits = table.memory_bytes <= table.usable_bytes
+    proposal = next_proposal(table, Observations())
+    assert proposal.reason == "analytic_best"
+    assert predicted[proposal.row] == predicted[fits].min()
+    assert fits[proposal.row]
+
+
+def test_what_was_tried_or_is_pending_is_not_proposed_and_the_end_is_told():
+    table = make_table()
+    everything = frozenset(range(len(table)))
+    last = 5
+    for observations in (
+        Observations(pending=everything - {last}),
+        Observations(broken=everything - {last}),
+        Observations(step_s=dict.fromkeys(everything - {last}, 1.0)),
+    ):
+        assert next_proposal(table, observations).row == last
+    assert next_proposal(table, Observations(step_s=dict.fromkeys(everything, 1.0))) is None
+
+
+def test_coverage_makes_the_first_runs_differ_on_every_covered_axis():
+    table = make_table()
+    truth = true_step_s(table)
+    step_s: dict[int, float] = {}
+    for _ in range(4):
+        proposal = next_proposal(table, Observations(step_s=step_s), coverage_runs=4)
+        step_s[proposal.row] = float(truth[proposal.row])
+    for axis in COVERED_AXES:
+        assert len({table.axes[axis][row] for row in step_s}) > 1, axis
+
+
+def test_a_value_that_only_crashed_waits_behind_others():
+    table = make_table()
+    first = next_proposal(table, Observations()).row
+    crashed_t = table.axes["tensor_parallel_size"][first]
+    same = [r for r, t in enumerate(table.axes["tensor_parallel_size"]) if t == crashed_t]
+    proposal = next_proposal(table, Observations(broken=frozenset(same[:3])))
+    assert table.axes["tensor_parallel_size"][proposal.row] != crashed_t
+
+
+def test_pending_rows_lower_what_their_twins_may_win():
+    table = make_table()
+    predicted = np.sum(list(table.parts_s.values()), axis=0)
+    slow = int(np.argmax(predicted))
+    without = next_proposal(table, Observations(step_s={slow: float(predicted[slow])}))
+    with_pending = next_proposal(table, Observations(step_s={slow: float(predicted[slow])}, pending=frozenset({without.row})))
+    assert with_pending.expected_gain < without.expected_gain
+
+
+def test_the_seed_breaks_ties():
+    table = make_table()
+    table = type(table)(
+        axes=table.axes,
+        parts_s={"compute": np.ones(len(table))},
+        layer_passes=table.layer_passes,
+        memory_bytes=np.full(len(table), 0.1 * DEVICE_BYTES),
+        usable_bytes=table.usable_bytes,
+        device_bytes=table.device_bytes,
+    )
+    rows = {next_proposal(table, Observations(), seed=seed).row for seed in range(10)}
+    assert len(rows) > 3
+    assert next_proposal(table, Observations(), seed=3).row == next_proposal(table, Observations(), seed=3).row
