@@ -1,0 +1,19 @@
+"""Models, GPUs and servers as data, with their sources. One's own is one more file, never code."""
+
+from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_types
+from hp_tool.catalog.library import Entry, Kind, entry
+from hp_tool.catalog.models import model, model_from_mapping, models
+
+__all__ = [
+    "Entry",
+    "Kind",
+    "cluster",
+    "entry",
+    "gpu",
+    "gpus",
+    "model",
+    "model_from_mapping",
+    "models",
+    "node_type",
+    "node_types",
+]

@@ -1,0 +1,51 @@
+"""Reads one YAML or JSON file into plain mappings: safe, bounded, and fast enough for a command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hp_tool.errors import InputError
+
+MAX_FILE_BYTES = 4 * 2**20
+"""Far above any catalogue file or config.json; keeps a wrong path from filling memory."""
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class _Loader(yaml.CSafeLoader):
+    """libyaml's safe loader, which also reads `312e12` as a number (YAML 1.2 does, PyYAML alone makes it a string)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of at most MAX_FILE_BYTES; InputError where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise InputError(f"{path} is larger than {MAX_FILE_BYTES} bytes; a catalogue file or config.json is far smaller")
+        return content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def parse(text: str, *, origin: Path) -> dict[str, Any]:
+    """The mapping a YAML or JSON document holds; `origin` decides by its suffix and stands in the error."""
+    try:
+        document = json.loads(text) if origin.suffix == ".json" else yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{origin} is not valid {'JSON' if origin.suffix == '.json' else 'YAML'}: {error}") from error
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise InputError(f"{origin} must hold a mapping of names to values")
+    return document

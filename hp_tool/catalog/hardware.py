@@ -1,0 +1,126 @@
+"""GPUs, servers and whole clusters: names into specs, with the defaults of the usual server."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hp_tool.catalog import library, records
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
+from hp_tool.errors import InputError, UnsupportedError
+
+
+def gpu(name: str) -> GpuSpec:
+    """A device's datasheet by catalogue name; NotFoundError names the nearest ones."""
+    entry = library.entry("gpus", name)
+    fields = {"name": entry.name, "source": entry.source, **entry.fields}
+    return records.build(GpuSpec, fields, field="gpu", origin=entry.path)
+
+
+def node_type(name: str) -> NodeType:
+    """A server, cloud instance or registered cluster by catalogue name; NotFoundError names the nearest ones."""
+    entry = library.entry("clusters", name)
+    fields = {"name": entry.name, "source": entry.source, **entry.fields}
+    return records.build(NodeType, fields, field="cluster", origin=entry.path)
+
+
+def gpus() -> list[str]:
+    """Catalogue names of all devices, sorted."""
+    return [entry.name for entry in library.entries("gpus")]
+
+
+def node_types() -> list[str]:
+    """Catalogue names of all servers, cloud instances and registered clusters, sorted."""
+    return [entry.name for entry in library.entries("clusters")]
+
+
+def cluster(query: str | ClusterQuery) -> ClusterSpec:
+    """The cluster a query means: a registered name, or a description whose gaps the catalogue fills.
+
+    A node type's name alone means one such node. InputError names the field, its value and the mend.
+    """
+    if isinstance(query, str):
+        query = ClusterQuery(name=query, node_type=query)
+    if query.stages is not None:
+        raise UnsupportedError(
+            "two GPU kinds in one cluster are not modelled; describe one kind by gpu and num_gpus", field="cluster.stages"
+        )
+    _require_positive(query)
+    node = node_type(query.node_type) if query.node_type is not None else None
+    device = _device(query, node)
+    num_gpus = _num_gpus(query, node)
+    gpus_per_node = _gpus_per_node(query, node.gpus_per_node if node else device.gpus_per_node, num_gpus)
+    prices = (query.price_per_gpu_hour, node.price_per_gpu_hour if node else None, device.price_per_hour)
+    spec = ClusterSpec(
+        name=query.name or query.node_type or f"{num_gpus} x {device.name}",
+        gpu=device,
+        num_gpus=num_gpus,
+        gpus_per_node=gpus_per_node,
+        nvlink_domain_size=_nvlink_domain_size(query, node, device, num_gpus, gpus_per_node),
+        inter_node_bandwidth_bytes_per_second=(
+            query.inter_node_bandwidth_bytes_per_second or (node or device).inter_node_bandwidth_bytes_per_second
+        ),
+        price_per_gpu_hour=next((price for price in prices if price is not None), None),
+    )
+    if query.inter_node_latency_s is not None:
+        spec = dataclasses.replace(spec, inter_node_latency_s=query.inter_node_latency_s)
+    return spec
+
+
+def _require_positive(query: ClusterQuery) -> None:
+    """Sizes and bandwidth are above zero; a latency or price of zero is fine."""
+    for name in ("num_gpus", "gpus_per_node", "nvlink_domain_size", "inter_node_bandwidth_bytes_per_second"):
+        value = getattr(query, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{name} {value} must be positive", field=f"cluster.{name}")
+    for name in ("inter_node_latency_s", "price_per_gpu_hour"):
+        value = getattr(query, name)
+        if value is not None and not value >= 0:
+            raise InputError(f"{name} {value} must not be negative", field=f"cluster.{name}")
+
+
+def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
+    if query.gpu is None and node is None:
+        raise InputError("gpu or node_type must be given", field="cluster.gpu")
+    named = query.gpu if query.gpu is not None else node.gpu if node else ""
+    device = named if isinstance(named, GpuSpec) else gpu(named)
+    if node is not None and device.name != gpu(node.gpu).name:
+        raise InputError(
+            f"gpu {device.name!r} is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu"
+        )
+    return device
+
+
+def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
+    if query.num_gpus is not None:
+        return query.num_gpus
+    if node is None:
+        raise InputError("num_gpus must be given where no node_type is named", field="cluster.num_gpus")
+    return node.num_gpus or node.gpus_per_node
+
+
+def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
+    """Devices per host; a cluster smaller than one host is a single, partly used host."""
+    gpus_per_node = min(query.gpus_per_node or usual, num_gpus)
+    if num_gpus % gpus_per_node:
+        fewer = num_gpus - num_gpus % gpus_per_node
+        raise InputError(
+            f"num_gpus {num_gpus} is not a multiple of gpus_per_node {gpus_per_node}; "
+            f"take {fewer} or {fewer + gpus_per_node}, or set gpus_per_node",
+            field="cluster.num_gpus",
+        )
+    return gpus_per_node
+
+
+def _nvlink_domain_size(query: ClusterQuery, node: NodeType | None, device: GpuSpec, num_gpus: int, gpus_per_node: int) -> int:
+    """Devices of one fast domain; without NVLink that is the node, whose devices meet over PCIe."""
+    if query.nvlink_domain_size is None:
+        usual = (node.nvlink_domain_size if node else device.nvlink_domain_size) or gpus_per_node
+        return max(gpus_per_node, min(usual, num_gpus))
+    size = min(query.nvlink_domain_size, num_gpus)
+    if size % gpus_per_node:
+        raise InputError(
+            f"nvlink_domain_size {size} is not a multiple of gpus_per_node {gpus_per_node}; "
+            f"take {gpus_per_node}, or set gpus_per_node to the devices of one host",
+            field="cluster.nvlink_domain_size",
+        )
+    return size

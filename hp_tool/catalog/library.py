@@ -1,0 +1,133 @@
+"""Finds an entry among the catalogue's files, one's own folders first, without parsing files that cannot hold it.
+
+A file holds one entry (its fields at the top, its name from `name` or the file's name), or many:
+
+    source: where the figures come from          # for entries that name none of their own
+    defaults: {normalization: rmsnorm}           # fields all entries share
+    entries:
+      llama-2-7b:
+        aliases: [meta-llama/Llama-2-7b-hf]      # other names
+        parameters: 6.74e9                       # published count, a check of the shape; models only
+        num_hidden_layers: 32                    # the fields of the domain type
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hp_tool.catalog import documents
+from hp_tool.catalog.records import nearest
+from hp_tool.errors import InputError, NotFoundError
+
+Kind = Literal["models", "gpus", "clusters"]
+
+_BUILT_IN = Path(__file__).parent / "data"
+_SINGULAR: dict[Kind, str] = {"models": "model", "gpus": "gpu", "clusters": "cluster"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing of the catalogue, as its file writes it."""
+
+    name: str
+    fields: dict[str, Any]
+    """The domain type's fields, not yet checked; or a config.json's content."""
+    aliases: tuple[str, ...] = ()
+    parameters: float | None = None
+    """Published parameter count of a model."""
+    source: str = ""
+    path: Path
+    """The file it stands in."""
+
+
+def entry(kind: Kind, name: str) -> Entry:
+    """The entry called `name` (or so by alias, in any case of letters); NotFoundError names the nearest ones."""
+    found = _find(kind, name.casefold(), _folders())
+    if found is not None:
+        return found
+    known = entries(kind)
+    hint = (
+        nearest(name, [name for e in known for name in (e.name, *e.aliases)]) or f"; known: {', '.join(e.name for e in known)}"
+    )
+    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name!r}{hint}", field=_SINGULAR[kind])
+
+
+def entries(kind: Kind) -> list[Entry]:
+    """All entries by name; one's own replace built-in ones of the same name."""
+    found: dict[str, Entry] = {}
+    for folder in _folders():
+        for path, _ in _texts(folder / kind):
+            for candidate in _entries(path):
+                found.setdefault(candidate.name, candidate)
+    return [found[name] for name in sorted(found)]
+
+
+def file_entries(path: Path) -> Iterator[Entry]:
+    """The entries of one file; InputError where the file is not of the form above."""
+    document = documents.parse(documents.read_text(path), origin=path)
+    source = document.get("source", "")
+    if "entries" not in document:
+        yield _entry(str(document.get("name", path.stem)), document, {}, source, path)
+        return
+    if unknown := sorted(document.keys() - {"source", "defaults", "entries"}):
+        raise InputError(f"{path}: unknown key {unknown[0]!r} beside entries; a file has source, defaults and entries")
+    for name, fields in document["entries"].items():
+        if not isinstance(fields, dict):
+            raise InputError(f"{path}: entry {name!r} must be a mapping of fields")
+        yield _entry(str(name), fields, document.get("defaults", {}), source, path)
+
+
+def clear_cache() -> None:
+    """Forget what was read, so that changed files are seen by this process."""
+    for cached in (_find, _texts, _entries):
+        cached.cache_clear()
+
+
+@functools.lru_cache(maxsize=4096)
+def _find(kind: Kind, wanted: str, folders: tuple[Path, ...]) -> Entry | None:
+    for folder in folders:
+        for path, text in _texts(folder / kind):
+            # A file that does not mention the name is not parsed: reading is a hundred times cheaper.
+            if wanted in text or wanted == path.stem.casefold():
+                for candidate in _entries(path):
+                    if wanted in (candidate.name.casefold(), *(alias.casefold() for alias in candidate.aliases)):
+                        return candidate
+    return None
+
+
+def _entry(name: str, fields: dict[str, Any], defaults: dict[str, Any], source: str, path: Path) -> Entry:
+    merged = {**defaults, **fields}
+    return Entry(
+        name=name,
+        aliases=tuple(merged.pop("aliases", ())),
+        parameters=merged.pop("parameters", None),
+        source=str(merged.pop("source", source)),
+        fields={key: value for key, value in merged.items() if key != "name"},
+        path=path,
+    )
+
+
+def _folders() -> tuple[Path, ...]:
+    """Where to look, first match wins: HP_CATALOG_DIR, the user's configuration folder, the built-in data."""
+    import platformdirs
+
+    own = [Path(folder) for folder in os.environ.get("HP_CATALOG_DIR", "").split(os.pathsep) if folder]
+    return (*own, platformdirs.user_config_path("hp_tool") / "catalog", _BUILT_IN)
+
+
+@functools.cache
+def _texts(folder: Path) -> tuple[tuple[Path, str], ...]:
+    if not folder.is_dir():
+        return ()
+    paths = sorted(path for path in folder.iterdir() if path.suffix in documents.SUFFIXES)
+    return tuple((path, documents.read_text(path).casefold()) for path in paths)
+
+
+@functools.cache
+def _entries(path: Path) -> tuple[Entry, ...]:
+    return tuple(file_entries(path))

@@ -1,0 +1,84 @@
+"""Plain mappings into frozen dataclasses, strictly, on the standard library alone.
+
+Pydantic does this for queries; here it would take longer to import than the whole look-up may last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hp_tool.errors import InputError
+
+T = TypeVar("T")
+
+
+def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None) -> T:
+    """An instance of a dataclass; an unknown key, a wrong type or a missing value is an InputError that names it.
+
+    `field` is the dotted path of the mapping in the query, `origin` the file it stands in, if any.
+    """
+    prefix = f"{origin}: {mapping.get('name', '')}: " if origin else ""
+    hints, required = _shape(cls)
+    try:
+        for key in mapping:
+            if key not in hints:
+                raise InputError(f"unknown key {key!r}{nearest(key, hints)}", field=f"{field}.{key}")
+        if missing := sorted(required - mapping.keys()):
+            raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
+        return cls(**{key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()})
+    except InputError as error:
+        raise InputError(f"{prefix}{error.message}", field=error.field) from None
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """`; did you mean 'x', 'y'?`, or nothing where no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+
+
+@functools.cache
+def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Type hints of a dataclass's fields, and the names of those without a default."""
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    missing = dataclasses.MISSING
+    required = frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing)
+    return {f.name: hints[f.name] for f in fields}, required
+
+
+def _checked(value: Any, hint: Any, field: str) -> Any:
+    """The value where it is of the hinted type (an int serves as a float, a whole float as an int)."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is types.NoneType and value is None:
+            return None
+        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
+            return value
+        if typing.get_origin(option) is dict and isinstance(value, Mapping):
+            key_hint, value_hint = typing.get_args(option)
+            return {_checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}") for k, v in value.items()}
+        if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if option is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if isinstance(option, type) and type(value) is option:
+            return value
+    raise InputError(f"{field.rsplit('.', 1)[-1]} {value!r} is not {_describe(options)}", field=field)
+
+
+def _describe(options: tuple[Any, ...]) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    parts = []
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            parts.append("one of " + ", ".join(map(str, typing.get_args(option))))
+        else:
+            parts.append(words.get(option, "a mapping"))
+    return " or ".join(parts)
