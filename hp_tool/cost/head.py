@@ -1,0 +1,61 @@
+"""The ends of the model: embedding on the first stage, output layer and loss on the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.communication import ring_seconds
+from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
+from hp_tool.cost.layer import activation_element_bytes
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "fused": 14.0}
+"""Bytes the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to fp32 (2+4), maximum (4),
+subtraction (8), exponential (8), sum (4), division (8), gradient in place and cast (6). Fused: two passes over 16 bit
+and fp32 in registers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTime:
+    """Seconds per micro-batch, forward and backward together; arrays of shape (n,)."""
+
+    embedding: FloatArray
+    output: FloatArray
+    output_communication: FloatArray
+    """Tensor-parallel collectives around the output layer and inside the loss."""
+
+
+def head_time(
+    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
+) -> HeadTime:
+    """Embedding look-up, output matmul (three times), loss over V/t logits."""
+    c, gpu, e = candidates, cluster.gpu, activation_element_bytes(workload)
+    t = c.tensor_parallel_size.astype(np.float64)
+    tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
+    shards = np.where(c.sequence_parallel > 0, t, 1.0)
+    h, local_vocab = float(model.hidden_size), model.vocab_size / t
+
+    # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
+    embedding = elementwise_seconds(tokens * h * (4.0 * e + 8.0) / shards, kernels=4.0, gpu=gpu, profile=profile)
+    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    output = 2.0 * matmul_seconds(tokens, local_vocab, h, **matmul)
+    output = output + matmul_seconds(local_vocab, h, tokens, output_bytes=8.0, **matmul)
+    loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]
+    output = output + elementwise_seconds(loss_traffic, kernels=10.0, gpu=gpu, profile=profile)
+
+    # Input gathered forward (with SP) and its gradient reduced backward; the loss reduces three fp32 numbers a token.
+    group = {"group_size": c.tensor_parallel_size, "stride": np.ones_like(c.tensor_parallel_size)}
+    wire = tokens * h * e * (t - 1.0) / t
+    around = np.where(
+        c.sequence_parallel > 0,
+        3.0 * ring_seconds(wire, cluster=cluster, profile=profile, **group),
+        ring_seconds(2.0 * wire, cluster=cluster, profile=profile, **group),
+    )
+    inside = 3.0 * ring_seconds(8.0 * tokens * (t - 1.0) / t, cluster=cluster, profile=profile, **group)
+    return HeadTime(embedding=embedding, output=output, output_communication=around + inside)
