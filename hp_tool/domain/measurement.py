@@ -68,6 +68,8 @@ class Measurement:
     peak_reserved_bytes: int | None = None
     """Largest memory the allocator held, over the ranks."""
     peak_memory_bytes_per_rank: tuple[int, ...] = ()
+    peak_memory_source: Literal["cuda_allocator", "resident_set_growth"] | None = None
+    """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the model was built."""
     losses: tuple[float, ...] = ()
     """Loss of each step, warm-up included: a run that trained shows it."""
     fidelity: Fidelity = Fidelity()

@@ -1,0 +1,106 @@
+"""One rank of a profile run: request in, training steps, result out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.profiler.files import failure_path, read_request, write_measurement
+
+_LOG_TAIL_CHARACTERS = 4096
+
+
+def main() -> int:
+    """Exit code 0 where the result was written, 1 where this rank left a failure file instead."""
+    parser = argparse.ArgumentParser(prog="python -m hp_tool.profiler", description=__doc__)
+    parser.add_argument("request", type=Path)
+    parser.add_argument("result", type=Path)
+    arguments = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        measurement = profile(read_request(arguments.request))
+        if rank == 0:
+            write_measurement(arguments.result, measurement)
+    except Exception as error:
+        traceback.print_exc()
+        write_measurement(failure_path(arguments.result, rank=rank), failure(error, rank=rank))
+        return 1
+    return 0
+
+
+def profile(request: ProfileRequest) -> Measurement:
+    """Train as the request says. Every rank calls it and gets the same answer; raises whatever went wrong here."""
+    from hp_tool.profiler import support
+
+    support.check(request)
+    started = time.monotonic()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron overlaps TP communication only under this setting
+    warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*")  # said by six modules on every rank
+
+    from hp_tool.profiler import backend
+
+    device = backend.start(request)
+    if device.type == "cpu":
+        from hp_tool.profiler import cpu_shim
+
+        cpu_shim.install()
+    from torch import distributed
+
+    from hp_tool.profiler import model, training
+    from hp_tool.profiler.memory import MemoryMeter
+
+    meter = MemoryMeter(device)
+    chunks = model.build(request, device=device)
+    steps = training.train(request, chunks, device=device)
+    peaks: list = [None] * request.num_gpus
+    distributed.all_gather_object(peaks, meter.peak())
+    measured = steps.times_s[request.warmup_steps :]
+    step_s = statistics.median(measured)
+    tokens = request.training.global_batch_size * request.training.sequence_length
+    return Measurement(
+        status="ok",
+        step_s=step_s,
+        step_s_spread=training.interquartile_range(measured),
+        step_times_s=measured,
+        tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
+        peak_memory_bytes=max(peak.allocated for peak in peaks),
+        peak_reserved_bytes=max(peak.reserved for peak in peaks),
+        peak_memory_bytes_per_rank=tuple(peak.allocated for peak in peaks),
+        peak_memory_source=meter.source,
+        losses=steps.losses,
+        fidelity=request.fidelity,
+        hardware=backend.hardware(request, device=device),
+        versions=backend.versions(),
+        wall_s=time.monotonic() - started,
+    )
+
+
+def failure(error: Exception, *, rank: int) -> Measurement:
+    """This rank's account of why the run ended."""
+    status = "crashed"
+    if "torch" in sys.modules:
+        from hp_tool.profiler.memory import is_out_of_memory
+
+        status = "oom" if is_out_of_memory(error) else "crashed"
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return Measurement(
+        status=status,
+        cause=f"rank {rank}: {type(error).__name__}: {first_line}",
+        log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
+    )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: gloo's threads sometimes abort the interpreter's shutdown after the result is safe, and NCCL's
+    # communicators hang it after a failure.
+    os._exit(code)

@@ -1,0 +1,71 @@
+"""The devices of this run and the process group over them: CUDA with NCCL, or one CPU thread a process with gloo."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+from torch import distributed
+
+from hp_tool.domain.measurement import Hardware, ProfileRequest
+from hp_tool.errors import InputError
+
+
+def start(request: ProfileRequest) -> torch.device:
+    """Take this rank's device and join the process group. Raises InputError where the machine is not the one asked for."""
+    cpu = request.gpu == "cpu"
+    if not cpu and not torch.cuda.is_available():
+        raise InputError(f"the request is for {request.gpu}, but torch sees no CUDA device here")
+    if (world := int(os.environ["WORLD_SIZE"])) != request.num_gpus:
+        raise InputError(f"the request is for {request.num_gpus} processes, but {world} were started")
+    if cpu:
+        torch.set_num_threads(1)
+        device = torch.device("cpu")
+    else:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    # A rank that waits for a failed one gives up at the run's own limit instead of torch's half hour.
+    distributed.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=request.timeout_s))
+    return device
+
+
+def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
+    """The machine this run belongs to; a collective call."""
+    hosts: list[str | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(hosts, socket.gethostname())
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    places = psutil.cpu_count(logical=False) or os.cpu_count() or 1 if device.type == "cpu" else torch.cuda.device_count()
+    return Hardware(
+        gpu=request.gpu,
+        device_name=_cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        num_gpus=request.num_gpus,
+        hosts=tuple(dict.fromkeys(host for host in hosts if host)),
+        oversubscription=max(1.0, local * (torch.get_num_threads() if device.type == "cpu" else 1) / places),
+    )
+
+
+def versions() -> dict[str, str]:
+    """The software that decides speed and memory, by package."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    for package in ("megatron-core", "transformer-engine", "hp-tool"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

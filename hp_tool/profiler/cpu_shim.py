@@ -1,0 +1,77 @@
+"""Lets Megatron Core, which names CUDA outright, run on a CPU. Call `install()` before the first megatron import.
+
+Nothing is emulated: devices become the CPU, streams and synchronisation become nothing, and the CUDA generator becomes
+the CPU's, so that Megatron's own RNG tracker and checkpointing run unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_CPU = torch.device("cpu")
+
+
+def install() -> None:
+    """Patch torch for this process."""
+    # Compiling small fused kernels costs more than a profile run on a CPU, and importing the compiler two seconds.
+    torch.compile = _no_compile  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_, **__: None
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    torch.cuda.Stream = torch.cuda.Event = _Stream  # type: ignore[misc,assignment]
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()  # type: ignore[assignment,return-value]
+    torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment,return-value]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
+    torch.Tensor.type = _cuda_type_names(torch.Tensor.type)  # type: ignore[method-assign,assignment]
+    for factory in ("empty", "full", "ones", "tensor", "zeros"):
+        setattr(torch, factory, _on_cpu(getattr(torch, factory)))
+
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+class _Stream:
+    """A stream or event on a device that has none."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait_stream(self, _: object) -> None: ...
+
+    def wait_event(self, _: object) -> None: ...
+
+    def record_event(self, _: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
+    return function if function is not None else lambda wrapped: wrapped
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A tensor factory for which device="cuda" means the CPU."""
+
+    @functools.wraps(factory)
+    def create(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return factory(*args, device=_CPU if device == "cuda" else device, **kwargs)
+
+    return create
+
+
+def _cuda_type_names(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tensor.type() that answers torch.cuda.FloatTensor: the distributed optimizer sorts parameters by that name."""
+
+    @functools.wraps(original)
+    def type_of(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+
+    return type_of

@@ -1,0 +1,50 @@
+"""Synthetic tokens: the same global batch at every step and under every division, so that a model that trains lowers its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+
+from hp_tool.domain.measurement import ProfileRequest
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Tensors of shape [micro_batch_size, sequence_length]."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+
+
+def num_micro_batches(request: ProfileRequest) -> int:
+    """Micro-batches a pipeline runs per step: B / (d b)."""
+    parallel = request.parallel
+    return request.training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)
+
+
+def micro_batches(request: ProfileRequest, *, device: torch.device) -> list[MicroBatch]:
+    """One step's micro-batches of this data-parallel rank; each sample depends on the seed and its number alone."""
+    size, rank = request.parallel.micro_batch_size, parallel_state.get_data_parallel_rank()
+    sequence = request.training.sequence_length
+    positions = torch.arange(sequence, device=device).expand(size, sequence)
+    batches = []
+    for step in range(num_micro_batches(request)):
+        first = (step * request.parallel.data_parallel_size + rank) * size
+        samples = torch.stack([_sample(request, number) for number in range(first, first + size)]).to(device)
+        batches.append(MicroBatch(tokens=samples[:, :-1].contiguous(), labels=samples[:, 1:].contiguous(), position_ids=positions))
+    return batches
+
+
+def iterators(batches: list[MicroBatch]) -> list[Iterator[MicroBatch]]:
+    """An iterator per model chunk: interleaving passes every micro-batch through each chunk of this rank."""
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    return [iter(batches) for _ in range(chunks)]
+
+
+def _sample(request: ProfileRequest, number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
+    return torch.randint(request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator)

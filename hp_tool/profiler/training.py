@@ -1,0 +1,140 @@
+"""Real optimizer steps over the built model, timed one by one."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
+from torch import distributed
+
+from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.profiler import data
+
+_LEARNING_RATE = 1e-4
+_LOSS_SCALE = 2.0**12  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What every rank knows after training; warm-up included."""
+
+    times_s: tuple[float, ...]
+    """The slowest rank's seconds, step by step."""
+    losses: tuple[float, ...]
+    """Mean over the global batch."""
+    grad_norms: tuple[float, ...]
+
+
+def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device) -> Steps:
+    """Run warm-up and measured steps. Raises ArithmeticError where the loss is not finite or fp16 skipped a step."""
+    optimizer = _optimizer(request, chunks)
+    config = get_model_config(chunks[0])
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    schedule = get_forward_backward_func()
+    batches = data.micro_batches(request, device=device)
+    times, losses, norms = [], [], []
+    for step in range(request.warmup_steps + request.steps):
+        distributed.barrier()
+        _synchronize(device)
+        started = time.perf_counter()
+        loss, norm = _step(request, chunks, optimizer, schedule, batches)
+        _synchronize(device)
+        times.append(time.perf_counter() - started)
+        losses.append(loss)
+        norms.append(norm)
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True) and parallel_state.get_tensor_model_parallel_rank() == 0:
+            print(f"step {step + 1}: {times[-1]:.4f} s, loss {float(loss):.4f}, gradient norm {norm:.4f}", flush=True)
+    return _over_ranks(times, losses, norms, device=device)
+
+
+def interquartile_range(values: tuple[float, ...]) -> float:
+    """Spread of the middle half; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def _optimizer(request: ProfileRequest, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
+    precision = request.training.precision
+    config = OptimizerConfig(
+        optimizer=request.training.optimizer,
+        lr=_LEARNING_RATE,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        params_dtype=get_model_config(chunks[0]).params_dtype,
+        initial_loss_scale=_LOSS_SCALE,
+        use_distributed_optimizer=request.parallel.zero_stage == 1,
+        clip_grad=1.0,
+    )
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+def _step(
+    request: ProfileRequest,
+    chunks: list[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    schedule: Any,
+    batches: list[data.MicroBatch],
+) -> tuple[torch.Tensor, float]:
+    """One optimizer step under Megatron's schedule -> (sum of this rank's micro-batch losses / their number, gradient norm)."""
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    iterators = data.iterators(batches)
+    interleaved = len(chunks) > 1
+    results = schedule(
+        forward_step_func=_forward,
+        data_iterator=iterators if interleaved else iterators[0],
+        model=chunks if interleaved else chunks[0],
+        num_microbatches=len(batches),
+        seq_length=request.training.sequence_length,
+        micro_batch_size=request.parallel.micro_batch_size,
+        forward_only=False,
+    )
+    updated, norm, _zeros = optimizer.step()
+    if not updated:
+        raise ArithmeticError("fp16 gradients overflowed and the optimizer skipped a step")
+    loss = torch.stack([result["loss"] for result in results]).mean() if results else torch.zeros(())
+    return loss, float(norm)
+
+
+def _forward(batches: Iterator[data.MicroBatch], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    """Megatron's forward_step_func: one micro-batch through one chunk."""
+    batch = next(batches)
+    output = chunk(batch.tokens, batch.position_ids, attention_mask=None, labels=batch.labels)
+    return output, _loss
+
+
+def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = token_losses.float().mean()
+    return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _over_ranks(times: list[float], losses: list[torch.Tensor], norms: list[float], *, device: torch.device) -> Steps:
+    """Slowest time and mean loss over the ranks; only the last stages know losses, so the others count as nothing."""
+    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
+    last = float(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+    sums = torch.tensor([*(float(loss) * last for loss in losses), last], dtype=torch.float64, device=device)
+    distributed.all_reduce(sums)
+    means = tuple((sums[:-1] / sums[-1]).tolist())
+    if not all(map(math.isfinite, means)):
+        raise ArithmeticError(f"the loss is not finite: {means}")
+    return Steps(times_s=tuple(slowest.tolist()), losses=means, grad_norms=tuple(norms))
