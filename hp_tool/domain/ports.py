@@ -134,7 +134,10 @@ class Store(Protocol):
         """How many there are of each state, zeros included."""
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
-        """A waiting search is cancelled at once, a running one is asked through `requested`; an ended one: ConflictError."""
+        """A waiting search without open runs is cancelled at once, any other is asked through `requested`.
+
+        Cancelling twice is harmless; a search that succeeded or failed is a ConflictError.
+        """
 
     def request_pause(self, *, search_id: str) -> SearchRecord: ...
 
@@ -163,7 +166,10 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End it as succeeded, failed or cancelled, and let go."""
+        """End it as succeeded, failed or cancelled, and let go.
+
+        Only a failed search may leave open runs behind (for whoever resumes it); otherwise they are a ConflictError.
+        """
 
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None: ...
 

@@ -1,0 +1,149 @@
+"""What every part of the store stands on: transactions, the clock, the lease check, events, idempotency keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchState
+from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
+from hp_tool.store import tables
+from hp_tool.store.engine import WRITES
+from hp_tool.store.types import row_dict
+
+
+class StoreBase:
+    """An engine and the transactions on it."""
+
+    def __init__(self, *, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with translated_errors(self._engine), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with translated_errors(self._engine), self._engine.execution_options(**{WRITES: True}).begin() as connection:
+            yield connection
+
+
+@contextmanager
+def translated_errors(engine: sa.Engine) -> Iterator[None]:
+    """The driver's troubles as a StoreError that names the database without its password and repeats no parameters."""
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.ProgrammingError, sa.exc.TimeoutError) as error:
+        cause = getattr(error, "orig", None) or error
+        first_line = (str(cause).splitlines() or [type(cause).__name__])[0]
+        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}") from error
+
+
+def now(connection: sa.Connection) -> datetime:
+    """The database's clock, which judges leases. SQLite runs inside its users, all on one host, so its clock is ours."""
+    if connection.dialect.name == "sqlite":
+        return datetime.now(UTC)
+    instant: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+    return instant.astimezone(UTC)
+
+
+def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
+    """A search's row, which nobody else changes until this transaction ends (SQLite: nobody else writes at all)."""
+    row = connection.execute(
+        sa.select(tables.searches).where(tables.searches.c.id == search_id).with_for_update()
+    ).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no search {search_id!r}", field="search_id")
+    return row
+
+
+def held_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
+    """The row of a search that `lease` still coordinates. ConflictError for a late coordinator, before it changed anything."""
+    row = locked_search(connection, lease.search_id)
+    if row.state != SearchState.RUNNING or row.lease_token != lease.token:
+        raise ConflictError(
+            f"search {lease.search_id} is no longer coordinated by {lease.holder} (token {lease.token}): "
+            f"it is {row.state}, token {row.lease_token}",
+            code="lease_lost",
+        )
+    return row
+
+
+def add_event(connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime) -> EventRecord:
+    """Append to a search's log. The counter in the search's locked row keeps `seq` without gaps and in commit order."""
+    advanced = (
+        sa.update(tables.searches)
+        .where(tables.searches.c.id == search_id)
+        .values(last_event=tables.searches.c.last_event + 1, updated_at=at)
+        .returning(tables.searches.c.last_event)
+    )
+    values = {
+        "search_id": search_id,
+        "seq": connection.execute(advanced).scalar_one(),
+        "kind": kind,
+        "payload": payload,
+        "at": at,
+    }
+    connection.execute(sa.insert(tables.events).values(values))
+    return EventRecord(**values)
+
+
+def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, after an InputError for text that a column cannot hold. (SQLite would take it, PostgreSQL fail.)"""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            continue
+        length = getattr(table.c[name].type, "length", None)
+        if length is not None and len(value) > length:
+            raise InputError(f"{name} has {len(value)} characters; it may have {length}", field=name)
+        if "\0" in value:
+            raise InputError(f"{name} holds a NUL character", field=name)
+    return values
+
+
+def insert_if_new(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
+    """Insert unless a unique key forbids it; a concurrent insert of the same key is waited for. True: inserted."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    return connection.execute(insert(table).values(checked(table, values)).on_conflict_do_nothing()).rowcount == 1
+
+
+def first_use(
+    connection: sa.Connection,
+    *,
+    scope: str,
+    owner: str | None,
+    key: str | None,
+    fingerprint: str,
+    resource_id: str,
+    at: datetime,
+) -> str:
+    """The id that stands under an idempotency key: `resource_id` at its first use, the first one's id ever after.
+
+    ConflictError where the key came with something else before.
+    """
+    if key is None:
+        return resource_id
+    table = tables.idempotency_keys
+    values = {
+        "scope": scope,
+        "owner": owner or "",
+        "key": key,
+        "fingerprint": fingerprint,
+        "resource_id": resource_id,
+        "created_at": at,
+    }
+    if insert_if_new(connection, table, values):
+        return resource_id
+    known = table.c.scope == scope, table.c.owner == values["owner"], table.c.key == key
+    first = row_dict(connection.execute(sa.select(table).where(*known)).one())
+    if first["fingerprint"] != fingerprint:
+        raise ConflictError(
+            "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
+        )
+    return str(first["resource_id"])

@@ -1,0 +1,35 @@
+"""Domain values to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import JsonObject
+from hp_tool.errors import InputError
+
+T = TypeVar("T")
+ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (ParallelConfig, Fidelity, Measurement)}
+
+
+def encode(value: Any, *, field: str) -> JsonObject:
+    """A dataclass or mapping as a JSON object. InputError names `field` where it holds NaN, infinity or no JSON at all."""
+    try:
+        encoded = to_jsonable_python(value, inf_nan_mode="constants")
+        json.dumps(encoded, allow_nan=False)
+    except ValueError as error:  # covers pydantic's serialization error
+        raise InputError(f"{field} cannot be stored as JSON: {error}", field=field) from error
+    if not isinstance(encoded, dict):
+        raise InputError(f"{field} must be a JSON object, not {type(value).__name__}", field=field)
+    return encoded
+
+
+def decode(kind: type[T], value: JsonObject) -> T:
+    """A stored JSON object as the dataclass it was; fields that a newer version added are passed over."""
+    decoded: T = ADAPTERS[kind].validate_python(value, extra="ignore")
+    return decoded

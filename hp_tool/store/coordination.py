@@ -1,0 +1,113 @@
+"""The lease on a search, and what its coordinator writes about the search as a whole."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import sqlalchemy as sa
+
+from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
+from hp_tool.errors import ConflictError, InputError
+from hp_tool.store import tables
+from hp_tool.store.base import StoreBase, add_event, held_search, now
+from hp_tool.store.codec import encode
+from hp_tool.store.searches import open_runs, read_search, update_search
+
+SEARCH = tables.searches
+NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
+
+
+class Coordination(StoreBase):
+    """The part of `Store` that claims a search and writes under its lease."""
+
+    def claim_search(self, *, holder: str, lease_s: float, search_id: str | None = None) -> tuple[SearchRecord, Lease] | None:
+        with self._writing() as connection:
+            at = now(connection)
+            expired = sa.and_(SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at)
+            free = sa.select(SEARCH.c.id, SEARCH.c.started_at, SEARCH.c.lease_token)
+            if search_id is None:
+                free = free.where(sa.or_(SEARCH.c.state == SearchState.QUEUED, expired))
+                # Rows that another claimant is just taking are passed over instead of waited for.
+                free = free.order_by(SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id).with_for_update(
+                    skip_locked=True
+                )
+            else:
+                waiting = SEARCH.c.state.in_((SearchState.QUEUED, SearchState.PAUSED))
+                free = free.where(SEARCH.c.id == search_id, sa.or_(waiting, expired)).with_for_update()
+            row = connection.execute(free.limit(1)).one_or_none()
+            if row is None:
+                return None
+            update_search(
+                connection,
+                row.id,
+                at=at,
+                state=SearchState.RUNNING,
+                lease_holder=holder,
+                lease_token=row.lease_token + 1,
+                lease_expires_at=at + _positive(lease_s),
+                heartbeat_at=at,
+                started_at=row.started_at or at,
+            )
+            record = read_search(connection, row.id)
+            assert record.lease is not None  # running searches have one
+            return record, record.lease
+
+    def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
+        with self._writing() as connection:
+            held_search(connection, lease)
+            at = now(connection)
+            update_search(connection, lease.search_id, at=at, lease_expires_at=at + _positive(lease_s), heartbeat_at=at)
+            return read_search(connection, lease.search_id)
+
+    def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
+        with self._writing() as connection:
+            row = held_search(connection, lease)
+            # A cancel that was asked for still has to be carried out, so the search waits for its next coordinator.
+            cancelling = row.requested == "cancel"
+            pausing = not cancelling and (paused or row.requested == "pause")
+            state = SearchState.PAUSED if pausing else SearchState.QUEUED
+            requested = row.requested if cancelling else None
+            update_search(connection, lease.search_id, at=now(connection), state=state, requested=requested, **NO_LEASE)
+            return read_search(connection, lease.search_id)
+
+    def finish_search(
+        self,
+        *,
+        lease: Lease,
+        state: SearchState,
+        stopped_because: str | None = None,
+        result: JsonObject | None = None,
+        error: JsonObject | None = None,
+    ) -> SearchRecord:
+        if not state.ended:
+            raise InputError(f"a search ends as succeeded, failed or cancelled, not {state}", field="state")
+        values = {
+            "stopped_because": stopped_because,
+            "result": None if result is None else encode(result, field="result"),
+            "error": None if error is None else encode(error, field="error"),
+        }
+        with self._writing() as connection:
+            held_search(connection, lease)
+            if state is not SearchState.FAILED and (unfinished := open_runs(connection, lease.search_id)):
+                raise ConflictError(f"search {lease.search_id} still has {unfinished} open runs: finish or abandon them first")
+            at = now(connection)
+            update_search(connection, lease.search_id, at=at, state=state, finished_at=at, requested=None, **values, **NO_LEASE)
+            return read_search(connection, lease.search_id)
+
+    def set_progress(self, *, lease: Lease, progress: JsonObject) -> None:
+        progress = encode(progress, field="progress")
+        with self._writing() as connection:
+            held_search(connection, lease)
+            update_search(connection, lease.search_id, at=now(connection), progress=progress)
+
+    def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord:
+        payload = encode(payload, field="payload")
+        with self._writing() as connection:
+            held_search(connection, lease)
+            return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
+
+
+def _positive(lease_s: float) -> timedelta:
+    if lease_s <= 0:
+        raise InputError(f"lease_s is {lease_s}; a lease lasts longer than nothing", field="lease_s")
+    return timedelta(seconds=lease_s)

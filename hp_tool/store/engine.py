@@ -1,0 +1,89 @@
+"""From a URL to a SQLAlchemy engine set up for many writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from platformdirs import user_data_path
+from sqlalchemy.engine import URL, make_url
+
+from hp_tool.errors import InputError, MissingExtraError
+
+ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
+BUSY_TIMEOUT_S = 30.0
+"""How long a writer waits for its turn on SQLite; a transaction of ours takes about a millisecond."""
+WRITES = "hp_writes"
+"""Execution option: this transaction will write."""
+
+
+def database_url(url: str | None = None) -> str:
+    """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a password: see `masked`."""
+    return (
+        url or os.environ.get(ENVIRONMENT_VARIABLE) or f"sqlite:///{user_data_path('hp-tool', appauthor=False)}/hp_tool.sqlite3"
+    )
+
+
+def parse_url(url: str) -> URL:
+    """Check a URL and name the driver. InputError says what is expected, never the URL itself: it may hold a password."""
+    expected = "expected sqlite:////absolute/path.sqlite3 or postgresql://user@host/database"
+    try:
+        parsed = make_url(url)
+    except sa.exc.ArgumentError:
+        raise InputError(f"the database URL cannot be read; {expected}", field=ENVIRONMENT_VARIABLE) from None
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if parsed.database in (None, "", ":memory:"):
+            raise InputError(
+                f"an in-memory database cannot be shared between processes; {expected}", field=ENVIRONMENT_VARIABLE
+            )
+        return parsed.set(drivername="sqlite")
+    if backend in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise InputError(f"no support for {backend} databases; {expected}", field=ENVIRONMENT_VARIABLE)
+
+
+def masked(url: str) -> str:
+    """The URL for people and logs, without its password."""
+    return parse_url(url).render_as_string(hide_password=True)
+
+
+def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
+    """An engine with transactions that wait for each other instead of failing.
+
+    foreign_keys=False is for migrations, which on SQLite rebuild tables. MissingExtraError without PostgreSQL's driver.
+    """
+    parsed = parse_url(url)
+    # A NaN in JSON would be accepted by SQLite and break every reader after it.
+    common: dict[str, Any] = {"json_serializer": partial(json.dumps, allow_nan=False), "hide_parameters": True}
+    if parsed.get_backend_name() == "postgresql":
+        if find_spec("psycopg") is None:
+            raise MissingExtraError("PostgreSQL needs the postgresql extra: pip install 'hp-tool[postgresql]'")
+        return sa.create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10}, **common)
+    Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S}, **common)
+    _set_up_sqlite(engine, foreign_keys=foreign_keys)
+    return engine
+
+
+def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None  # transactions begin below, not where the driver guesses
+        if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+        connection.execute("PRAGMA synchronous = NORMAL")  # with WAL: safe against a crash of any process, four times faster
+        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # A transaction that reads first and writes later fails at once when another wrote in between, whatever the
+        # timeout. Taking the write lock at the start makes it wait its turn.
+        writes = connection.get_execution_options().get(WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,117 @@
+"""Measurements: of our own runs, reported by trainings, imported from files."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from hp_tool.domain.digests import configuration_digest, json_digest
+from hp_tool.domain.measurement import Measurement, MeasurementStatus
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import MeasurementRecord, MeasurementSource, NewMeasurement, Page
+from hp_tool.errors import InputError, NotFoundError
+from hp_tool.store import tables
+from hp_tool.store.base import StoreBase, checked, first_use, now
+from hp_tool.store.codec import decode, encode
+from hp_tool.store.paging import fetch_page
+from hp_tool.store.types import new_id, row_dict
+
+MEASUREMENT = tables.measurements
+# Kept a second time as columns, to filter and plot by without opening the JSON.
+NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
+
+
+class Measurements(StoreBase):
+    """The part of `Store` about measurements."""
+
+    def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord:
+        fingerprint = json_digest(encode(measurement, field="measurement"))
+        with self._writing() as connection:
+            at = now(connection)
+            new = new_id()
+            stands = first_use(
+                connection,
+                scope="measurements",
+                owner=measurement.owner,
+                key=idempotency_key,
+                fingerprint=fingerprint,
+                resource_id=new,
+                at=at,
+            )
+            if stands == new:
+                insert_measurement(connection, measurement=measurement, at=at, measurement_id=new)
+            return read_measurement(connection, stands)
+
+    def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
+        with self._reading() as connection:
+            return read_measurement(connection, measurement_id)
+
+    def measurements(
+        self,
+        *,
+        cluster_key: str | None = None,
+        gpu: str | None = None,
+        framework: str | None = None,
+        model: str | None = None,
+        source: MeasurementSource | None = None,
+        status: MeasurementStatus | None = None,
+        search_id: str | None = None,
+        problem_digest: str | None = None,
+        digest: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[MeasurementRecord]:
+        filters = {
+            "cluster_key": cluster_key,
+            "gpu": gpu,
+            "framework": framework,
+            "model": model,
+            "source": source,
+            "status": status,
+            "search_id": search_id,
+            "problem_digest": problem_digest,
+            "digest": digest,
+        }
+        query = sa.select(MEASUREMENT)
+        for name, wanted in filters.items():
+            if wanted is not None:
+                query = query.where(MEASUREMENT.c[name] == wanted)
+        with self._reading() as connection:
+            return fetch_page(connection, table=MEASUREMENT, query=query, limit=limit, cursor=cursor, record=measurement_record)
+
+
+def insert_measurement(
+    connection: sa.Connection,
+    *,
+    measurement: NewMeasurement,
+    at: datetime,
+    measurement_id: str | None = None,
+    search_id: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """Store a measurement; a run's second one violates its unique run_id."""
+    if not 0.0 <= measurement.trust <= 1.0:
+        raise InputError(f"trust is {measurement.trust}; it must be from 0 to 1", field="trust")
+    values = encode(measurement, field="measurement")
+    numbers = {name: values["measurement"][name] for name in NUMBERS}
+    digest = configuration_digest(parallel=measurement.parallel, fidelity=measurement.measurement.fidelity)
+    ids = {"id": measurement_id or new_id(), "search_id": search_id, "run_id": run_id, "digest": digest, "created_at": at}
+    connection.execute(sa.insert(MEASUREMENT).values(checked(MEASUREMENT, ids | values | numbers)))
+
+
+def measurement_record(row: sa.Row[Any]) -> MeasurementRecord:
+    """A row of hp_measurements as a record."""
+    values = {name: value for name, value in row_dict(row).items() if name not in NUMBERS}
+    values["parallel"] = decode(ParallelConfig, values["parallel"])
+    values["measurement"] = decode(Measurement, values["measurement"])
+    return MeasurementRecord(**values)
+
+
+def read_measurement(connection: sa.Connection, measurement_id: str) -> MeasurementRecord:
+    """One measurement, or NotFoundError."""
+    row = connection.execute(sa.select(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
+    return measurement_record(row)

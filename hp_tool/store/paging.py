@@ -1,0 +1,60 @@
+"""Pages of a list, newest first, by (created_at, id): no page is slower than another and none skips a row."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from hp_tool.domain.records import Page
+from hp_tool.errors import InputError
+from hp_tool.store.types import UtcDateTime
+
+MAX_LIMIT = 1000
+T = TypeVar("T")
+
+
+def fetch_page(
+    connection: sa.Connection,
+    *,
+    table: sa.Table,
+    query: sa.Select[Any],
+    limit: int,
+    cursor: str | None,
+    record: Callable[[sa.Row[Any]], T],
+) -> Page[T]:
+    """Run `query`, which must select created_at and id of `table`, for one page."""
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
+    if cursor is not None:
+        at, last = _decode(cursor)
+        query = query.where(
+            sa.tuple_(table.c.created_at, table.c.id) < sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
+        )
+    query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(limit + 1)
+    rows = connection.execute(query).all()
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return Page(items=tuple(map(record, shown)), next_cursor=_encode(shown[-1].created_at, shown[-1].id) if more else None)
+
+
+def _encode(at: datetime, last: str) -> str:
+    return base64.urlsafe_b64encode(f"{at.isoformat()}|{last}".encode()).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> tuple[datetime, str]:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        at, last = text.split("|")
+        instant = datetime.fromisoformat(at)
+        if instant.tzinfo is None:
+            raise ValueError("no time zone")
+    except (ValueError, binascii.Error):
+        raise InputError(
+            "cursor is not one that an earlier page answered; leave it out for the first page", field="cursor"
+        ) from None
+    return instant, last

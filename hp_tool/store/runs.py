@@ -1,0 +1,144 @@
+"""Profile runs of a search: intended, submitted, then finished or abandoned, always under the search's lease."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, RunRecord, RunState
+from hp_tool.errors import ConflictError, NotFoundError
+from hp_tool.store import tables
+from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
+from hp_tool.store.codec import decode, encode
+from hp_tool.store.measurements import insert_measurement
+from hp_tool.store.searches import read_search
+from hp_tool.store.types import new_id, row_dict
+
+RUN = tables.runs
+# The measurement of a run stands in one place, with the measurements; a run reads it from there.
+WITH_MEASUREMENT = sa.select(
+    RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
+).outerjoin_from(RUN, tables.measurements, tables.measurements.c.run_id == RUN.c.id)
+
+
+class Runs(StoreBase):
+    """The part of `Store` about profile runs."""
+
+    def intend_run(self, *, lease: Lease, parallel: ParallelConfig, fidelity: Fidelity, predicted: JsonObject) -> RunRecord:
+        digest = configuration_digest(parallel=parallel, fidelity=fidelity)
+        values = {
+            "parallel": encode(parallel, field="parallel"),
+            "fidelity": encode(fidelity, field="fidelity"),
+            "predicted": encode(predicted, field="predicted"),
+        }
+        search_id = lease.search_id
+        with self._writing() as connection:
+            held_search(connection, lease)
+            same = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(RUN.c.search_id == search_id, RUN.c.digest == digest)
+            last = connection.execute(same.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
+            if last is not None and last.state != RunState.ABANDONED:
+                return read_run(connection, last.id)
+            number = connection.execute(sa.select(sa.func.count()).where(RUN.c.search_id == search_id)).scalar_one()
+            at = now(connection)
+            run_id = new_id()
+            new = {
+                "id": run_id,
+                "search_id": search_id,
+                "number": number,
+                "digest": digest,
+                "attempt": 0 if last is None else last.attempt + 1,
+                "job_name": f"hp-{search_id}-r{number}-t{lease.token}",
+                "token": lease.token,
+                "state": RunState.INTENDED,
+                "created_at": at,
+            }
+            connection.execute(sa.insert(RUN).values(**new, **values))
+            return _told(connection, read_run(connection, run_id), at=at)
+
+    def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord:
+        with self._writing() as connection:
+            run = _held_run(connection, lease, run_id)
+            if run.state is RunState.SUBMITTED and run.handle == handle:
+                return run
+            if run.state not in (RunState.INTENDED, RunState.SUBMITTED):
+                raise ConflictError(f"run {run_id} is already {run.state}")
+            at = now(connection)
+            return _changed(
+                connection, run_id, at=at, state=RunState.SUBMITTED, handle=handle, submitted_at=run.submitted_at or at
+            )
+
+    def abandon_run(self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0) -> RunRecord:
+        with self._writing() as connection:
+            run = _held_run(connection, lease, run_id)
+            if run.state is RunState.ABANDONED:
+                return run
+            if run.state is RunState.FINISHED:
+                raise ConflictError(f"run {run_id} is already finished")
+            at = now(connection)
+            ended = {"state": RunState.ABANDONED, "cause": cause, "gpu_seconds": gpu_seconds, "finished_at": at}
+            return _changed(connection, run_id, at=at, **ended)
+
+    def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
+        with self._writing() as connection:
+            run = _held_run(connection, lease, run_id)
+            if run.state is RunState.FINISHED:
+                return run
+            if run.state is RunState.ABANDONED:
+                raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
+            at = now(connection)
+            insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
+            return _changed(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
+
+    def runs(self, *, search_id: str) -> list[RunRecord]:
+        with self._reading() as connection:
+            rows = connection.execute(WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
+            if not rows:
+                read_search(connection, search_id)  # none yet is one thing, no such search another
+            return [run_record(row) for row in rows]
+
+
+def run_record(row: sa.Row[Any]) -> RunRecord:
+    """A row of WITH_MEASUREMENT as a record."""
+    values = row_dict(row)
+    values["state"] = RunState(values["state"])
+    values["parallel"] = decode(ParallelConfig, values["parallel"])
+    values["fidelity"] = decode(Fidelity, values["fidelity"])
+    if values["measurement"] is not None:
+        values["measurement"] = decode(Measurement, values["measurement"])
+    return RunRecord(**values)
+
+
+def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
+    """One run, or NotFoundError."""
+    row = connection.execute(WITH_MEASUREMENT.where(RUN.c.id == run_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no run {run_id!r}", field="run_id")
+    return run_record(row)
+
+
+def _held_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
+    """A run of the search that `lease` coordinates; the search's lock guards its runs too."""
+    held_search(connection, lease)
+    run = read_run(connection, run_id)
+    if run.search_id != lease.search_id:
+        raise NotFoundError(f"search {lease.search_id} has no run {run_id!r}", field="run_id")
+    return run
+
+
+def _changed(connection: sa.Connection, run_id: str, *, at: datetime, **values: Any) -> RunRecord:
+    connection.execute(sa.update(RUN).where(RUN.c.id == run_id).values(checked(RUN, values)))
+    return _told(connection, read_run(connection, run_id), at=at)
+
+
+def _told(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
+    """Append the event of a run's new state."""
+    payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
+    if run.measurement is not None:
+        payload |= {"status": run.measurement.status, "step_s": run.measurement.step_s}
+    add_event(connection, search_id=run.search_id, kind="run", payload=payload, at=at)
+    return run

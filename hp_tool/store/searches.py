@@ -1,0 +1,173 @@
+"""Searches: created, listed and steered by anyone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.records import EventRecord, JsonObject, Lease, Page, RunState, SearchRecord, SearchState
+from hp_tool.errors import ConflictError, NotFoundError
+from hp_tool.store import tables
+from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_search, now
+from hp_tool.store.codec import encode
+from hp_tool.store.paging import fetch_page
+from hp_tool.store.types import new_id, row_dict
+
+SEARCH = tables.searches
+
+
+class Searches(StoreBase):
+    """The part of `Store` that needs no lease."""
+
+    def create_search(
+        self,
+        *,
+        query: JsonObject,
+        owner: str | None = None,
+        priority: int = 0,
+        paused: bool = False,
+        idempotency_key: str | None = None,
+    ) -> SearchRecord:
+        query = encode(query, field="query")
+        with self._writing() as connection:
+            at = now(connection)
+            new = new_id()
+            stands = first_use(
+                connection,
+                scope="searches",
+                owner=owner,
+                key=idempotency_key,
+                fingerprint=json_digest(query),
+                resource_id=new,
+                at=at,
+            )
+            if stands != new:
+                return read_search(connection, stands)
+            state = SearchState.PAUSED if paused else SearchState.QUEUED
+            values = {
+                "id": new,
+                "state": state,
+                "query": query,
+                "owner": owner,
+                "priority": priority,
+                "lease_token": 0,
+                "last_event": 0,
+                "progress": {},
+                "created_at": at,
+                "updated_at": at,
+            }
+            connection.execute(sa.insert(SEARCH).values(checked(SEARCH, values)))
+            add_event(connection, search_id=new, kind="state", payload={"state": state}, at=at)
+            return read_search(connection, new)
+
+    def get_search(self, *, search_id: str) -> SearchRecord:
+        with self._reading() as connection:
+            return read_search(connection, search_id)
+
+    def list_searches(
+        self, *, state: SearchState | None = None, owner: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[SearchRecord]:
+        query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
+        if state is not None:
+            query = query.where(SEARCH.c.state == state)
+        if owner is not None:
+            query = query.where(SEARCH.c.owner == owner)
+        with self._reading() as connection:
+            return fetch_page(connection, table=SEARCH, query=query, limit=limit, cursor=cursor, record=search_record)
+
+    def count_searches(self) -> dict[SearchState, int]:
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(SEARCH.c.state, sa.func.count()).group_by(SEARCH.c.state)).all()
+        counted: dict[str, int] = dict(map(tuple, rows))
+        return {state: counted.get(state, 0) for state in SearchState}
+
+    def request_cancel(self, *, search_id: str) -> SearchRecord:
+        with self._writing() as connection:
+            row = locked_search(connection, search_id)
+            if row.state in (SearchState.SUCCEEDED, SearchState.FAILED):
+                raise ConflictError(f"search {search_id} has already {row.state}")
+            at = now(connection)
+            if row.state == SearchState.RUNNING:
+                update_search(connection, search_id, at=at, requested="cancel")
+            elif row.state != SearchState.CANCELLED and open_runs(connection, search_id):
+                # Its jobs may still be running, so a coordinator has to end them.
+                update_search(connection, search_id, at=at, requested="cancel", state=SearchState.QUEUED)
+            elif row.state != SearchState.CANCELLED:
+                values = {"stopped_because": "cancelled", "finished_at": at, "requested": None}
+                update_search(connection, search_id, at=at, state=SearchState.CANCELLED, **values)
+            return read_search(connection, search_id)
+
+    def request_pause(self, *, search_id: str) -> SearchRecord:
+        with self._writing() as connection:
+            row = locked_search(connection, search_id)
+            if SearchState(row.state).ended or row.requested == "cancel":
+                raise ConflictError(f"search {search_id} cannot pause: it is {row.requested or row.state}")
+            at = now(connection)
+            if row.state == SearchState.RUNNING:
+                update_search(connection, search_id, at=at, requested="pause")
+            elif row.state == SearchState.QUEUED:
+                update_search(connection, search_id, at=at, state=SearchState.PAUSED)
+            return read_search(connection, search_id)
+
+    def resume_search(self, *, search_id: str) -> SearchRecord:
+        with self._writing() as connection:
+            row = locked_search(connection, search_id)
+            if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
+                raise ConflictError(f"search {search_id} cannot resume: it is {row.requested or row.state}")
+            at = now(connection)
+            if row.state == SearchState.RUNNING:
+                update_search(connection, search_id, at=at, requested=None)
+            elif row.state != SearchState.QUEUED:
+                fresh = {"error": None, "stopped_because": None, "finished_at": None, "requested": None}
+                update_search(connection, search_id, at=at, state=SearchState.QUEUED, **fresh)
+            return read_search(connection, search_id)
+
+    def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
+        table = tables.events
+        query = sa.select(table).where(table.c.search_id == search_id, table.c.seq > after).order_by(table.c.seq).limit(limit)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+            if not rows:
+                read_search(connection, search_id)  # no news is one thing, no such search another
+            return [EventRecord(**row_dict(row)) for row in rows]
+
+
+def search_record(row: sa.Row[Any]) -> SearchRecord:
+    """A row of hp_searches, perhaps without its result, as a record."""
+    values = row_dict(row)
+    values["state"] = SearchState(values["state"])
+    lease = {
+        "holder": values.pop("lease_holder"),
+        "token": values.pop("lease_token"),
+        "expires_at": values.pop("lease_expires_at"),
+        "heartbeat_at": values.pop("heartbeat_at"),
+    }
+    del values["last_event"]
+    held = values["state"] is SearchState.RUNNING
+    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if held else None)
+
+
+def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
+    """One search, or NotFoundError."""
+    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no search {search_id!r}", field="search_id")
+    return search_record(row)
+
+
+def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
+    """Change a locked search; a new state or request is told as an event."""
+    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
+    told = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
+    if told:
+        add_event(connection, search_id=search_id, kind="state", payload=told, at=at)
+
+
+def open_runs(connection: sa.Connection, search_id: str) -> int:
+    """How many runs of a search may have a job at the engine."""
+    table = tables.runs
+    unfinished = table.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
+    return connection.execute(sa.select(sa.func.count()).where(table.c.search_id == search_id, unfinished)).scalar_one()

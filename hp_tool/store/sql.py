@@ -1,0 +1,22 @@
+"""The store on SQLAlchemy: its parts put together."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from hp_tool.store.coordination import Coordination
+from hp_tool.store.knowledge import Knowledge
+from hp_tool.store.measurements import Measurements
+from hp_tool.store.runs import Runs
+from hp_tool.store.searches import Searches
+
+
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge):
+    """`hp_tool.domain.ports.Store` on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
+
+    def ping(self) -> None:
+        with self._reading() as connection:
+            connection.execute(sa.select(1))
+
+    def close(self) -> None:
+        self._engine.dispose()

@@ -1,0 +1,151 @@
+"""The tables. Names begin with hp_, so that Optuna's may live in the same database.
+
+A change here needs a migration; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from hp_tool.store.types import UtcDateTime, json_column
+
+PREFIX = "hp_"
+ID = sa.String(16)
+DIGEST = sa.String(64)
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+searches = sa.Table(
+    "hp_searches",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("query", json_column(), nullable=False),
+    sa.Column("owner", sa.String(200)),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("requested", sa.String(16)),
+    sa.Column("lease_holder", sa.String(200)),
+    sa.Column("lease_token", sa.Integer, nullable=False),
+    sa.Column("lease_expires_at", UtcDateTime),
+    sa.Column("heartbeat_at", UtcDateTime),
+    sa.Column("last_event", sa.Integer, nullable=False),
+    sa.Column("progress", json_column(), nullable=False),
+    sa.Column("result", json_column()),
+    sa.Column("error", json_column()),
+    sa.Column("stopped_because", sa.Text),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Column("started_at", UtcDateTime),
+    sa.Column("finished_at", UtcDateTime),
+    sa.Index(None, "created_at", "id"),
+    sa.Index(None, "owner", "created_at", "id"),
+    sa.Index(None, "state", "priority", "created_at"),
+)
+
+events = sa.Table(
+    "hp_events",
+    metadata,
+    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(64), nullable=False),
+    sa.Column("payload", json_column(), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+)
+
+runs = sa.Table(
+    "hp_runs",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("digest", DIGEST, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("parallel", json_column(), nullable=False),
+    sa.Column("fidelity", json_column(), nullable=False),
+    sa.Column("predicted", json_column(), nullable=False),
+    sa.Column("job_name", sa.String(64), nullable=False, unique=True),
+    sa.Column("token", sa.Integer, nullable=False),
+    sa.Column("handle", sa.Text),
+    sa.Column("gpu_seconds", sa.Double),
+    sa.Column("cause", sa.Text),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("submitted_at", UtcDateTime),
+    sa.Column("finished_at", UtcDateTime),
+    sa.UniqueConstraint("search_id", "number"),
+    sa.UniqueConstraint("search_id", "digest", "attempt"),
+)
+
+measurements = sa.Table(
+    "hp_measurements",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("source", sa.String(16), nullable=False),
+    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="SET NULL")),
+    sa.Column("run_id", ID, sa.ForeignKey("hp_runs.id", ondelete="SET NULL"), unique=True),
+    sa.Column("cluster_key", sa.String(200), nullable=False),
+    sa.Column("gpu", sa.String(100), nullable=False),
+    sa.Column("framework", sa.String(100), nullable=False),
+    sa.Column("model", sa.String(200), nullable=False),
+    sa.Column("query", json_column(), nullable=False),
+    sa.Column("parallel", json_column(), nullable=False),
+    sa.Column("problem_digest", DIGEST, nullable=False),
+    sa.Column("digest", DIGEST, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("step_s", sa.Double),
+    sa.Column("tokens_per_second_per_gpu", sa.Double),
+    sa.Column("peak_memory_bytes", sa.BigInteger),
+    sa.Column("measurement", json_column(), nullable=False),
+    sa.Column("predicted", json_column(), nullable=False),
+    sa.Column("trust", sa.Double, nullable=False),
+    sa.Column("owner", sa.String(200)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index(None, "created_at", "id"),
+    sa.Index(None, "cluster_key", "framework", "created_at", "id"),
+    sa.Index(None, "problem_digest", "digest"),
+    sa.Index(None, "search_id"),
+)
+
+calibrations = sa.Table(
+    "hp_calibrations",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("cluster_key", sa.String(200), nullable=False),
+    sa.Column("framework", sa.String(100), nullable=False),
+    sa.Column("model_family", sa.String(100), nullable=False),
+    sa.Column("payload", json_column(), nullable=False),
+    sa.Column("num_measurements", sa.Integer, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("cluster_key", "framework", "model_family", "version", name="uq_hp_calibrations_version"),
+    sa.Index(None, "created_at", "id"),
+)
+
+registrations = sa.Table(
+    "hp_registrations",
+    metadata,
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("name", sa.String(200), primary_key=True),
+    sa.Column("spec", json_column(), nullable=False),
+    sa.Column("owner", sa.String(200)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+)
+
+idempotency_keys = sa.Table(
+    "hp_idempotency_keys",
+    metadata,
+    sa.Column("scope", sa.String(32), primary_key=True),
+    sa.Column("owner", sa.String(200), primary_key=True),
+    sa.Column("key", sa.String(200), primary_key=True),
+    sa.Column("fingerprint", DIGEST, nullable=False),
+    sa.Column("resource_id", ID, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)

@@ -1,0 +1,42 @@
+"""Alembic's entry: runs the scripts on the connection that hp_tool.store.schema hands over.
+
+Developers write a new one with `alembic -c migrations/alembic.ini revision --autogenerate -m "what changes"`, on the
+database of HP_DATABASE_URL.
+"""
+
+import sqlalchemy as sa
+from alembic import context
+
+from hp_tool.store.engine import create_engine, database_url
+from hp_tool.store.schema import VERSION_TABLE, is_ours
+from hp_tool.store.tables import metadata
+from hp_tool.store.types import UtcDateTime
+
+
+def render_item(kind, item, autogen_context):
+    """Migrations outlive the code, so they name SQLAlchemy's types, not ours."""
+    if kind == "type" and isinstance(item, UtcDateTime):
+        return "sa.DateTime(timezone=True)"
+    return "sa.JSON()" if kind == "type" and isinstance(item, sa.JSON) else False
+
+
+def run(connection):
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        version_table=VERSION_TABLE,
+        include_name=is_ours,
+        render_item=render_item,
+        render_as_batch=True,  # SQLite changes a table by rebuilding it
+        transactional_ddl=True,  # both databases roll DDL back, SQLite once the driver leaves transactions to us
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+given = context.config.attributes.get("connection")
+if given is not None:
+    run(given)
+else:
+    with create_engine(database_url(), foreign_keys=False).begin() as own:
+        run(own)
