@@ -12,12 +12,11 @@ COPY migrations migrations
 RUN python -m venv /opt/hp-tool && /opt/hp-tool/bin/pip install --no-cache-dir ".[${EXTRAS}]"
 
 FROM ${BASE}
-RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin hp
+# The data folder exists with its owner, so that a volume mounted on it inherits them.
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin hp && install -d -o 10001 -g 10001 /home/hp/data
 COPY --from=build /opt/hp-tool /opt/hp-tool
 ENV PATH=/opt/hp-tool/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /home/hp
-# Ends a profile run's whole process group on SIGTERM before Docker's SIGKILL.
-STOPSIGNAL SIGTERM
 ENTRYPOINT ["hp-tool"]
 CMD ["serve"]

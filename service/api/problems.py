@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError, MissingExtraError, NotFoundError
+from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError, MissingExtraError, NotFoundError, StoreError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -20,13 +20,13 @@ STATUS_BY_CODE: dict[str, int] = {
     "cross_origin": 403,
     "payload_too_large": 413,
     "unknown_host": 421,
-    "not_ready": 503,
 }
 STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (InputError, 422),
     (NotFoundError, 404),
     (ConflictError, 409),
     (LauncherError, 502),
+    (StoreError, 503),
     (MissingExtraError, 501),
     (HpToolError, 500),
 )

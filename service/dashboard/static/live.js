@@ -23,7 +23,7 @@ function follow(url) {
     busy = false;
   }
 
-  for (const kind of ["search", "trial"]) events.addEventListener(kind, refresh);
+  events.addEventListener("message", refresh);
   // The stream ends with the search; without this the browser would connect again for ever.
   events.addEventListener("end", () => {
     events.close();

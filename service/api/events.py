@@ -1,0 +1,63 @@
+"""GET /v1/searches/{id}/events: what happens to a search, as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import EventRecord, SearchState
+from hp_tool.errors import InputError
+from service.api.dependencies import SettingsDep, StoreDep
+from service.api.views import EventView
+
+END = "end"
+"""Name of the stream's last event: the search has ended and nothing will follow."""
+
+router = APIRouter(tags=["searches"])
+
+
+def start_of(
+    store: StoreDep,
+    search_id: str,
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[int, Query(ge=0, description="Events with a greater seq; Last-Event-ID wins")] = 0,
+) -> int:
+    """Where the stream begins. Checked before it does, while an error can still be an error: the search exists, the id is one of ours."""
+    store.get_search(search_id=search_id)
+    if last_event_id is None:
+        return after
+    if not last_event_id.isdecimal():
+        raise InputError(f"Last-Event-ID {last_event_id!r} is not an id of this stream", field="Last-Event-ID")
+    return int(last_event_id)
+
+
+@router.get("/searches/{search_id}/events", response_class=EventSourceResponse)
+async def events(
+    search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
+    seen = start
+    while True:
+        state, found = await run_in_threadpool(_look, store, search_id, seen)
+        for record in found:
+            seen = record.seq
+            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+        if found:
+            continue
+        if state.ended:
+            yield ServerSentEvent(event=END, data={"state": state})
+            return
+        await anyio.sleep(settings.poll_s)
+
+
+def _look(store: Store, search_id: str, after: int) -> tuple[SearchState, list[EventRecord]]:
+    # State first: events that were committed with the end are then surely in the list.
+    state = store.get_search(search_id=search_id).state
+    return state, store.events(search_id=search_id, after=after)

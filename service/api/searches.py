@@ -1,0 +1,94 @@
+"""Searches: submit, list, look, steer, and the result."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Header, Query, Response, status
+from starlette.concurrency import run_in_threadpool
+
+from hp_tool.domain.records import SearchRecord, SearchState
+from service.api.answers import search_answer
+from service.api.dependencies import QueryBody, SettingsDep, StoreDep
+from service.api.steering import Action, steer
+from service.api.trials import trials_of
+from service.api.views import PageView, SearchView, TrialsView
+
+router = APIRouter(prefix="/searches", tags=["searches"])
+
+IdempotencyKey = Annotated[
+    str | None, Header(min_length=1, max_length=200, description="The same key with the same query answers the first search again")
+]
+
+
+@router.post("", status_code=status.HTTP_202_ACCEPTED, openapi_extra=QUERY_REQUEST_BODY)
+def submit(query: QueryBody, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
+    """Queue a search; a worker runs it. `Location` is where to look."""
+    record = store.create_search(query=query_json(query), idempotency_key=idempotency_key)
+    return _accepted(record, response)
+
+
+@router.get("")
+def list_searches(
+    store: StoreDep,
+    state: SearchState | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> PageView[SearchView]:
+    """Newest first."""
+    page = store.list_searches(state=state, limit=limit, cursor=cursor)
+    return PageView(items=[SearchView.of(record) for record in page.items], next_cursor=page.next_cursor)
+
+
+@router.get("/{search_id}")
+def get_search(search_id: str, store: StoreDep) -> SearchView:
+    """Where one search stands."""
+    return SearchView.of(store.get_search(search_id=search_id))
+
+
+@router.get("/{search_id}/trials")
+def get_trials(search_id: str, store: StoreDep) -> TrialsView:
+    """Its profile runs: predicted before, predicted after calibration, measured."""
+    record = store.get_search(search_id=search_id)
+    return TrialsView(search_id=search_id, state=record.state, trials=trials_of(record, store.runs(search_id=search_id)))
+
+
+@router.get("/{search_id}/result", responses={202: {"model": SearchView, "description": "Not ended yet"}})
+async def get_result(
+    search_id: str,
+    store: StoreDep,
+    settings: SettingsDep,
+    response: Response,
+    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, this long at most")] = 0.0,
+) -> Any:
+    """{id, status, recommendations, space, rejections, search}, or status error; 202 with the search while it has not ended."""
+    deadline = time.monotonic() + min(wait_s, settings.max_wait_s)
+    while True:
+        record = await run_in_threadpool(store.get_search, search_id=search_id)
+        if record.state.ended:
+            return search_answer(record)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            response.status_code = status.HTTP_202_ACCEPTED
+            response.headers["Retry-After"] = "1"
+            return SearchView.of(record)
+        await anyio.sleep(min(settings.poll_s, left))
+
+
+@router.post("/{search_id}/{action}")
+def act(
+    search_id: str, action: Action, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None
+) -> SearchView:
+    """Cancel, pause, resume, or clone into a new search (202 with its Location)."""
+    record = steer(store, search_id=search_id, action=action, idempotency_key=idempotency_key)
+    if action is Action.CLONE:
+        return _accepted(record, response)
+    return SearchView.of(record)
+
+
+def _accepted(record: SearchRecord, response: Response) -> SearchView:
+    response.status_code = status.HTTP_202_ACCEPTED
+    response.headers["Location"] = f"/v1/searches/{record.id}"
+    return SearchView.of(record)

@@ -1,0 +1,40 @@
+"""What may be asked of a search after it was submitted; the API and the pages' buttons go through here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import SearchRecord
+
+
+class Action(StrEnum):
+    """The last word of a search's POST routes."""
+
+    CANCEL = "cancel"
+    """A waiting search ends at once, a running one as soon as its worker sees it."""
+    PAUSE = "pause"
+    """Nobody works on it until it is resumed; what was measured stays."""
+    RESUME = "resume"
+    """Queue a paused or failed search again; its finished runs are not repeated."""
+    CLONE = "clone"
+    """A new search with the same query; it runs again, informed by what is known by now."""
+
+
+def steer(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
+    """The search after the action; for a clone the new one.
+
+    Raises:
+        NotFoundError: no such search.
+        ConflictError: its state does not allow the action.
+    """
+    match action:
+        case Action.CANCEL:
+            return store.request_cancel(search_id=search_id)
+        case Action.PAUSE:
+            return store.request_pause(search_id=search_id)
+        case Action.RESUME:
+            return store.resume_search(search_id=search_id)
+        case Action.CLONE:
+            query = store.get_search(search_id=search_id).query
+            return store.create_search(query=query, idempotency_key=idempotency_key)

@@ -1,0 +1,44 @@
+"""Trials: the runs of a search with what was predicted before, what is predicted after calibration, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import RunRecord, SearchRecord
+from service.api.views import TrialView
+
+
+def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView]:
+    """One view per run, in order of intent. The calibrated prediction is the result's, so it is there once the search has ended."""
+    calibrated = {
+        _digest(row["parallel"]): _prediction(row["calibrated_estimate"])
+        for row in (record.result or {}).get("recommendations", ())
+        if row.get("calibrated_estimate")
+    }
+    return [TrialView.of(run, calibrated=calibrated.get(configuration_digest(parallel=run.parallel))) for run in runs]
+
+
+def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
+    """The figures of an estimate that a run is compared by."""
+    memory, intervals = estimate.get("memory") or {}, estimate.get("intervals") or {}
+    return {
+        "step_s": (estimate.get("time") or {}).get("step_s"),
+        "step_s_interval": intervals.get("step_s"),
+        "tokens_per_second_per_gpu": estimate.get("tokens_per_second_per_gpu"),
+        "memory_bytes": memory.get("total_bytes"),
+    }
+
+
+def _digest(parallel: dict[str, Any]) -> str:
+    return configuration_digest(parallel=_adapter().validate_python(parallel))
+
+
+@cache
+def _adapter() -> TypeAdapter[ParallelConfig]:
+    return TypeAdapter(ParallelConfig)

@@ -1,0 +1,162 @@
+"""What the API answers with: typed views over the store's records. Knows no web framework; the client reads them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import EventRecord, MeasurementRecord, MeasurementSource, RunRecord, RunState, SearchRecord, SearchState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView(Generic[T]):
+    """Part of a list, newest first."""
+
+    items: list[T]
+    next_cursor: str | None
+    """Give it as `cursor` to get what follows; None on the last page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchView:
+    """One search: what was asked, where it stands, what it has cost."""
+
+    id: str
+    state: SearchState
+    requested: Literal["cancel", "pause"] | None
+    """What its worker was asked to do and has not yet done."""
+    query: dict[str, Any]
+    progress: dict[str, Any]
+    """Counts and the best so far, as the coordinator last said them."""
+    worker: str | None
+    """Who works on it: host and process."""
+    error: dict[str, Any] | None
+    """{code, message, field} of a failed search."""
+    stopped_because: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @classmethod
+    def of(cls, record: SearchRecord) -> SearchView:
+        return cls(
+            id=record.id,
+            state=record.state,
+            requested=record.requested,
+            query=record.query,
+            progress=record.progress,
+            worker=record.lease.holder if record.lease else None,
+            error=record.error,
+            stopped_because=record.stopped_because,
+            created_at=record.created_at,
+            started_at=record.started_at,
+            finished_at=record.finished_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """One profile run: predicted before, predicted after calibration and measured, side by side."""
+
+    run_id: str
+    number: int
+    """0-based, in order of intent."""
+    attempt: int
+    state: RunState
+    parallel: ParallelConfig
+    fidelity: Fidelity
+    predicted: dict[str, Any]
+    """Before the run."""
+    calibrated: dict[str, Any] | None
+    """After the search's measurements were learnt from; None until it has ended."""
+    measurement: Measurement | None
+    measurement_id: str | None
+    gpu_seconds: float | None
+    cause: str | None
+    """Why it was abandoned."""
+    created_at: datetime
+    submitted_at: datetime | None
+    finished_at: datetime | None
+
+    @classmethod
+    def of(cls, run: RunRecord, *, calibrated: dict[str, Any] | None) -> TrialView:
+        return cls(
+            run_id=run.id,
+            number=run.number,
+            attempt=run.attempt,
+            state=run.state,
+            parallel=run.parallel,
+            fidelity=run.fidelity,
+            predicted=run.predicted,
+            calibrated=calibrated,
+            measurement=run.measurement,
+            measurement_id=run.measurement_id,
+            gpu_seconds=run.gpu_seconds,
+            cause=run.cause,
+            created_at=run.created_at,
+            submitted_at=run.submitted_at,
+            finished_at=run.finished_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialsView:
+    """All trials of a search, in order of intent."""
+
+    search_id: str
+    state: SearchState
+    trials: list[TrialView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventView:
+    """One thing that happened to a search; `seq` is the event stream's id."""
+
+    seq: int
+    kind: str
+    payload: dict[str, Any]
+    at: datetime
+
+    @classmethod
+    def of(cls, record: EventRecord) -> EventView:
+        return cls(seq=record.seq, kind=record.kind, payload=record.payload, at=record.at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementView:
+    """A stored measurement and what it was measured on."""
+
+    id: str
+    source: MeasurementSource
+    trust: float
+    gpu: str
+    framework: str
+    model: str
+    query: dict[str, Any]
+    parallel: ParallelConfig
+    predicted: dict[str, Any]
+    measurement: Measurement
+    search_id: str | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, record: MeasurementRecord) -> MeasurementView:
+        return cls(
+            id=record.id,
+            source=record.source,
+            trust=record.trust,
+            gpu=record.gpu,
+            framework=record.framework,
+            model=record.model,
+            query=record.query,
+            parallel=record.parallel,
+            predicted=record.predicted,
+            measurement=record.measurement,
+            search_id=record.search_id,
+            created_at=record.created_at,
+        )

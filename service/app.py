@@ -1,0 +1,54 @@
+"""The web application: routers behind the gate, on top of one store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from hp_tool import __version__
+from hp_tool.domain.ports import Store
+from service.api import batch, catalog, estimates, events, health, measurements, problems, searches
+from service.dashboard import pages
+from service.security import Gate
+from service.settings import Settings
+
+DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration with a
+few real profiling runs, and learn from what was measured. Errors are problem+json with a stable `code` and the `field` at fault."""
+
+
+def create_app(*, settings: Settings, store: Store | None = None) -> FastAPI:
+    """The application. Without a `store` it opens the settings' database at start and closes it at the end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if store is not None:
+            app.state.store = store
+            yield
+            return
+        from hp_tool.store import open_store
+
+        app.state.store = open_store(url=settings.database_url)
+        try:
+            yield
+        finally:
+            app.state.store.close()
+
+    app = FastAPI(
+        title="hp_tool",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        # FastAPI's own documentation pages load scripts from elsewhere, which our content policy forbids.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.settings = settings
+    problems.install(app)
+    for module in (estimates, batch, searches, events, measurements, catalog):
+        app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
+    app.include_router(health.router)
+    pages.install(app)
+    app.add_middleware(Gate, settings=settings)
+    return app

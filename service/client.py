@@ -1,0 +1,208 @@
+"""The service as a Python object: typed answers, and the same errors that the library raises.
+
+    with Client(server="http://127.0.0.1:8000") as client:
+        search = client.submit_search(query=query)
+        result = client.wait(search_id=search.id, on_event=print)
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError, MissingExtraError, NotFoundError, StoreError
+from service.api.ndjson import MEDIA_TYPE as NDJSON
+from service.api.views import EventView, MeasurementView, PageView, SearchView, TrialsView
+
+JsonObject = dict[str, Any]
+T = TypeVar("T")
+
+ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
+    404: NotFoundError,
+    409: ConflictError,
+    413: InputError,
+    422: InputError,
+    501: MissingExtraError,
+    502: LauncherError,
+    503: StoreError,
+}
+
+
+class Client:
+    """A connection to one service. Not for use by several threads at once."""
+
+    def __init__(
+        self, *, server: str, api_key: str | None = None, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no socket."""
+        if not server.startswith(("http://", "https://")):
+            raise InputError(f"{server!r} is not an http(s) URL", field="server")
+        key = api_key if api_key is not None else os.environ.get("HP_API_KEY")
+        self._http = httpx.Client(
+            base_url=server.rstrip("/"),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=timeout_s,
+            transport=transport or httpx.HTTPTransport(retries=2),
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._http.close()
+
+    def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
+        """{id, status, estimate} for the query's one configuration."""
+        return self._object("POST", "/v1/estimates", json=query)
+
+    def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
+        """{id, status, recommendations, space, rejections}, best first."""
+        return self._object("POST", "/v1/recommendations", json=query, params={"top": top})
+
+    def batch(self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10) -> Iterator[bytes]:
+        """One answer line per query line, in order, as they come; neither side holds the whole."""
+        content = (line.rstrip(b"\n") + b"\n" for line in lines)
+        with self._http.stream(
+            "POST", "/v1/batch", params={"task": task, "top": top}, content=content, headers={"Content-Type": NDJSON}
+        ) as response:
+            _raise(response)
+            yield from (line.encode() for line in response.iter_lines() if line)
+
+    def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
+        """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return _read(SearchView, self._send("POST", "/v1/searches", json=query, headers=headers))
+
+    def searches(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> PageView[SearchView]:
+        """A page of searches, newest first."""
+        params = {"state": state, "limit": limit, "cursor": cursor}
+        return _read(PageView[SearchView], self._send("GET", "/v1/searches", params=params))
+
+    def search(self, *, search_id: str) -> SearchView:
+        """Where one search stands."""
+        return _read(SearchView, self._send("GET", f"/v1/searches/{search_id}"))
+
+    def trials(self, *, search_id: str) -> TrialsView:
+        """Its profile runs, predicted and measured side by side."""
+        return _read(TrialsView, self._send("GET", f"/v1/searches/{search_id}/trials"))
+
+    def cancel(self, *, search_id: str) -> SearchView:
+        """Ask its worker to stop for good."""
+        return self._act(search_id, "cancel")
+
+    def pause(self, *, search_id: str) -> SearchView:
+        """Ask its worker to let go until `resume`."""
+        return self._act(search_id, "pause")
+
+    def resume(self, *, search_id: str) -> SearchView:
+        """Queue a paused or failed search again."""
+        return self._act(search_id, "resume")
+
+    def clone(self, *, search_id: str) -> SearchView:
+        """A new search with the same query."""
+        return self._act(search_id, "clone")
+
+    def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
+        """The ended search's result, waiting up to wait_s seconds for it; None: not ended yet."""
+        response = self._send("GET", f"/v1/searches/{search_id}/result", params={"wait_s": wait_s}, timeout=wait_s + 30.0)
+        return None if response.status_code == 202 else _read(JsonObject, response)
+
+    def events(self, *, search_id: str, after: int = 0) -> Iterator[EventView]:
+        """Its events after seq `after`, live until it ends. A dropped connection raises httpx.TransportError."""
+        url, headers = f"/v1/searches/{search_id}/events", {"Last-Event-ID": str(after)}
+        # The service pings every 15 s; a longer silence is a dead connection.
+        timeout = httpx.Timeout(self._http.timeout.connect, read=60.0)
+        with self._http.stream("GET", url, headers=headers, timeout=timeout) as response:
+            _raise(response)
+            name = ""
+            for line in response.iter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: ") and not name:
+                    yield _parse(EventView, line.removeprefix("data: "))
+                elif not line:
+                    name = ""
+
+    def wait(self, *, search_id: str, on_event: Callable[[EventView], object] = lambda event: None) -> JsonObject:
+        """Follow a search to its end and return its result; survives dropped connections without losing an event."""
+        seen = 0
+        while True:
+            try:
+                for event in self.events(search_id=search_id, after=seen):
+                    seen = event.seq
+                    on_event(event)
+            except httpx.TransportError:
+                pass  # fall through to the result, which waits and so keeps us from spinning
+            result = self.result(search_id=search_id, wait_s=10.0)
+            if result is not None:
+                return result
+
+    def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
+        """Tell what a real training measured: {query, parallel, measurement}."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return _read(MeasurementView, self._send("POST", "/v1/measurements", json=report, headers=headers))
+
+    def measurements(self, *, limit: int = 100, cursor: str | None = None, **filters: str) -> PageView[MeasurementView]:
+        """Stored measurements, newest first; filters: gpu, model, framework, source, status, search_id."""
+        params = {"limit": limit, "cursor": cursor, **filters}
+        return _read(PageView[MeasurementView], self._send("GET", "/v1/measurements", params=params))
+
+    def catalog(self, *, kind: str) -> JsonObject:
+        """What `models`, `gpus` or `clusters` there are."""
+        return self._object("GET", f"/v1/{kind}")
+
+    def _act(self, search_id: str, action: str) -> SearchView:
+        return _read(SearchView, self._send("POST", f"/v1/searches/{search_id}/{action}"))
+
+    def _object(self, method: str, path: str, **options: Any) -> JsonObject:
+        return _read(JsonObject, self._send(method, path, **options))
+
+    def _send(self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any) -> httpx.Response:
+        given = {name: value for name, value in (params or {}).items() if value is not None}
+        try:
+            response = self._http.request(method, path, params=given, **options)
+        except httpx.TransportError as error:
+            raise StoreError(f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable") from error
+        _raise(response)
+        return response
+
+
+def _raise(response: httpx.Response) -> None:
+    """The library's error that a problem+json stands for."""
+    if response.is_success:
+        return
+    response.read()
+    kind = ERROR_BY_STATUS.get(response.status_code, HpToolError)
+    try:
+        body = response.json()
+        raise kind(body["detail"], code=body["code"], field=body.get("field"))
+    except (ValueError, KeyError, TypeError):
+        raise kind(f"{response.url} answered {response.status_code} {response.reason_phrase}", code="http_error") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _parse(kind: type[T], text: str | bytes) -> T:
+    try:
+        value: T = _adapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise HpToolError(f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer") from error
+    return value
+
+
+def _read(kind: type[T], response: httpx.Response) -> T:
+    return _parse(kind, response.content)

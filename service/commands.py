@@ -1,0 +1,33 @@
+"""What the service adds to the command line; hp_tool finds it through the entry-point group hp_tool.commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+DatabaseUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL; default HP_DATABASE_URL, else the user's SQLite file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `serve` and `worker`. Imports stay inside: the command line must start without the web framework."""
+
+    @app.command()
+    def serve(
+        host: Annotated[str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")] = None,
+        port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")] = None,
+        database_url: DatabaseUrl = None,
+    ) -> None:
+        """Run the API and the dashboard. Anything but loopback needs HP_API_KEY."""
+        from service import server
+        from service.settings import from_environment
+
+        server.run(settings=from_environment(host=host, port=port, database_url=database_url))
+
+    @app.command()
+    def worker(database_url: DatabaseUrl = None) -> None:
+        """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
+        from service.settings import from_environment
+        from service.worker import Worker
+
+        Worker.connect(settings=from_environment(database_url=database_url)).run()

@@ -1,0 +1,40 @@
+"""Typed context -> HTML. Templates know the context's fields and these filters, nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from service.dashboard import formats
+
+STATIC = Path(__file__).parent / "static"
+
+
+def _assets_version() -> str:
+    """A digest of the static files. It stands in their URLs, so that they may be cached for ever."""
+    content = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+ASSETS = _assets_version()
+
+_environment = Environment(
+    loader=PackageLoader("service.dashboard"),
+    autoescape=select_autoescape(default=True, default_for_string=True),
+    # A misspelt field is a bug to see in a test, not an empty cell.
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.globals["assets"] = ASSETS
+for _name in ("seconds", "count", "gib", "percent", "moment"):
+    _environment.filters[_name] = getattr(formats, _name)
+
+
+def render(template: str, *, page: Any, status: int = 200) -> HTMLResponse:
+    """The page that `template` makes of the context `page`."""
+    return HTMLResponse(_environment.get_template(template).render(page=page), status_code=status)

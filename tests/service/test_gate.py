@@ -1,0 +1,126 @@
+"""What the gate lets through, what it refuses and with which problem."""
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+
+from hp_tool.errors import InputError
+from service.api import problems
+from service.security import Gate
+from service.settings import Settings, from_environment
+
+KEY = "correct horse"
+
+
+def client(**settings: object) -> TestClient:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.post("/echo")
+    async def echo(request: Request) -> int:
+        return len(await request.body())
+
+    @app.get("/healthz")
+    async def healthz() -> str:
+        return "ok"
+
+    @app.get("/bug")
+    async def bug() -> None:
+        raise RuntimeError("secret")
+
+    app.add_middleware(Gate, settings=Settings(**settings))  # type: ignore[arg-type]
+    return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+
+
+def code(response: object) -> tuple[int, str]:
+    assert response.headers["content-type"] == problems.MEDIA_TYPE  # type: ignore[attr-defined]
+    return response.status_code, response.json()["code"]  # type: ignore[attr-defined]
+
+
+def test_without_a_key_it_listens_on_loopback_only() -> None:
+    with pytest.raises(InputError, match="HP_API_KEY") as caught:
+        Settings(host="0.0.0.0")
+    assert caught.value.code == "api_key_required"
+    assert Settings(host="0.0.0.0", api_key=KEY).hosts == ("*",)
+    assert Settings(host="::1").is_loopback
+    assert not Settings(host="example.org", api_key=KEY).is_loopback
+
+
+def test_secrets_are_not_printed() -> None:
+    settings = from_environment({"HP_API_KEY": KEY, "HP_DATABASE_URL": "postgresql://u:hunter2@h/d", "HP_PORT": "9"})
+    assert settings.api_key == KEY
+    assert settings.port == 9
+    assert KEY not in repr(settings)
+    assert "hunter2" not in repr(settings)
+
+
+def test_flags_win_over_the_environment() -> None:
+    assert from_environment({"HP_PORT": "9", "HP_HOST": "127.0.0.2"}, host="localhost", port=1).port == 1
+    with pytest.raises(InputError, match="HP_PORT"):
+        from_environment({"HP_PORT": "http"})
+
+
+def test_a_key_is_asked_for_on_everything_but_health() -> None:
+    http = client(api_key=KEY)
+    refused = http.post("/echo", content=b"x")
+    assert code(refused) == (401, "unauthorized")
+    assert refused.headers["www-authenticate"].startswith("Basic")
+    basic = base64.b64encode(f"me:{KEY}".encode()).decode()
+    for good in (f"Bearer {KEY}", f"Basic {basic}"):
+        assert http.post("/echo", content=b"x", headers={"Authorization": good}).status_code == 200
+    for bad in ("Bearer ", f"Bearer {KEY}x", "Bearer é".encode(), "Basic !!!", "Digest x"):
+        assert code(http.post("/echo", content=b"x", headers={"Authorization": bad})) == (401, "unauthorized")
+    assert http.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://127.0.0.1:8000"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_pages_of_other_sites_cannot_change_anything(headers: dict[str, str], status: int) -> None:
+    assert client().post("/echo", content=b"x", headers=headers).status_code == status
+
+
+def test_a_foreign_host_name_is_refused() -> None:
+    assert code(client().get("/healthz", headers={"Host": "rebound.example"})) == (421, "unknown_host")
+    assert client().get("/healthz", headers={"Host": "localhost:8000"}).status_code == 200
+    assert client(allowed_hosts=("hp.example",)).get("/healthz", headers={"Host": "hp.example"}).status_code == 200
+
+
+def test_a_large_body_is_refused_whether_announced_or_not() -> None:
+    http = client(max_body_bytes=100)
+
+    def chunks() -> Iterator[bytes]:
+        yield from [b"x" * 60] * 2
+
+    assert http.post("/echo", content=b"x" * 100).json() == 100
+    assert code(http.post("/echo", content=b"x" * 101)) == (413, "payload_too_large")
+    assert code(http.post("/echo", content=chunks())) == (413, "payload_too_large")
+    assert code(http.post("/echo", content=b"x", headers={"Content-Length": "-1"})) == (422, "bad_request")
+
+
+def test_every_answer_carries_the_security_headers() -> None:
+    for response in (client().get("/healthz"), client().get("/nowhere"), client(api_key=KEY).get("/nowhere")):
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert "unsafe" not in response.headers["content-security-policy"]
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == "no-store"
+
+
+def test_a_bug_tells_nothing_of_its_inside() -> None:
+    response = client().get("/bug")
+    assert code(response) == (500, "internal")
+    assert "secret" not in response.text
+    assert code(client().get("/nowhere")) == (404, "not_found")
+    assert code(client().get("/echo")) == (405, "method_not_allowed")
