@@ -55,7 +55,8 @@ def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _checked(value: Any, hint: Any, field: str) -> Any:
     """The value where it is of the hinted type (an int serves as a float, a whole float as an int)."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    options = typing.get_args(hint) if is_union else (hint,)
     for option in options:
         if option is types.NoneType and value is None:
             return None

@@ -1,4 +1,4 @@
-"""Reads one YAML or JSON file into plain mappings: safe, bounded, and fast enough for a command line."""
+"""Reads YAML and JSON into plain mappings: safe, bounded, and fast enough for a command line."""
 
 from __future__ import annotations
 
@@ -43,9 +43,18 @@ def read_text(path: Path) -> str:
 def parse(text: str, *, origin: Path) -> dict[str, Any]:
     """The mapping a YAML or JSON document holds; `origin` decides by its suffix and stands in the error."""
     try:
-        document = json.loads(text) if origin.suffix == ".json" else yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
-    except (ValueError, yaml.YAMLError) as error:
+        document = json.loads(text) if origin.suffix == ".json" else load_yaml(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{origin} is not valid {'JSON' if origin.suffix == '.json' else 'YAML'}: {error}") from error
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise InputError(f"{origin} must hold a mapping of names to values")
     return document
+
+
+def load_yaml(text: str | bytes) -> Any:
+    """The value of one YAML document. Aliases are refused: with them a small text grows into a large structure."""
+    if b"*" in (text if isinstance(text, bytes) else text.encode()):
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.events.AliasEvent):
+                raise yaml.YAMLError(f"aliases (*{event.anchor}) are not accepted")
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)

@@ -1,0 +1,153 @@
+"""Which configurations the frameworks accept: a bit per rule, and for one configuration the reason in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hp_tool.cost.candidates import Candidates, IntArray
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.result import Reason
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.units import gib
+
+REASONS = (
+    "heads_not_divisible",
+    "hidden_not_divisible",
+    "layers_not_divisible",
+    "world_size_mismatch",
+    "batch_not_divisible",
+    "sequence_not_divisible",
+    "interleaving_needs_pipeline",
+    "micro_batches_not_divisible",
+)
+"""Bit i of a legality code stands for REASONS[i]."""
+
+MEMORY = "memory"
+"""The reason of a legal configuration that does not fit."""
+
+
+def legality(
+    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates
+) -> IntArray:
+    """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape (n,)."""
+    c = candidates
+    t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
+    rank_batch = c.data_parallel_size * c.micro_batch_size
+    # Key/value heads are split, or whole copies are kept where there are fewer of them than ranks.
+    kv = model.kv_heads
+    broken = (
+        (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
+        (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
+        model.num_hidden_layers % (p * v) != 0,
+        t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
+        (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
+        workload.sequence_length % (c.context_parallel_size * np.where(c.sequence_parallel > 0, t, 1)) != 0,
+        (v > 1) & (p < 2),
+        (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
+    )
+    code = np.zeros(len(c), dtype=np.int64)
+    for bit, rule in enumerate(broken):
+        code |= rule.astype(np.int64) << bit
+    return code
+
+
+def rejection_counts(codes: IntArray) -> dict[str, int]:
+    """How many candidates broke each rule; one that broke two counts in both."""
+    counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
+    return {name: count for name, count in counts.items() if count}
+
+
+def explain(
+    code: int, *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, config: ParallelConfig
+) -> tuple[Reason, ...]:
+    """The broken rules of one configuration, with numbers and the mend."""
+    names = [name for bit, name in enumerate(REASONS) if code >> bit & 1]
+    return tuple(_explain(name, model, cluster, workload, config) for name in names)
+
+
+def _explain(
+    name: str, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, config: ParallelConfig
+) -> Reason:
+    t, p, v = config.tensor_parallel_size, config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    c, d, b = config.context_parallel_size, config.data_parallel_size, config.micro_batch_size
+    heads, layers, batch = model.num_attention_heads, model.num_hidden_layers, workload.global_batch_size
+    if name == "heads_not_divisible":
+        allowed = _divisors(heads, limit=64)
+        return Reason(
+            code=name,
+            message=f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
+            f"{model.kv_heads}); choose one of {allowed}",
+            needed=t,
+            available=heads,
+        )
+    if name == "hidden_not_divisible":
+        return Reason(
+            code=name,
+            message=f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and intermediate_size "
+            f"{model.ffn_size}; choose a common divisor",
+            needed=t,
+            available=model.hidden_size,
+        )
+    if name == "layers_not_divisible":
+        return Reason(
+            code=name,
+            message=f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers "
+            f"{layers}; choose a product among {_divisors(layers, limit=layers)}",
+            needed=p * v,
+            available=layers,
+        )
+    if name == "world_size_mismatch":
+        return Reason(
+            code=name,
+            message=f"tensor {t} x pipeline {p} x context {c} x data {d} = {t * p * c * d} devices, but cluster.num_gpus is "
+            f"{cluster.num_gpus}; choose sizes whose product divides {cluster.num_gpus}",
+            needed=t * p * c * d,
+            available=cluster.num_gpus,
+        )
+    if name == "batch_not_divisible":
+        return Reason(
+            code=name,
+            message=f"data_parallel_size {d} x micro_batch_size {b} = {d * b} does not divide global_batch_size {batch}; "
+            "change micro_batch_size or global_batch_size",
+            needed=d * b,
+            available=batch,
+        )
+    if name == "sequence_not_divisible":
+        parts = c * (t if config.sequence_parallel else 1)
+        return Reason(
+            code=name,
+            message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel over "
+            f"tensor {t}); choose a multiple of {parts}",
+            needed=parts,
+            available=workload.sequence_length,
+        )
+    if name == "interleaving_needs_pipeline":
+        return Reason(
+            code=name,
+            message=f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}",
+            needed=2,
+            available=p,
+        )
+    m = batch // max(d * b, 1)
+    return Reason(
+        code=name,
+        message=f"interleaving needs the number of micro-batches ({m} = global_batch_size / (data {d} x micro {b})) to be a multiple "
+        f"of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
+        needed=p,
+        available=m,
+    )
+
+
+def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
+    """Why a legal configuration does not fit: the sum, and its parts from the largest down."""
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 0.01 * needed)
+    return Reason(
+        code=MEMORY, message=f"needs {gib(needed)}, has {gib(available)}: {shown}", needed=needed, available=available
+    )
+
+
+def _divisors(n: int, *, limit: int) -> list[int]:
+    return [k for k in range(1, min(n, limit) + 1) if n % k == 0]

@@ -1,0 +1,186 @@
+"""The one door for queries: JSON or YAML in, a strictly validated Query out; and results back to JSON.
+
+The declaration is the domain's dataclasses; nothing is said twice. An unknown key, a wrong type or a missing field is
+an InputError that names the field, the value and the mend.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from hp_tool.documents import load_yaml
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError
+
+MAX_QUERY_BYTES = 1_000_000
+"""A query is small; anything larger is a mistake or an attack."""
+
+
+@functools.cache
+def adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """The (expensive to build) validator of a domain type, built once."""
+    return TypeAdapter(kind)
+
+
+def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
+    """A validated query from a mapping, or from JSON or YAML text. Raises InputError."""
+    query: Query = parse(Query, data)
+    _check(query)
+    return query
+
+
+def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
+    """`data` as the domain type `kind`, strictly: no coercion, no unknown key. Raises InputError."""
+    text = data if isinstance(data, str | bytes) else _dump(data)
+    if len(text) > MAX_QUERY_BYTES:
+        raise InputError(f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read", code="too_large")
+    try:
+        return adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        if data is text and any(details["type"] == "json_invalid" for details in error.errors(include_url=False)):
+            return parse(kind, _load_yaml(text))
+        raise _input_error(error, kind) from None
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """A domain object, or a structure of them, as JSON text."""
+    return adapter(type(value)).dump_json(value, indent=indent).decode()
+
+
+def to_dict(value: object) -> Any:
+    """A domain object as plain JSON-ready Python values."""
+    return adapter(type(value)).dump_python(value, mode="json")
+
+
+def _dump(data: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the query holds a value that JSON does not know: {error}") from None
+
+
+def _load_yaml(text: str | bytes) -> Mapping[str, Any]:
+    try:
+        data = load_yaml(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        where = getattr(error, "problem_mark", None)
+        place = f" at line {where.line + 1}" if where is not None else ""
+        raise InputError(f"neither JSON nor YAML{place}: {getattr(error, 'problem', None) or error}", code="syntax") from None
+    if not isinstance(data, dict):
+        raise InputError("a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax")
+    return data
+
+
+def _input_error(error: ValidationError, kind: type[Any]) -> InputError:
+    """The most telling of pydantic's complaints, in our words."""
+    problems = error.errors(include_url=False)
+    deepest = max(problems, key=lambda p: (p["type"] == "unexpected_keyword_argument", len(_path(p["loc"])), p["type"] != "string_type"))
+    path = _path(deepest["loc"])
+    field = ".".join(path) or None
+    if deepest["type"] == "unexpected_keyword_argument":
+        known = _known_keys(kind, deepest["loc"])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+        return InputError(f"unknown key {field}; {hint}", field=field, code="unknown_key")
+    if deepest["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return InputError(f"{field} is missing; add it", field=field, code="missing_field")
+    value = json.dumps(deepest.get("input"), default=str)
+    return InputError(f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value")
+
+
+def _expectation(problems: list[ErrorDetails], path: tuple[str, ...]) -> str:
+    """What would have been accepted: a value that several types may take lists them all."""
+    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path]
+    return "expected " + " or ".join(dict.fromkeys(messages))
+
+
+def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody wrote."""
+    return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
+
+
+def _is_branch(part: str) -> bool:
+    return part in ("str", "int", "bool", "float") or "[" in part or part[:1].isupper()
+
+
+def _known_keys(kind: type[Any], loc: tuple[int | str, ...]) -> list[str]:
+    """The keys accepted where an unknown one stood, found by walking the JSON schema along the path."""
+    schema = adapter(kind).json_schema()
+    definitions = schema.get("$defs", {})
+    nodes = [schema]
+    for part in loc[:-1]:
+        nodes = [child for node in nodes for child in _children(node, part, definitions)]
+    keys = {key for node in nodes for option in _options(node, definitions) for key in option.get("properties", {})}
+    return sorted(keys)
+
+
+def _children(node: dict[str, Any], part: int | str, definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    options = _options(node, definitions)
+    if isinstance(part, int):
+        return [option["items"] for option in options if isinstance(option.get("items"), dict)]
+    if _is_branch(part):
+        return [option for option in options if "properties" in option or "items" in option]
+    return [option["properties"][part] for option in options if part in option.get("properties", {})]
+
+
+def _options(node: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    if "$ref" in node:
+        return _options(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
+    if "anyOf" in node:
+        return [option for child in node["anyOf"] for option in _options(child, definitions)]
+    return [node]
+
+
+_POSITIVE = {
+    "training": ("sequence_length", "global_batch_size", "total_tokens"),
+    "inference": ("input_length", "output_length", "concurrency", "request_rate_per_second"),
+    "constraints": ("max_days", "max_cost"),
+    "search": ("budget_runs", "budget_gpu_seconds", "run_timeout_s", "steps"),
+}
+_PARALLEL_LIMIT = 1 << 20
+_SIZE_LIMIT = 1 << 31
+
+
+def _check(query: Query) -> None:
+    """Rules that types cannot say."""
+    if query.kind == "training" and query.training is None:
+        raise InputError("training is missing; a query of kind training describes its batch there", field="training", code="missing_field")
+    if query.kind == "inference" and query.inference is None:
+        raise InputError("inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field")
+    for section, names in _POSITIVE.items():
+        values = getattr(query, section)
+        for name in names if values is not None else ():
+            value = getattr(values, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{section}.{name} must be above zero, got {value}", field=f"{section}.{name}", code="invalid_value")
+            if isinstance(value, int) and value > _SIZE_LIMIT:
+                raise InputError(f"{section}.{name} must be at most {_SIZE_LIMIT}, got {value}", field=f"{section}.{name}", code="invalid_value")
+    headroom = query.constraints.memory_headroom_fraction
+    if not 0.0 <= headroom < 1.0:
+        raise InputError(
+            f"constraints.memory_headroom_fraction must be in [0, 1), got {headroom}", field="constraints.memory_headroom_fraction", code="invalid_value"
+        )
+    if query.training is not None and not 0.0 <= query.training.dropout < 1.0:
+        raise InputError(f"training.dropout must be in [0, 1), got {query.training.dropout}", field="training.dropout", code="invalid_value")
+    _check_parallel(query)
+
+
+def _check_parallel(query: Query) -> None:
+    for name in query.parallel.__slots__:
+        value = getattr(query.parallel, name)
+        if value == ():
+            raise InputError(f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value")
+        if not name.endswith("_size") and name != "zero_stage":
+            continue
+        low, high = (0, 3) if name == "zero_stage" else (1, _PARALLEL_LIMIT)
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is not None and not low <= one <= high:
+                raise InputError(f"parallel.{name} must be from {low} to {high}, got {one}", field=f"parallel.{name}", code="invalid_value")

@@ -1,0 +1,74 @@
+"""The values each axis may take: the user's, or those that make sense for this model and cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hp_tool.cost.candidates import recompute_codes
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.workload import TrainingWorkload
+
+Value = TypeVar("Value", int, bool)
+
+MAX_MICRO_BATCH = 64
+MAX_CHUNKS = 16
+"""Model chunks per pipeline rank tried by default; more only adds point-to-point traffic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Allowed values per axis; data_parallel_size follows from the number of devices."""
+
+    tensor_parallel_size: tuple[int, ...]
+    pipeline_parallel_size: tuple[int, ...]
+    virtual_pipeline_parallel_size: tuple[int, ...]
+    context_parallel_size: tuple[int, ...]
+    expert_parallel_size: tuple[int, ...]
+    expert_tensor_parallel_size: tuple[int, ...]
+    micro_batch_size: tuple[int, ...]
+    sequence_parallel: tuple[bool, ...] | None
+    """None: on where tensor_parallel_size > 1."""
+    recompute: tuple[tuple[int, int], ...]
+    """(recompute_method, recompute_num_layers) codes."""
+    zero_stage: tuple[int, ...]
+
+
+def default_axes(
+    *, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload
+) -> Axes:
+    """What a query leaves free: every divisor that the framework accepts, within what anyone would run."""
+    n = cluster.num_gpus
+    layers = model.num_hidden_layers
+    return Axes(
+        tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
+        pipeline_parallel_size=_values(query.pipeline_parallel_size) or _divisors(layers, n),
+        virtual_pipeline_parallel_size=_values(query.virtual_pipeline_parallel_size)
+        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0),
+        context_parallel_size=_values(query.context_parallel_size) or (1,),
+        expert_parallel_size=_values(query.expert_parallel_size) or (1,),
+        expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
+        micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
+        sequence_parallel=_values(query.sequence_parallel),
+        recompute=_recompute(query),
+        zero_stage=_values(query.zero_stage) or (0, 1),
+    )
+
+
+def _values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...] | None:
+    if value is None:
+        return None
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
+
+
+def _recompute(query: ParallelQuery) -> tuple[tuple[int, int], ...]:
+    if query.recompute is None:
+        return tuple(recompute_codes(name) for name in ("none", "selective", "full"))
+    asked = query.recompute if isinstance(query.recompute, tuple) else (query.recompute,)
+    return tuple(dict.fromkeys(recompute_codes(value) for value in asked))
+
+
+def _divisors(number: int, limit: int) -> tuple[int, ...]:
+    return tuple(k for k in range(1, min(number, limit) + 1) if number % k == 0)
