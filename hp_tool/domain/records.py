@@ -49,6 +49,10 @@ class RunState(StrEnum):
     ABANDONED = "abandoned"
     """Ended without telling anything about the configuration (preempted, lost, cancelled); may be tried again."""
 
+    @property
+    def ended(self) -> bool:
+        return self in (RunState.FINISHED, RunState.ABANDONED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:

@@ -31,10 +31,10 @@ class CandidateTable:
     """(n,) see `calibration.Evidence`."""
     memory_bytes: FloatArray
     """(n,) uncalibrated allocated bytes on the worst rank."""
-    usable_bytes: float
-    """What allocations may take in a recommended configuration: the device less headroom and overheads."""
-    device_bytes: float
-    """What allocations can take before the device runs out."""
+    usable_bytes: FloatArray
+    """(n,) what allocations may take in a recommended configuration: the device less headroom and overheads."""
+    device_bytes: FloatArray
+    """(n,) what allocations can take before the device runs out."""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self):
@@ -78,7 +78,7 @@ class CandidateTable:
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
             layer_passes=self.layer_passes[rows],
             memory_bytes=self.memory_bytes[rows],
-            capacity_bytes=np.full(len(rows), self.device_bytes),
+            capacity_bytes=self.device_bytes[rows],
             measured_step_s=step_s,
             measured_memory_bytes=memory_bytes,
             out_of_memory=out_of_memory,

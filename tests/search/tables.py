@@ -47,8 +47,8 @@ def make_table() -> CandidateTable:
         },
         layer_passes=ma * 8.0 / pa,
         memory_bytes=memory * GIB,
-        usable_bytes=0.95 * DEVICE_BYTES,
-        device_bytes=DEVICE_BYTES,
+        usable_bytes=np.full(len(rows), 0.95 * DEVICE_BYTES),
+        device_bytes=np.full(len(rows), DEVICE_BYTES),
     )
 
 

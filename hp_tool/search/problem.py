@@ -1,0 +1,102 @@
+"""One search's question, resolved: its candidates with their costs, and how a run of one of them is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hp_tool.calibration import Calibration
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.search.table import AxisValue, CandidateTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProblem:
+    """Everything the coordinator needs to know about what is searched; pure data."""
+
+    query: JsonObject
+    """The query as stored: measurements keep it, so that they can be predicted again."""
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingWorkload
+    settings: SearchSettings
+    candidates: Candidates
+    """Row by row those of the table."""
+    table: CandidateTable
+    cluster_key: str
+    problem_digest: str
+
+    @cached_property
+    def _row_by_digest(self) -> dict[str, int]:
+        return {configuration_digest(parallel=self.candidates.config(row)): row for row in range(len(self.candidates))}
+
+    def row(self, parallel: ParallelConfig) -> int | None:
+        """The table's row of a configuration; None where it is not among the candidates."""
+        return self._row_by_digest.get(configuration_digest(parallel=parallel))
+
+    def params(self, parallel: ParallelConfig) -> dict[str, AxisValue] | None:
+        """A configuration's values by axis; None where it is not among the candidates."""
+        row = self.row(parallel)
+        return None if row is None else self.table.params(row)
+
+    def predicted(self, *, row: int, calibration: Calibration, reason: str, expected_gain: float) -> JsonObject:
+        """What is believed before a run: the cost model's numbers, the calibrated ones, and why it was chosen."""
+        one = np.array([row])
+        parts = {name: seconds[one] for name, seconds in self.table.parts_s.items()}
+        step = calibration.predict_step(parts_s=parts, layer_passes=self.table.layer_passes[one])
+        low, high = step.interval()
+        memory = calibration.predict_memory(memory_bytes=self.table.memory_bytes[one])
+        return {
+            "step_s": float(sum(seconds[0] for seconds in parts.values())),
+            "parts_s": {name: float(seconds[0]) for name, seconds in parts.items()},
+            "layer_passes": float(self.table.layer_passes[row]),
+            "memory_allocated_bytes": float(self.table.memory_bytes[row]),
+            "device_bytes": float(self.table.device_bytes[row]),
+            "calibrated_step_s": float(step.median_s[0]),
+            "calibrated_step_s_interval": [float(low[0]), float(high[0])],
+            "calibrated_memory_allocated_bytes": float(memory.median_bytes[0]),
+            "calibration_measurements": len(calibration.measurement_ids),
+            "chosen_by": reason,
+            "expected_gain_fraction": expected_gain if np.isfinite(expected_gain) else None,
+        }
+
+    def request(self, run: RunRecord) -> ProfileRequest:
+        """What the profiler is asked to run for a stored run."""
+        return ProfileRequest(
+            run_id=run.id,
+            model=self.model,
+            training=self.training,
+            parallel=run.parallel,
+            num_gpus=self.cluster.num_gpus,
+            gpu=self.cluster.gpu.name,
+            steps=self.settings.steps,
+            warmup_steps=self.settings.warmup_steps,
+            timeout_s=self.settings.run_timeout_s,
+            seed=self.settings.seed,
+            fidelity=run.fidelity,
+        )
+
+    def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
+        """A run's outcome on its way into the store."""
+        return NewMeasurement(
+            source="profile",
+            cluster_key=self.cluster_key,
+            gpu=self.cluster.gpu.name,
+            framework=self.training.framework,
+            model=self.model.name,
+            query=self.query,
+            parallel=run.parallel,
+            measurement=measurement,
+            predicted=run.predicted,
+            problem_digest=self.problem_digest,
+        )

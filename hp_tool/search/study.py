@@ -1,0 +1,101 @@
+"""The Optuna study of a search: a projection of the store's runs, so that Optuna's tools can look at it.
+
+The store decides what happened. The study is brought up to date from it, idempotently by run id, and may be deleted at
+any time: the next `sync` builds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import Trial, TrialState
+
+from hp_tool.domain.records import RunRecord
+from hp_tool.search.acquisition import Proposal
+from hp_tool.search.problem import SearchProblem
+from hp_tool.search.sampler import ABANDONED, MEASUREMENT_ID, MEMORY_CONSTRAINT, PEAK_MEMORY, STATUS, CostModelSampler
+
+RUN_ID = "run_id"
+
+
+class StudyProjection:
+    """One search's study: ask for the next configuration, and mirror what its runs brought."""
+
+    def __init__(self, *, search_id: str, problem: SearchProblem, sampler: CostModelSampler, storage: BaseStorage) -> None:
+        """Opens the study named by the search's id, or creates it; one with other axes or choices is begun anew."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.sampler = sampler
+        self._problem = problem
+        self.study = optuna.create_study(storage=storage, sampler=sampler, study_name=search_id, load_if_exists=True)
+        if any(trial.distributions != sampler.distributions for trial in self.study.get_trials(deepcopy=False)):
+            optuna.delete_study(study_name=search_id, storage=storage)
+            self.study = optuna.create_study(storage=storage, sampler=sampler, study_name=search_id)
+
+    def proposal(self) -> Proposal | None:
+        """What would run next, and what it is expected to win; None where every candidate was tried."""
+        return self.sampler.proposal(study=self.study)
+
+    def ask(self) -> tuple[Trial, int]:
+        """A new trial and the table's row that its parameters name; `bind` it once its run is stored."""
+        trial = self.study.ask(self.sampler.distributions)
+        row = self.sampler.table.row_of(trial.params)
+        assert row is not None  # the sampler proposes rows of this very table
+        return trial, row
+
+    def bind(self, *, trial: Trial, run: RunRecord) -> None:
+        """Say which run a trial stands for."""
+        trial.set_user_attr(RUN_ID, run.id)
+
+    def sync(self, runs: Sequence[RunRecord]) -> None:
+        """Bring the study up to date: each run has a trial, each ended run an ended one; trials without a run are closed.
+
+        A run of a configuration that is no candidate any more has none: it still counts as evidence and in the budget.
+        """
+        trials = {trial.user_attrs.get(RUN_ID): trial for trial in self.study.get_trials(deepcopy=False)}
+        for run in runs:
+            params = self._problem.params(run.parallel)
+            if run.id not in trials and params is not None:
+                self.study.add_trial(
+                    optuna.create_trial(
+                        state=TrialState.RUNNING,
+                        params=params,
+                        distributions=self.sampler.distributions,
+                        user_attrs={RUN_ID: run.id},
+                    )
+                )
+        of_run = {run.id: run for run in runs}
+        for record in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial = Trial(self.study, record._trial_id)
+            mirrored = of_run.get(record.user_attrs.get(RUN_ID, ""))
+            if mirrored is None:  # asked for, but the coordinator ended before its run was stored
+                trial.set_user_attr(STATUS, ABANDONED)
+                self.study.tell(trial, state=TrialState.FAIL)
+            elif mirrored.state.ended:
+                self._tell(trial, mirrored)
+
+    def _tell(self, trial: Trial, run: RunRecord) -> None:
+        """ok: its seconds. Out of memory: completed, constraint violated. Timeout: pruned. The rest: failed, with its cause."""
+        measurement = run.measurement
+        status = ABANDONED if measurement is None else measurement.status
+        attributes = {
+            STATUS: status,
+            MEASUREMENT_ID: run.measurement_id,
+            PEAK_MEMORY: None if measurement is None else measurement.peak_memory_bytes,
+            "cause": run.cause if measurement is None else measurement.cause,
+            "predicted_step_s": run.predicted.get("step_s"),
+            "calibrated_step_s": run.predicted.get("calibrated_step_s"),
+        }
+        for name, value in attributes.items():
+            if value is not None:
+                trial.set_user_attr(name, value)
+        if measurement is not None and status == "ok" and measurement.step_s is not None:
+            trial.set_constraint(MEMORY_CONSTRAINT, -1.0)
+            self.study.tell(trial, measurement.step_s)
+        elif status == "oom":
+            # A completed trial needs a value; the prediction stands in, and the violated constraint says not to use it.
+            trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
+            self.study.tell(trial, float(run.predicted["step_s"]))
+        else:
+            self.study.tell(trial, state=TrialState.PRUNED if status == "timeout" else TrialState.FAIL)
