@@ -42,7 +42,7 @@ def profile(request: ProfileRequest) -> Measurement:
     support.check(request)
     started = time.monotonic()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron overlaps TP communication only under this setting
-    warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*")  # said by six modules on every rank
+    warnings.simplefilter("ignore")  # Megatron's many remarks on every rank would push a failure out of the log's tail
 
     from hp_tool.profiler import backend
 
@@ -92,7 +92,7 @@ def failure(error: Exception, *, rank: int) -> Measurement:
     first_line = (str(error).strip().splitlines() or [""])[0]
     return Measurement(
         status=status,
-        cause=f"rank {rank}: {type(error).__name__}: {first_line}",
+        cause=f"rank {rank}: {type(error).__name__}: {first_line}".removesuffix(": "),
         log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
     )
 

@@ -31,7 +31,9 @@ def start(request: ProfileRequest) -> torch.device:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     # A rank that waits for a failed one gives up at the run's own limit instead of torch's half hour.
-    distributed.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=request.timeout_s))
+    distributed.init_process_group(
+        "gloo" if cpu else "nccl", timeout=timedelta(seconds=request.timeout_s), device_id=None if cpu else device
+    )
     return device
 
 

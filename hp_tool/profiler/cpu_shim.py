@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,16 +20,16 @@ _CPU = torch.device("cpu")
 def install() -> None:
     """Patch torch for this process."""
     # Compiling small fused kernels costs more than a profile run on a CPU, and importing the compiler two seconds.
-    torch.compile = _no_compile  # type: ignore[assignment]
-    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment,return-value]
+    torch.compile = _no_compile
+    torch.cuda.current_device = lambda: _CPU
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_, **__: None
-    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.manual_seed = torch.manual_seed
     torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
-    torch.cuda.Stream = torch.cuda.Event = _Stream  # type: ignore[misc,assignment]
-    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()  # type: ignore[assignment,return-value]
-    torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment,return-value]
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    torch.Tensor.type = _cuda_type_names(torch.Tensor.type)  # type: ignore[method-assign,assignment]
+    torch.cuda.Stream = torch.cuda.Event = _Stream
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()
+    torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    torch.Tensor.type = _cuda_type_names(torch.Tensor.type)
     for factory in ("empty", "full", "ones", "tensor", "zeros"):
         setattr(torch, factory, _on_cpu(getattr(torch, factory)))
 
@@ -36,6 +37,7 @@ def install() -> None:
 
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)  # it warns at each use that the CPU's generator moves: it does
 
 
 class _Stream:

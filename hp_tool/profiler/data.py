@@ -1,4 +1,4 @@
-"""Synthetic tokens: the same global batch at every step and under every division, so that a model that trains lowers its loss."""
+"""Synthetic tokens: one global batch, the same at every step and under every division, so that training lowers its loss."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Micr
     for step in range(num_micro_batches(request)):
         first = (step * request.parallel.data_parallel_size + rank) * size
         samples = torch.stack([_sample(request, number) for number in range(first, first + size)]).to(device)
-        batches.append(MicroBatch(tokens=samples[:, :-1].contiguous(), labels=samples[:, 1:].contiguous(), position_ids=positions))
+        batches.append(
+            MicroBatch(tokens=samples[:, :-1].contiguous(), labels=samples[:, 1:].contiguous(), position_ids=positions)
+        )
     return batches
 
 

@@ -15,12 +15,12 @@ from torch.nn import functional
 class Norm:
     """LayerNorm or RMSNorm as the config says, marked for the gradient all-reduce that sequence parallelism needs."""
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:  # type: ignore[misc]
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
         norm = kind(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
         for parameter in norm.parameters():
             # Each rank of a sequence-parallel group sees its share of the tokens, so these gradients are partial sums.
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            parameter.sequence_parallel = config.sequence_parallel
         return norm
 
 

@@ -39,7 +39,9 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
     )
     model_parallel_cuda_manual_seed(request.seed)
     config = transformer_config(request, cuda=device.type == "cuda")
-    chunks = [_chunk(request, config, vp_stage=stage, device=device) for stage in range(parallel.virtual_pipeline_parallel_size)]
+    chunks = [
+        _chunk(request, config, vp_stage=stage, device=device) for stage in range(parallel.virtual_pipeline_parallel_size)
+    ]
     return [_data_parallel(request, config, chunk, first=index == 0) for index, chunk in enumerate(chunks)]
 
 
@@ -70,7 +72,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         virtual_pipeline_model_parallel_size=_interleaving(request),
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
         pipeline_dtype=dtype,
-        # Megatron frees an output once its send is posted. NCCL's streams keep the memory alive, gloo would send what comes next.
+        # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo sends what came next.
         deallocate_pipeline_outputs=cuda,
         # Batched sends and receives are matched by order alone. Interleaved over two stages, the same peer is both the
         # previous and the next one, and activations would arrive as gradients: overlapped mode posts them one by one.
@@ -112,7 +114,9 @@ def _recompute(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
-def _layers(request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None) -> ModuleSpec | TransformerBlockSubmodules:
+def _layers(
+    request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
+) -> ModuleSpec | TransformerBlockSubmodules:
     """Transformer Engine's layers where it is installed, else Megatron's own with the norms and attention of `layers`."""
     if torch.cuda.is_available() and util.find_spec("transformer_engine"):
         return get_gpt_layer_with_transformer_engine_spec()

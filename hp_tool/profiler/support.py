@@ -38,7 +38,10 @@ def _training(training: TrainingWorkload) -> Iterator[tuple[bool, str]]:
     yield training.offload not in (None, "none"), f"offload: {training.offload}"
     yield training.optimizer not in ("adam", "sgd"), f"optimizer: {training.optimizer}"
     yield training.parameter_precision not in (None, training.precision), "a parameter_precision other than precision"
-    yield training.gradient_precision not in (None, "fp32", training.precision), f"gradient_precision: {training.gradient_precision}"
+    yield (
+        training.gradient_precision not in (None, "fp32", training.precision),
+        f"gradient_precision: {training.gradient_precision}",
+    )
     yield training.optimizer_precision not in (None, "fp32"), f"optimizer_precision: {training.optimizer_precision}"
 
 

@@ -37,13 +37,13 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
     match = re.match(r"decoder\.layers\.(\d+)\.", name)
     if match is None:
         return name
-    number = chunk.decoder.layers[int(match[1])].layer_number  # type: ignore[index,union-attr]
+    number = chunk.decoder.layers[int(match[1])].layer_number
     return f"decoder.layers.{number}.{name[match.end() :]}"
 
 
 def _partition_dim(weight: torch.Tensor) -> int | None:
     """The dimension that tensor parallelism divides, None for a replicated matrix."""
-    return weight.partition_dim if getattr(weight, "tensor_model_parallel", False) else None  # type: ignore[attr-defined,no-any-return]
+    return weight.partition_dim if getattr(weight, "tensor_model_parallel", False) else None
 
 
 def _fill(weight: torch.Tensor, *, stride: int, dim: int | None, std: float, seed: int) -> None:
