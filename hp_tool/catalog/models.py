@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hp_tool.catalog import documents, huggingface, library, records
+from hp_tool import documents
+from hp_tool.catalog import huggingface, library, records
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
+
+_MAY_BE_ZERO = {"num_shared_experts", "first_k_dense_replace", "num_nextn_predict_layers"}
 
 
 def model(name: str, *, allow_files: bool = True) -> ModelSpec:
@@ -18,19 +22,12 @@ def model(name: str, *, allow_files: bool = True) -> ModelSpec:
     that takes names from strangers passes allow_files=False. NotFoundError names the nearest names.
     """
     path = Path(name)
-    if path.suffix in documents.SUFFIXES or (path / "config.json").is_file():
+    if path.suffix in documents.SUFFIXES or (allow_files and (path / "config.json").is_file()):
         if not allow_files:
             raise InputError(f"model {name!r} is a file; send its content as a mapping instead", field="model")
-        path = path / "config.json" if path.is_dir() else path
-        entries = list(library.file_entries(path))
-        if len(entries) != 1:
-            raise InputError(
-                f"{path} holds {len(entries)} entries; a model file has its fields at the top level", field="model"
-            )
-        # config.json says nothing of a name: its folder's is the nearest thing.
-        return _spec(entries[0], name=path.resolve().parent.name if path.name == "config.json" else entries[0].name)
+        return _from_file(path / "config.json" if path.is_dir() else path)
     entry = library.entry("models", name)
-    return _spec(entry, name=entry.name)
+    return _from_mapping({"name": entry.name, **entry.fields}, origin=entry.path)
 
 
 def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
@@ -46,8 +43,13 @@ def models() -> list[str]:
     return [entry.name for entry in library.entries("models")]
 
 
-def _spec(entry: library.Entry, *, name: str) -> ModelSpec:
-    return _from_mapping({"name": name, **entry.fields}, origin=entry.path)
+def _from_file(path: Path) -> ModelSpec:
+    entries = list(library.file_entries(path))
+    if len(entries) != 1:
+        raise InputError(f"{path} holds {len(entries)} entries; a model file has its fields at the top level", field="model")
+    # config.json says nothing of a name: its folder's is the nearest thing.
+    name = path.resolve().parent.name if path.name == "config.json" else entries[0].name
+    return _from_mapping({"name": name, **entries[0].fields}, origin=path)
 
 
 def _from_mapping(mapping: Mapping[str, Any], *, origin: Path | None) -> ModelSpec:
@@ -55,7 +57,31 @@ def _from_mapping(mapping: Mapping[str, Any], *, origin: Path | None) -> ModelSp
         spec = huggingface.read_config(mapping)
     else:
         spec = records.build(ModelSpec, mapping, field="model", origin=origin)
-    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
-        if getattr(spec, name) < 1:
-            raise InputError(f"{name} {getattr(spec, name)} must be positive", field=f"model.{name}")
+    _check(spec)
     return spec
+
+
+def _check(spec: ModelSpec) -> None:
+    """Refuse a shape that no transformer has; InputError names the field, its value and the mend."""
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if isinstance(value, int) and not isinstance(value, bool) and value < (0 if field.name in _MAY_BE_ZERO else 1):
+            raise InputError(f"{field.name} {value} must be positive", field=f"model.{field.name}")
+    heads = spec.num_attention_heads
+    if spec.head_dim is None and spec.kv_lora_rank is None and spec.hidden_size % heads:
+        raise InputError(
+            f"hidden_size {spec.hidden_size} is not a multiple of num_attention_heads {heads}; mend one of them, or give head_dim",
+            field="model.num_attention_heads",
+        )
+    if heads % spec.kv_heads:
+        raise InputError(
+            f"num_key_value_heads {spec.kv_heads} does not divide num_attention_heads {heads}",
+            field="model.num_key_value_heads",
+        )
+    if (spec.num_experts is None) != (spec.num_experts_per_tok is None):
+        raise InputError("num_experts and num_experts_per_tok belong together; give both", field="model.num_experts_per_tok")
+    if spec.num_experts is not None and spec.num_experts_per_tok is not None and spec.num_experts_per_tok > spec.num_experts:
+        raise InputError(
+            f"num_experts_per_tok {spec.num_experts_per_tok} is more than num_experts {spec.num_experts}",
+            field="model.num_experts_per_tok",
+        )

@@ -1,0 +1,57 @@
+"""Efficiency profiles: the fitted constants of a GPU and of a framework, put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+from hp_tool import documents
+from hp_tool.catalog import records
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link, Roofline
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.errors import UnsupportedError
+
+_FOLDER = Path(__file__).parent / "data" / "efficiency"
+_GENERIC = "generic"
+"""Constants for GPUs nobody measured: those typical of the measured ones."""
+
+
+def efficiency(*, gpu: GpuSpec, framework: str) -> EfficiencyProfile:
+    """The profile the cost model wants; a GPU without measurements gets generic constants, marked `measured: false`.
+
+    UnsupportedError for a framework without a profile.
+    """
+    return EfficiencyProfile(gpu=_gpu(gpu.name if gpu.kind == "gpu" else "cpu"), framework=_framework(framework))
+
+
+def frameworks() -> list[str]:
+    """Frameworks that have a profile."""
+    return sorted(path.stem for path in (_FOLDER / "frameworks").glob("*.yaml"))
+
+
+@functools.cache
+def _gpu(name: str) -> GpuEfficiency:
+    path = _FOLDER / "gpus" / f"{name}.yaml"
+    if path.parent != _FOLDER / "gpus" or not path.is_file():
+        return dataclasses.replace(_gpu(_GENERIC), gpu=_GENERIC, measured=False)
+    fields = documents.parse(documents.read_text(path), origin=path)
+    links = {key: records.build(Link, fields[key], field=key, origin=path) for key in ("nvlink", "all_to_all", "network")}
+    attention = records.build(Roofline, fields["attention"], field="attention", origin=path)
+    matmul = {
+        precision: records.build(Roofline, roof, field="matmul", origin=path) for precision, roof in fields["matmul"].items()
+    }
+    rest = {key: value for key, value in fields.items() if key not in {"matmul", "attention", *links}}
+    return GpuEfficiency(matmul=matmul, attention=attention, **links, **rest)
+
+
+@functools.cache
+def _framework(name: str) -> FrameworkEfficiency:
+    path = _FOLDER / "frameworks" / f"{name}.yaml"
+    if name not in frameworks():
+        raise UnsupportedError(
+            f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
+        )
+    return records.build(
+        FrameworkEfficiency, documents.parse(documents.read_text(path), origin=path), field="framework", origin=path
+    )

@@ -1,0 +1,122 @@
+"""Every model of the catalogue: it loads, says where it comes from, and has its published number of parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_tool import catalog
+from hp_tool.catalog import library
+from hp_tool.domain.model import ModelSpec
+from hp_tool.errors import InputError, NotFoundError
+
+CONTRACT_NAMES = "gpt3-175b gpt-22b mt-nlg-530b gpt-1t llama-2-70b llama-3-8b llama-3.1-405b mixtral-8x7b qwen3-32b".split()
+PRINTED_TO_TWO_DIGITS = {"gpt-1.7b": 0.03, "megatron-bert-1.3b": 0.03}
+"""Published figures too coarse for the common tolerance."""
+
+
+def attention_weights(model: ModelSpec) -> float:
+    h, a = model.hidden_size, model.num_attention_heads
+    if model.kv_lora_rank is None:
+        return h * model.head_size * (2 * a + 2 * model.kv_heads)
+    assert model.qk_nope_head_dim and model.qk_rope_head_dim and model.v_head_dim
+    qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+    query = model.q_lora_rank * (h + a * qk) if model.q_lora_rank else h * a * qk
+    key_value = h * (model.kv_lora_rank + model.qk_rope_head_dim)
+    expanded = model.kv_lora_rank * a * (model.qk_nope_head_dim + model.v_head_dim)
+    return query + key_value + expanded + a * model.v_head_dim * h
+
+
+def published_count(model: ModelSpec) -> float:
+    """Weights of all matrices and embeddings; biases and norms are below the tolerance of every model here."""
+    h, layers = model.hidden_size, model.num_hidden_layers
+    matrices = 3 if model.gated_mlp else 2
+    dense = matrices * h * model.ffn_size
+    attention = attention_weights(model)
+    if model.num_experts:
+        expert = matrices * h * (model.moe_intermediate_size or model.ffn_size)
+        moe = (model.num_experts + model.num_shared_experts) * expert + h * model.num_experts
+        first = model.first_k_dense_replace
+        body = layers * attention + first * dense + (layers - first) * moe
+    else:
+        body = layers * (attention + dense)
+    if model.architecture == "encoder_decoder":
+        # A decoder layer has cross-attention beside what an encoder layer has.
+        body += (model.num_decoder_layers or layers) * (2 * attention + dense)
+    positions = model.max_position_embeddings or 0 if model.positions == "learned" else 0
+    return body + h * (model.vocab_size * (1 if model.tie_word_embeddings else 2) + positions)
+
+
+@pytest.mark.parametrize("entry", library.entries("models"), ids=lambda entry: entry.name)
+def test_each_model_has_its_published_size_and_a_source(entry: catalog.Entry) -> None:
+    model = catalog.model(entry.name)
+    assert model.name == entry.name
+    assert entry.source
+    if entry.parameters is not None:
+        assert published_count(model) == pytest.approx(entry.parameters, rel=PRINTED_TO_TWO_DIGITS.get(entry.name, 0.02))
+
+
+def test_most_models_carry_a_published_size() -> None:
+    entries = library.entries("models")
+    assert sum(entry.parameters is not None for entry in entries) > 0.8 * len(entries)
+
+
+@pytest.mark.parametrize("name", CONTRACT_NAMES)
+def test_promised_names_exist(name: str) -> None:
+    assert catalog.model(name).name == name
+
+
+def test_names_and_aliases_are_unique() -> None:
+    names = [name.casefold() for entry in library.entries("models") for name in (entry.name, *entry.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_the_four_models_of_2205_05198() -> None:
+    shapes = {
+        name: (m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.vocab_size)
+        for name in ("gpt-22b", "gpt3-175b", "mt-nlg-530b", "gpt-1t")
+        for m in [catalog.model(name)]
+    }
+    assert shapes == {
+        "gpt-22b": (48, 6144, 64, 51200),
+        "gpt3-175b": (96, 12288, 96, 51200),
+        "mt-nlg-530b": (105, 20480, 128, 51200),
+        "gpt-1t": (128, 25600, 160, 51200),
+    }
+
+
+def test_hugging_face_ids_are_aliases_in_any_case() -> None:
+    assert catalog.model("meta-llama/Llama-3.1-8B") == catalog.model("llama-3.1-8b")
+    assert catalog.model("qwen/qwen3-32b") == catalog.model("Qwen3-32B")
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(NotFoundError, match=r"'lama-3-8b'; did you mean 'llama-3-8b'") as caught:
+        catalog.model("lama-3-8b")
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "message"),
+    [
+        ({"hiden_size": 64}, "model.hiden_size", "did you mean 'hidden_size'"),
+        ({"num_hidden_layers": "2"}, "model.num_hidden_layers", "'2' is not a whole number"),
+        ({"gated_mlp": 1}, "model.gated_mlp", "not true or false"),
+        ({"normalization": "batchnorm"}, "model.normalization", "one of layernorm, rmsnorm"),
+        ({"num_attention_heads": 3}, "model.num_attention_heads", "64 is not a multiple of num_attention_heads 3"),
+        ({"num_key_value_heads": 3}, "model.num_key_value_heads", "3 does not divide"),
+        ({"vocab_size": 0}, "model.vocab_size", "0 must be positive"),
+        ({"num_experts": 8}, "model.num_experts_per_tok", "give both"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "model.num_experts_per_tok", "9 is more than num_experts 8"),
+    ],
+)
+def test_a_wrong_mapping_names_field_value_and_mend(change: dict[str, object], field: str, message: str) -> None:
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+    assert catalog.model_from_mapping(shape).hidden_size == 64
+    with pytest.raises(InputError, match=message) as caught:
+        catalog.model_from_mapping(shape | change)
+    assert caught.value.field == field
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InputError, match="vocab_size must be given"):
+        catalog.model_from_mapping({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4})
