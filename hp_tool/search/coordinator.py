@@ -62,8 +62,8 @@ class Coordinator:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `should_release`: this process is asked
-        to end; the search goes back to the queue with its job running, for the next coordinator to adopt."""
+        """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `should_release`: this
+        process is asked to end; the search goes back to the queue with its job running, for the next one to adopt."""
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
         self._reusable = reusable or {}
