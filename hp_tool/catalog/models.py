@@ -70,7 +70,7 @@ def _check(spec: ModelSpec) -> None:
     heads = spec.num_attention_heads
     if spec.head_dim is None and spec.kv_lora_rank is None and spec.hidden_size % heads:
         raise InputError(
-            f"hidden_size {spec.hidden_size} is not a multiple of num_attention_heads {heads}; mend one of them, or give head_dim",
+            f"hidden_size {spec.hidden_size} is not a multiple of num_attention_heads {heads}; mend one, or give head_dim",
             field="model.num_attention_heads",
         )
     if heads % spec.kv_heads:

@@ -1,0 +1,151 @@
+"""GPUs, servers and clusters: the data, the defaults, and the errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_tool import catalog
+from hp_tool.catalog import library
+from hp_tool.domain.hardware import ClusterQuery, StageGpus
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.units import GIB
+
+GPUS = {
+    "v100-sxm-32gb",
+    "a100-sxm-40gb",
+    "a100-sxm-80gb",
+    "h100-sxm-80gb",
+    "h100-pcie-80gb",
+    "h200-sxm-141gb",
+    "b200-sxm-180gb",
+    "gb200-nvl72",
+    "l40s-48gb",
+    "cpu",
+}
+
+
+def test_the_devices_that_queries_rely_on() -> None:
+    assert set(catalog.gpus()) >= GPUS
+
+
+@pytest.mark.parametrize("name", sorted(GPUS - {"cpu"}))
+def test_a_device_is_plausible_and_sourced(name: str) -> None:
+    gpu = catalog.gpu(name)
+    assert gpu.name == name
+    assert "datasheet" in gpu.source
+    # Programs are offered somewhat less than the figure in the name, in GB or GiB.
+    marketed = 192 if name == "gb200-nvl72" else int(name.rsplit("-", 1)[1].removesuffix("gb"))
+    assert 0.90 * marketed * 1e9 < gpu.memory_bytes < marketed * GIB
+    rates = gpu.peak_flops_per_second
+    assert rates["fp16"] > rates["fp32"]
+    # Each halving of the operands' width doubles the dense rate.
+    for narrow, wide in (("fp8", "bf16"), ("mxfp8", "bf16"), ("nvfp4", "fp8")):
+        if narrow in rates:
+            assert rates[narrow] == pytest.approx(2 * rates[wide], rel=0.02)
+    if gpu.nvlink_bandwidth_bytes_per_second is not None:
+        assert gpu.memory_bandwidth_bytes_per_second > gpu.nvlink_bandwidth_bytes_per_second
+        assert gpu.nvlink_bandwidth_bytes_per_second > gpu.inter_node_bandwidth_bytes_per_second
+
+
+def test_precisions_follow_the_hardware() -> None:
+    assert "bf16" not in catalog.gpu("v100-sxm-32gb").peak_flops_per_second
+    assert "fp8" not in catalog.gpu("a100-sxm-80gb").peak_flops_per_second
+    assert "nvfp4" not in catalog.gpu("h100-sxm-80gb").peak_flops_per_second
+    assert catalog.gpu("a100-sxm-80gb").peak_flops_per_second["bf16"] == 312e12
+
+
+@pytest.mark.parametrize("name", catalog.node_types())
+def test_each_node_type_makes_a_cluster(name: str) -> None:
+    node = catalog.node_type(name)
+    assert node.source
+    cluster = catalog.cluster(name)
+    assert cluster.name == name
+    assert cluster.gpu == catalog.gpu(node.gpu)
+    assert cluster.num_gpus == (node.num_gpus or node.gpus_per_node)
+    assert cluster.inter_node_bandwidth_bytes_per_second == node.inter_node_bandwidth_bytes_per_second
+
+
+def test_gpu_and_count_take_the_usual_server() -> None:
+    cluster = catalog.cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=1024))
+    assert (cluster.num_nodes, cluster.gpus_per_node, cluster.nvlink_domain_size) == (128, 8, 8)
+    assert cluster.inter_node_bandwidth_bytes_per_second == 25e9
+    assert cluster.inter_node_latency_s == 5e-6
+    assert cluster.name == "1024 x a100-sxm-80gb"
+
+
+@pytest.mark.parametrize("gpus_per_node", [None, 8])
+def test_less_than_a_server_is_one_node(gpus_per_node: int | None) -> None:
+    cluster = catalog.cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=4, gpus_per_node=gpus_per_node))
+    assert (cluster.num_nodes, cluster.gpus_per_node, cluster.nvlink_domain_size) == (1, 4, 4)
+
+
+def test_what_a_query_says_wins_over_node_type_over_gpu() -> None:
+    node = catalog.cluster(ClusterQuery(node_type="gcp-a3-highgpu-8g", num_gpus=16))
+    assert node.inter_node_bandwidth_bytes_per_second == 12.5e9
+    assert node.price_per_gpu_hour == 11.06
+    said = catalog.cluster(
+        ClusterQuery(
+            node_type="gcp-a3-highgpu-8g",
+            num_gpus=16,
+            gpus_per_node=4,
+            inter_node_bandwidth_bytes_per_second=1e9,
+            inter_node_latency_s=1e-5,
+            price_per_gpu_hour=0.0,
+            name="mine",
+        )
+    )
+    assert (said.name, said.num_nodes, said.price_per_gpu_hour) == ("mine", 4, 0.0)
+    assert (said.inter_node_bandwidth_bytes_per_second, said.inter_node_latency_s) == (1e9, 1e-5)
+
+
+def test_an_nvlink_domain_spans_hosts() -> None:
+    rack = catalog.cluster("gb200-nvl72")
+    assert (rack.num_gpus, rack.gpus_per_node, rack.nvlink_domain_size) == (72, 4, 72)
+    assert catalog.cluster(ClusterQuery(gpu="gb200-nvl72", num_gpus=16)).nvlink_domain_size == 16
+
+
+def test_one_own_gpu_is_a_mapping() -> None:
+    gpu = catalog.gpu("h100-sxm-80gb")
+    assert catalog.cluster(ClusterQuery(gpu=gpu, num_gpus=8)) == catalog.cluster(ClusterQuery(gpu=gpu.name, num_gpus=8))
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "message"),
+    [
+        (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=12), "cluster.num_gpus", "12 is not a multiple .* 8; take 8 or 16"),
+        (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=0), "cluster.num_gpus", "0 must be positive"),
+        (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8, gpus_per_node=-8), "cluster.gpus_per_node", "-8 must be positive"),
+        (ClusterQuery(gpu="a100-sxm-80gb"), "cluster.num_gpus", "must be given"),
+        (ClusterQuery(num_gpus=8), "cluster.gpu", "gpu or node_type must be given"),
+        (ClusterQuery(gpu="a100-sxm-80gb", node_type="dgx-h100"), "cluster.gpu", "is not what dgx-h100 has"),
+        (ClusterQuery(node_type="dgx-h100", num_gpus=32, nvlink_domain_size=12), "cluster.nvlink_domain_size", "take 8"),
+        (ClusterQuery(gpu="cpu", num_gpus=2, price_per_gpu_hour=-1.0), "cluster.price_per_gpu_hour", "not be negative"),
+    ],
+)
+def test_errors_name_field_value_and_mend(query: ClusterQuery, field: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        catalog.cluster(query)
+    assert caught.value.field == field
+
+
+def test_mixed_clusters_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        catalog.cluster(ClusterQuery(stages=(StageGpus(gpu="cpu", num_gpus=2),)))
+    assert caught.value.field == "cluster.stages"
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(NotFoundError, match="did you mean 'h100-80gb'"):
+        catalog.gpu("h100-80")
+    with pytest.raises(NotFoundError, match="did you mean 'dgx-h100'") as caught:
+        catalog.cluster("dgxh100")
+    assert caught.value.field == "cluster"
+    with pytest.raises(NotFoundError, match=r"known: .*a100-sxm-80gb"):
+        catalog.gpu("zzzzzzzz")
+
+
+def test_names_and_aliases_are_unique() -> None:
+    kinds: tuple[catalog.Kind, ...] = ("gpus", "clusters")
+    for kind in kinds:
+        names = [name.casefold() for entry in library.entries(kind) for name in (entry.name, *entry.aliases)]
+        assert len(names) == len(set(names))

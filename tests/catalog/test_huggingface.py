@@ -1,0 +1,310 @@
+"""config.json files of released models give the shapes of the catalogue, architecture by architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool import catalog
+from hp_tool.domain.model import ModelSpec
+from hp_tool.errors import InputError, UnsupportedError
+
+RELEASED: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "mistral-7b": {
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "vocab_size": 32000,
+    },
+    "mixtral-8x7b": {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "vocab_size": 32000,
+    },
+    "qwen2.5-7b": {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "use_sliding_window": False,
+        "vocab_size": 152064,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "vocab_size": 151936,
+    },
+    "gpt2-xl": {
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 1600,
+        "n_head": 25,
+        "n_inner": None,
+        "n_layer": 48,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+    "gpt-j-6b": {
+        "model_type": "gptj",
+        "n_embd": 4096,
+        "n_head": 16,
+        "n_inner": None,
+        "n_layer": 28,
+        "n_positions": 2048,
+        "rotary_dim": 64,
+        "tie_word_embeddings": False,
+        "vocab_size": 50400,
+    },
+    "gpt-neox-20b": {
+        "model_type": "gpt_neox",
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 44,
+        "tie_word_embeddings": False,
+        "vocab_size": 50432,
+    },
+    "mpt-7b": {
+        "model_type": "mpt",
+        "attn_config": {"alibi": True},
+        "d_model": 4096,
+        "expansion_ratio": 4,
+        "max_seq_len": 2048,
+        "n_heads": 32,
+        "n_layers": 32,
+        "no_bias": True,
+        "vocab_size": 50432,
+    },
+    "falcon-180b": {
+        "model_type": "falcon",
+        "alibi": False,
+        "bias": False,
+        "hidden_size": 14848,
+        "multi_query": True,
+        "new_decoder_architecture": True,
+        "num_attention_heads": 232,
+        "num_hidden_layers": 80,
+        "num_kv_heads": 8,
+        "vocab_size": 65024,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "head_dim": 64,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+        "vocab_size": 201088,
+    },
+    "deepseek-v2-lite": {
+        "model_type": "deepseek_v2",
+        "first_k_dense_replace": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "kv_lora_rank": 512,
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_attention_heads": 16,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 27,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "tie_word_embeddings": False,
+        "v_head_dim": 128,
+        "vocab_size": 102400,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "first_k_dense_replace": 3,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "kv_lora_rank": 512,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_attention_heads": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+    },
+    "t5-base": {
+        "model_type": "t5",
+        "d_ff": 3072,
+        "d_kv": 64,
+        "d_model": 768,
+        "num_decoder_layers": 12,
+        "num_heads": 12,
+        "num_layers": 12,
+        "vocab_size": 32128,
+    },
+    "t5-v1.1-xxl": {
+        "model_type": "t5",
+        "d_ff": 10240,
+        "d_kv": 64,
+        "d_model": 4096,
+        "feed_forward_proj": "gated-gelu",
+        "num_decoder_layers": 24,
+        "num_heads": 64,
+        "num_layers": 24,
+        "tie_word_embeddings": False,
+        "vocab_size": 32128,
+    },
+    "bert-large": {
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 512,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "type_vocab_size": 2,
+        "vocab_size": 30522,
+    },
+}
+
+
+def shape(model: ModelSpec) -> dict[str, object]:
+    """What a model's size and work depend on, derived values filled in."""
+    return {
+        "architecture": model.architecture,
+        "layers": (model.num_hidden_layers, model.num_decoder_layers or model.num_hidden_layers),
+        "width": model.hidden_size,
+        "heads": (model.num_attention_heads, model.kv_heads, model.kv_lora_rank is None and model.head_size),
+        "mlp": (model.ffn_size, model.gated_mlp, model.has_mlp_bias),
+        "embedding": (model.tie_word_embeddings, model.positions),
+        "norm": model.normalization,
+        "attention": (
+            model.has_attention_bias,
+            model.kv_lora_rank,
+            model.q_lora_rank,
+            model.v_head_dim,
+            model.qk_rope_head_dim,
+        ),
+        "experts": (model.num_experts, model.num_experts_per_tok, model.num_shared_experts, model.first_k_dense_replace),
+        "expert": model.num_experts and (model.moe_intermediate_size or model.ffn_size),
+        "next_tokens": model.num_nextn_predict_layers,
+    }
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_released_config_reads_as_the_catalogue_has_it(name: str) -> None:
+    config = RELEASED[name]
+    read = catalog.model_from_mapping(config)
+    assert shape(read) == shape(catalog.model(name))
+    assert read.vocab_size == config["vocab_size"]
+
+
+def test_architectures_stand_in_for_a_missing_model_type() -> None:
+    for class_name, name in (
+        ("Qwen3MoeForCausalLM", "qwen3-30b-a3b"),
+        ("GPT2LMHeadModel", "gpt2-xl"),
+        ("BertModel", "bert-large"),
+    ):
+        config = {**RELEASED[name], "architectures": [class_name]}
+        del config["model_type"]
+        assert shape(catalog.model_from_mapping(config)) == shape(catalog.model(name))
+
+
+def test_defaults_of_the_configuration_classes() -> None:
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 512}
+    gemma = catalog.model_from_mapping({"model_type": "gemma2", **small})
+    assert (gemma.tie_word_embeddings, gemma.head_size, gemma.gated_mlp, gemma.normalization) == (True, 256, True, "rmsnorm")
+    opt = catalog.model_from_mapping({"model_type": "opt", "ffn_dim": 96, **small})
+    assert (opt.tie_word_embeddings, opt.positions, opt.has_attention_bias, opt.ffn_size) == (True, "learned", True, 96)
+    phi = catalog.model_from_mapping({"model_type": "phi3", **small})
+    assert (phi.tie_word_embeddings, phi.gated_mlp, phi.positions) == (False, True, "rotary")
+    old_falcon = catalog.model_from_mapping({"model_type": "falcon", "multi_query": True, **small})
+    assert old_falcon.kv_heads == 1
+
+
+def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError, match=r"'mamba' cannot be read.*known: bert, .*t5") as caught:
+        catalog.model_from_mapping({"model_type": "mamba", "hidden_size": 64})
+    assert caught.value.field == "model.model_type"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field"),
+    [
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "model.decoder_sparse_step"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [3]}, "model.mlp_only_layers"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "model.moe_layer_freq"),
+    ],
+)
+def test_layouts_that_cannot_be_held_are_refused(name: str, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        catalog.model_from_mapping(RELEASED[name] | change)
+    assert caught.value.field == field
+
+
+def test_a_missing_value_is_an_error_and_never_a_guess() -> None:
+    config = {key: value for key, value in RELEASED["llama-3.1-8b"].items() if key != "hidden_size"}
+    with pytest.raises(InputError, match="hidden_size must be given"):
+        catalog.model_from_mapping(config)
