@@ -1,13 +1,14 @@
 """Models, GPUs and servers as data, with their sources. One's own is one more file, never code."""
 
 from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_types
-from hp_tool.catalog.library import Entry, Kind, entry
+from hp_tool.catalog.library import Entry, Kind, entries, entry
 from hp_tool.catalog.models import model, model_from_mapping, models
 
 __all__ = [
     "Entry",
     "Kind",
     "cluster",
+    "entries",
     "entry",
     "gpu",
     "gpus",

@@ -51,10 +51,14 @@ def entry(kind: Kind, name: str) -> Entry:
     if found is not None:
         return found
     known = entries(kind)
-    hint = (
-        nearest(name, [name for e in known for name in (e.name, *e.aliases)]) or f"; known: {', '.join(e.name for e in known)}"
-    )
-    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name!r}{hint}", field=_SINGULAR[kind])
+    hint = nearest(name, [known_name for e in known for known_name in (e.name, *e.aliases)])
+    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name!r}{hint or _listing(kind, known)}", field=_SINGULAR[kind])
+
+
+def _listing(kind: Kind, known: list[Entry]) -> str:
+    if len(known) > 30:
+        return f"; `hp-tool {kind}` lists the {len(known)} known ones"
+    return f"; known: {', '.join(e.name for e in known)}"
 
 
 def entries(kind: Kind) -> list[Entry]:

@@ -130,3 +130,8 @@ def test_a_wrong_mapping_names_field_value_and_mend(change: dict[str, object], f
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(InputError, match="vocab_size must be given"):
         catalog.model_from_mapping({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4})
+
+
+def test_a_name_near_to_nothing_says_where_to_look() -> None:
+    with pytest.raises(NotFoundError, match=r"`hp-tool models` lists the \d+ known ones"):
+        catalog.model("zzzzzzzz")

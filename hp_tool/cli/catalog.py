@@ -1,0 +1,148 @@
+"""`hp-tool models|gpus|clusters [NAME]`: what a query may name, and what stands behind a name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hp_tool.units import gib
+
+if TYPE_CHECKING:
+    from hp_tool.catalog import Kind
+    from hp_tool.domain.hardware import GpuSpec, NodeType
+    from hp_tool.domain.model import ModelSpec
+
+    Spec = ModelSpec | GpuSpec | NodeType
+
+NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; without one, all are listed.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, valid as input where one name is given.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `models`, `gpus` and `clusters` to the command line."""
+    app.command()(models)
+    app.command()(gpus)
+    app.command()(clusters)
+
+
+def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
+    """List the models of the catalogue, or show one: its name, alias, config.json or own file."""
+    from hp_tool import catalog
+
+    specs = [catalog.model(each) for each in ([name] if name else catalog.models())]
+    if as_json or name:
+        _show(specs, single=name is not None, as_json=as_json, kind="models")
+        return
+    sizes = {entry.name: entry.parameters for entry in catalog.entries("models")}
+    heads = ("model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary", "experts")
+    _table(heads, (_model_row(spec, sizes[spec.name]) for spec in specs))
+
+
+def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
+    """List the GPUs of the catalogue, or show one with its source."""
+    from hp_tool import catalog
+
+    specs = [catalog.gpu(each) for each in ([name] if name else catalog.gpus())]
+    if as_json or name:
+        _show(specs, single=name is not None, as_json=as_json, kind="gpus")
+        return
+    heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h")
+    _table(heads, map(_gpu_row, specs))
+
+
+def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
+    """List servers, cloud instances and registered clusters, or show one with its source."""
+    from hp_tool import catalog
+
+    specs = [catalog.node_type(each) for each in ([name] if name else catalog.node_types())]
+    if as_json or name:
+        _show(specs, single=name is not None, as_json=as_json, kind="clusters")
+        return
+    heads = ("cluster", "gpu", "GPUs a node", "GPUs", "network GB/s a GPU", "$/GPU-hour", "fabric")
+    _table(heads, map(_cluster_row, specs))
+
+
+def _model_row(spec: ModelSpec, parameters: float | None) -> Sequence[str]:
+    experts = f"{spec.num_experts}, top {spec.num_experts_per_tok}" if spec.num_experts else ""
+    return (
+        spec.name,
+        f"{parameters / 1e9:.4g} B" if parameters else "",
+        str(spec.num_hidden_layers),
+        str(spec.hidden_size),
+        str(spec.num_attention_heads),
+        str(spec.kv_heads),
+        str(spec.ffn_size),
+        str(spec.vocab_size),
+        experts,
+    )
+
+
+def _gpu_row(spec: GpuSpec) -> Sequence[str]:
+    rates = spec.peak_flops_per_second
+    return (
+        spec.name,
+        gib(spec.memory_bytes),
+        _scaled(spec.memory_bandwidth_bytes_per_second, 1e9),
+        _scaled(rates.get("bf16"), 1e12),
+        _scaled(rates.get("fp8"), 1e12),
+        _scaled(spec.nvlink_bandwidth_bytes_per_second, 1e9),
+        _scaled(spec.inter_node_bandwidth_bytes_per_second, 1e9),
+        _scaled(spec.price_per_hour, 1.0),
+    )
+
+
+def _cluster_row(spec: NodeType) -> Sequence[str]:
+    return (
+        spec.name,
+        spec.gpu,
+        str(spec.gpus_per_node),
+        str(spec.num_gpus or ""),
+        _scaled(spec.inter_node_bandwidth_bytes_per_second, 1e9),
+        _scaled(spec.price_per_gpu_hour, 1.0),
+        spec.fabric,
+    )
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return "" if value is None else f"{value / unit:.4g}"
+
+
+def _show(specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind) -> None:
+    """One spec's fields, or the JSON of one or all."""
+    if as_json:
+        items = [dataclasses.asdict(spec) for spec in specs]
+        typer.echo(json.dumps(items[0] if single else {"items": items}))
+        return
+    fields = {key: value for key, value in dataclasses.asdict(specs[0]).items() if value is not None}
+    _table(("field", "value"), [(key, str(value)) for key, value in (fields | _metadata(kind, specs[0].name)).items()])
+
+
+def _metadata(kind: Kind, name: str) -> dict[str, object]:
+    """What the catalogue knows of a name beside its spec; nothing for a file outside it."""
+    from hp_tool import catalog
+    from hp_tool.errors import NotFoundError
+
+    try:
+        entry = catalog.entry(kind, name)
+    except NotFoundError:
+        return {}
+    known = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
+    return {key: value for key, value in known.items() if value}
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column, head in enumerate(heads):
+        table.add_column(head, no_wrap=column == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    # Piped output is for other programs and files: no line is cut to the width of a screen that is not there.
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
