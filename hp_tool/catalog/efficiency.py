@@ -22,7 +22,7 @@ def efficiency(*, gpu: GpuSpec, framework: str) -> EfficiencyProfile:
 
     UnsupportedError for a framework without a profile.
     """
-    return EfficiencyProfile(gpu=_gpu(gpu.name if gpu.kind == "gpu" else "cpu"), framework=_framework(framework))
+    return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=_framework(framework))
 
 
 def frameworks() -> list[str]:
@@ -31,12 +31,12 @@ def frameworks() -> list[str]:
 
 
 @functools.cache
-def _gpu(name: str) -> GpuEfficiency:
+def gpu_efficiency(name: str) -> GpuEfficiency:
     path = _FOLDER / "gpus" / f"{name}.yaml"
     if path.parent != _FOLDER / "gpus" or not path.is_file():
-        return dataclasses.replace(_gpu(_GENERIC), gpu=_GENERIC, measured=False)
+        return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
     fields = documents.parse(documents.read_text(path), origin=path)
-    links = {key: records.build(Link, fields[key], field=key, origin=path) for key in ("nvlink", "all_to_all", "network")}
+    links = {key: records.build(Link, fields[key], field=key, origin=path) for key in ("nvlink", "all_to_all")}
     attention = records.build(Roofline, fields["attention"], field="attention", origin=path)
     matmul = {
         precision: records.build(Roofline, roof, field="matmul", origin=path) for precision, roof in fields["matmul"].items()
@@ -52,6 +52,6 @@ def _framework(name: str) -> FrameworkEfficiency:
         raise UnsupportedError(
             f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
         )
-    return records.build(
-        FrameworkEfficiency, documents.parse(documents.read_text(path), origin=path), field="framework", origin=path
-    )
+    fields = documents.parse(documents.read_text(path), origin=path)
+    network = records.build(Link, fields.pop("network"), field="network", origin=path)
+    return FrameworkEfficiency(network=network, **fields)

@@ -28,7 +28,7 @@ def ring_seconds(
     """
     n = group_size.astype(np.float64)
     k = peers_in_domain(cluster, group_size=group_size, stride=stride)
-    inside, outside = profile.gpu.nvlink, profile.gpu.network
+    inside, outside = profile.gpu.nvlink, profile.framework.network
     crosses = k < n
     fast = inside.bandwidth_fraction * local_bandwidth(cluster)
     slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
@@ -45,7 +45,7 @@ def send_seconds(
     """Seconds to send one message to the rank `distance` further on; all ranks send at once, each over its own link."""
     # Neighbours are in another domain exactly where a domain holds no more ranks than their distance.
     crosses = distance >= cluster.nvlink_domain_size
-    inside, outside = profile.gpu.nvlink, profile.gpu.network
+    inside, outside = profile.gpu.nvlink, profile.framework.network
     near = _transfer(message_bytes, inside, local_bandwidth(cluster))
     far = _transfer(message_bytes, outside, cluster.inter_node_bandwidth_bytes_per_second) + cluster.inter_node_latency_s
     return np.where(crosses, far, near)

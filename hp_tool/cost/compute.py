@@ -59,6 +59,14 @@ def roofline_seconds(
     return np.asarray(roof.overhead_s + bound)
 
 
+def additive_seconds(
+    flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
+) -> FloatArray:
+    """overhead + FLOPs / reached peak + bytes / reached bandwidth: kernels that alternate between the two."""
+    bandwidth = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
+    return np.asarray(roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth)
+
+
 def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, profile: EfficiencyProfile) -> FloatArray:
     """Memory-bound kernels that together must move `traffic` bytes, in `kernels` launches."""
     moved = traffic * profile.framework.elementwise_traffic_factor

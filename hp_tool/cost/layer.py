@@ -13,7 +13,7 @@ import numpy as np
 
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import ring_seconds
-from hp_tool.cost.compute import elementwise_seconds, matmul_seconds, peak_flops, roofline_seconds
+from hp_tool.cost.compute import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -181,7 +181,7 @@ def _attention_seconds(
         traffic = tokens * e * d * (2.0 * heads + 2.0 * np.maximum(model.kv_heads / t, 1.0))
         # Attention stays in 16 bits where the matmuls are narrower.
         peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
-        forward = roofline_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
+        forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
         # Five matmuls in the backward pass against two in the forward pass.
         backward = 2.5 * forward * profile.framework.attention_backward_slowdown
         return forward, backward

@@ -50,7 +50,7 @@ class GpuEfficiency:
     matmul: dict[Precision, Roofline]
     """By input precision; one that is absent falls back on bf16's, scaled by the datasheet."""
     attention: Roofline
-    """Fused attention, forward."""
+    """Fused attention, forward; its arithmetic and memory traffic add up instead of overlapping."""
     memory_fraction: float
     """Share of memory bandwidth that elementwise kernels reach."""
     kernel_overhead_s: float
@@ -58,8 +58,6 @@ class GpuEfficiency:
     nvlink: Link
     """Ring collectives inside an NVLink (or PCIe) domain."""
     all_to_all: Link
-    network: Link
-    """Ring collectives across nodes, per device."""
     fitted_on: str
     """Rows and command that gave these numbers."""
     measured: bool = True
@@ -85,6 +83,8 @@ class FrameworkEfficiency:
     """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
     pipeline_overlap: float
     """Share of the stage-to-stage transfers hidden."""
+    network: Link
+    """Ring collectives across nodes, per device and network port."""
     optimizer_traffic_factor: float
     """Bytes moved by the optimizer step against one read and write of each state."""
     step_overhead_s: float

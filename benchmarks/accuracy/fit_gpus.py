@@ -1,0 +1,175 @@
+"""Fit each GPU's kernel and collective constants on isolated measurements: `python -m benchmarks.accuracy.fit_gpus --data DIR`.
+
+Writes hp_tool/catalog/data/efficiency/gpus/*.yaml. Per GPU: a roofline of three constants per matmul precision, one for
+fused attention, and four constants each for ring collectives and all-to-all. Nothing of a whole training run is read here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+import hp_tool
+from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from hp_tool.catalog import gpu
+from hp_tool.domain.hardware import GpuSpec
+
+Floats = NDArray[np.float64]
+
+SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb"}
+SAME_SILICON = {"a100-sxm-40gb": "a100-sxm-80gb"}
+PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
+OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/gpus"
+RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
+
+
+def robust_fit(residuals: object, start: list[float], low: list[float], high: list[float]) -> Floats:
+    """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
+    return least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start).x
+
+
+def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats]:
+    """(shapes (n, keys), seconds (n,)): the median over kernels and repeats of each shape."""
+    grouped: dict[tuple[float, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        grouped[tuple(float(row[key]) for key in keys)].append(float(row["latency_ms"]) * 1e-3)
+    return np.array(list(grouped)), np.array([np.median(times) for times in grouped.values()])
+
+
+def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[str, float], dict[str, float]]:
+    """(constants for the shapes of a training run, constants over all shapes).
+
+    Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m >= 1024, so that the
+    overhead holds what a large kernel pays once: launch, prologue and an incomplete last wave.
+    """
+    shapes, seconds = medians(rows, ("m", "n", "k"))
+    keep = (shapes[:, 1] >= 1024) & (shapes[:, 2] >= 1024)
+    (m, n, k), seconds = shapes[keep].T, seconds[keep]
+    flops = 2 * m * n * k / device.peak_flops_per_second[precision]
+    traffic = (INPUT_BYTES[precision] * (m * k + n * k) + 2 * m * n) / device.memory_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[2] + np.maximum(flops / x[0], traffic / x[1])) / seconds)
+
+    everywhere = robust_fit(residuals, [0.7, 0.7, 5e-6], [0.05, 0.05, 1e-7], [1.2, 1.2, 1e-4])
+    large = m >= 1024
+
+    def of_large(x: Floats) -> Floats:
+        return residuals(np.array([x[0], everywhere[1], x[1]]))[large]
+
+    peak, overhead = robust_fit(of_large, [0.7, 5e-6], [0.05, 1e-7], [1.2, 1e-4])
+    errors = np.abs(np.expm1(of_large(np.array([peak, overhead]))))
+    print(f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} overhead {overhead * 1e6:.1f} us; "
+          f"m >= 1024: {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}")  # fmt: skip
+    return roofline(peak, everywhere[1], overhead), roofline(*everywhere)
+
+
+def fit_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
+    """Causal prefill: half of the full attention's FLOPs; memory traffic and arithmetic add up."""
+    shapes, seconds = medians(rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"))
+    b, s, a, k, d = shapes.T
+    flops = 2 * b * a * s**2 * d / device.peak_flops_per_second["bf16"]
+    traffic = 2 * b * s * d * (2 * a + 2 * k) / device.memory_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[2] + flops / x[0] + traffic / x[1]) / seconds)
+
+    x = robust_fit(residuals, [0.6, 0.5, 1e-5], [0.05, 0.05, 1e-6], [1.2, 1.2, 1e-4])
+    errors = np.abs(np.expm1(residuals(x)))
+    print(f"{device.name:16} attention     peak {x[0]:.3f} bandwidth {x[1]:.3f} overhead {x[2] * 1e6:.1f} us; {len(errors)} shapes, "
+          f"median error {np.median(errors):.1%}")  # fmt: skip
+    return roofline(*x)
+
+
+def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> dict[str, float]:
+    """Collectives of 256 KiB and more inside one NVLink domain; message_size counts elements of 2 bytes."""
+    chosen = [r for r in rows if r["op_name"] in operations and float(r["message_size"]) >= 2**17 and float(r["num_gpus"]) <= 8]
+    n = np.array([float(r["num_gpus"]) for r in chosen])
+    size = np.array([2 * float(r["message_size"]) for r in chosen])
+    wire = size * (n - 1) / n * np.array([RING_SHARE[r["op_name"]] for r in chosen])
+    seconds = np.array([float(r["latency_ms"]) * 1e-3 for r in chosen])
+    bandwidth = device.nvlink_bandwidth_bytes_per_second or device.pcie_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[1] + x[2] * (n - 1) + (wire + np.sqrt(wire * x[3])) / (x[0] * bandwidth)) / seconds)
+
+    x = robust_fit(residuals, [0.8, 5e-6, 1e-6, 1e6], [0.1, 0, 0, 0], [1.5, 1e-4, 1e-4, 1e9])
+    errors = np.abs(np.expm1(residuals(x)))
+    print(f"{device.name:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, median error {np.median(errors):.1%}")
+    return {"bandwidth_fraction": _short(x[0]), "latency_s": _short(x[1]), "latency_per_peer_s": _short(x[2]), "ramp_bytes": _short(x[3])}
+
+
+def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]:
+    return {"peak_fraction": _short(peak), "bandwidth_fraction": _short(bandwidth), "overhead_s": _short(overhead)}
+
+
+def fit_gpu(folder: Path, system: str) -> dict[str, object]:
+    """All constants of one GPU."""
+    device = gpu(SYSTEMS[system])
+    of_system = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] == system]
+                 for name in ("gemm", "context_attention", "nccl")}  # fmt: skip
+    fits = {
+        PRECISIONS[kind]: fit_matmul([r for r in of_system["gemm"] if r["gemm_dtype"] == kind], device, PRECISIONS[kind])
+        for kind in dict.fromkeys(r["gemm_dtype"] for r in of_system["gemm"])
+    }
+    thin = fits["bf16"][1]
+    return {
+        "gpu": device.name,
+        "matmul": {precision: fit[0] for precision, fit in fits.items()},
+        "attention": fit_attention(of_system["context_attention"], device),
+        "memory_fraction": thin["bandwidth_fraction"],
+        "kernel_overhead_s": thin["overhead_s"],
+        "nvlink": fit_link(of_system["nccl"], device, ("all_gather", "reduce_scatter", "all_reduce")),
+        "all_to_all": fit_link(of_system["nccl"], device, ("alltoall",)),
+        "fitted_on": f"ops/gemm.csv, ops/context_attention.csv and ops/nccl.csv, system {system}, "
+        "by python -m benchmarks.accuracy.fit_gpus; memory_fraction and kernel_overhead_s are those of matmuls of all shapes",
+    }
+
+
+def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
+    """Geometric means over the fitted GPUs, for one that nobody measured."""
+
+    def mean(values: list[object]) -> object:
+        if isinstance(values[0], dict):
+            shared = set.intersection(*(set(value) for value in values))
+            return {key: mean([value[key] for value in values]) for key in values[0] if key in shared}
+        return _short(float(np.exp(np.mean(np.log(np.maximum(values, 1e-12))))))
+
+    numbers = [{key: value for key, value in one.items() if key not in ("gpu", "fitted_on")} for one in fitted]
+    names = ", ".join(str(one["gpu"]) for one in fitted)
+    return {"gpu": "generic", **mean(numbers), "measured": False, "fitted_on": f"geometric means over {names}"}
+
+
+def write(name: str, constants: dict[str, object]) -> None:
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(constants, sort_keys=False, width=120)
+    (OUTPUT / f"{name}.yaml").write_text(f"# Written by python -m benchmarks.accuracy.fit_gpus; do not edit by hand.\n{text}")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data_argument(parser)
+    folder = data_folder(parser.parse_args())
+    if folder is None:
+        return
+    fitted = {SYSTEMS[system]: fit_gpu(folder, system) for system in SYSTEMS}
+    for twin, original in SAME_SILICON.items():
+        fitted[twin] = fitted[original] | {"gpu": twin, "fitted_on": f"same silicon as {original}: {fitted[original]['fitted_on']}"}
+    for name, constants in fitted.items():
+        write(name, constants)
+    write("generic", generic([fitted[name] for name in SYSTEMS.values()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Tables 4 and 5 of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16, unfused attention, dropout 0.1), predicted.
+
+Published figures are read from the reference data; this module says which query each row stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.accuracy.data import Row
+from hp_tool.catalog import cluster, model
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.layer import layer_time
+from hp_tool.cost.training import training_costs
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
+
+GPU = "a100-sxm-80gb"
+MODELS = {"22B": "gpt-22b", "175B": "gpt3-175b", "530B": "mt-nlg-530b", "1T": "gpt-1t"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One published figure beside its prediction, in the same unit."""
+
+    source: str
+    model: str
+    what: str
+    published: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.published - 1.0
+
+
+def workload(global_batch_size: int) -> TrainingWorkload:
+    """The software of 2022: no fused attention, dropout, 16-bit floats."""
+    return TrainingWorkload(
+        sequence_length=2048, global_batch_size=global_batch_size, precision="fp16", attention="unfused", dropout=0.1
+    )
+
+
+def a100(num_gpus: int) -> ClusterSpec:
+    return cluster(ClusterQuery(gpu=GPU, num_gpus=num_gpus))
+
+
+def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
+    """Seconds per iteration: full recomputation without SP, and SP with selective recomputation."""
+    return [
+        comparison
+        for row in rows
+        for column, recompute, sharded in (
+            ("iter_s_full_recompute", "full", False),
+            ("iter_s_present_work", "selective", True),
+        )
+        if row[column]
+        for comparison in [_iteration(row, column, recompute, sharded, profile)]
+    ]
+
+
+def _iteration(row: Row, column: str, recompute: str, sharded: bool, profile: EfficiencyProfile) -> Comparison:
+    size = row["model"].split()[0]
+    config = ParallelConfig(
+        tensor_parallel_size=int(row["tp"]),
+        pipeline_parallel_size=int(row["pp"]),
+        virtual_pipeline_parallel_size=int(row["interleave_m"]),
+        data_parallel_size=int(row["dp"]),
+        micro_batch_size=int(row["mbs"]),
+        sequence_parallel=sharded,
+        recompute=recompute,  # type: ignore[arg-type]
+        zero_stage=0,
+    )
+    costs = training_costs(
+        model=model(MODELS[size]),
+        cluster=a100(int(row["gpus"])),
+        workload=workload(int(row["gbs"])),
+        profile=profile,
+        candidates=Candidates.from_configs((config,)),
+    )
+    name = f"{recompute}{' + SP' if sharded else ''}, DP {row['dp']}"
+    return Comparison(
+        source="Table 5 (s)", model=size, what=name, published=float(row[column]), predicted=float(costs.step_s[0])
+    )
+
+
+def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
+    """Milliseconds of one 22B layer forward and backward, recomputation counted as backward."""
+    comparisons = []
+    for row in rows:
+        config = ParallelConfig(
+            tensor_parallel_size=int(row["tp"]),
+            micro_batch_size=int(row["mbs"]),
+            sequence_parallel="sequence_parallelism" in row["experiment"],
+        )
+        times = layer_time(
+            model=model(MODELS["22B"]),
+            cluster=a100(8),
+            workload=workload(int(row["mbs"])),
+            profile=profile,
+            candidates=Candidates.from_configs((config,)),
+        )
+        forward = float((times.forward + times.forward_communication)[0])
+        backward = float((times.backward + times.backward_communication)[0])
+        if "full" in row["experiment"]:
+            backward += forward
+        if "selective" in row["experiment"]:
+            backward += float(times.attention_core[0])
+        for direction, seconds in (("fwd", forward), ("bwd", backward)):
+            comparisons.append(
+                Comparison(
+                    source="Table 4 (ms)", model="22B", what=f"{row['experiment']} {direction}",
+                    published=float(row[f"{direction}_ms"]), predicted=1e3 * seconds,
+                )
+            )  # fmt: skip
+    return comparisons

@@ -1,0 +1,142 @@
+"""One row of the cost arrays as a typed estimate, with MFU, HFU, days and money."""
+
+from __future__ import annotations
+
+import math
+
+from hp_tool.cost.candidates import NONE, SELECTIVE, Candidates
+from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.feasibility import memory_reason
+from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.result import Estimate, Intervals, MemoryEstimate, Reason, TimeEstimate
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+CONFIDENCE = 0.9
+NORMAL_QUANTILE = 1.6449
+"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
+BORROWED_WIDENING = 2.0
+"""Intervals of a GPU whose constants come from another one are this much wider."""
+
+
+def estimate_row(
+    index: int,
+    *,
+    costs: TrainingCosts,
+    candidates: Candidates,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+) -> Estimate:
+    """Row `index` in full. Shares of peak count all devices of the cluster."""
+    memory = _memory(index, costs)
+    parts = {name: float(seconds[index]) for name, seconds in costs.parts.items()}
+    step_s = float(costs.step_s[index])
+    tokens = step_tokens(workload)
+    flops = token_flops(model, workload)
+    rate = tokens / (step_s * cluster.num_gpus)
+    peak = peak_flops(cluster.gpu, precision=workload.precision)
+    again, again_paper = _recomputed_flops(index, candidates, model, workload)
+    fits = memory.total_bytes <= memory.capacity_bytes
+    reasons = () if fits else (_too_large(memory),)
+    days = gpu_hours = cost = energy = None
+    if workload.total_tokens is not None:
+        seconds = workload.total_tokens / tokens * step_s
+        days = seconds / SECONDS_PER_DAY
+        gpu_hours = seconds * cluster.num_gpus / SECONDS_PER_HOUR
+        cost = gpu_hours * cluster.price_per_gpu_hour if cluster.price_per_gpu_hour is not None else None
+        energy = seconds * cluster.num_gpus * _power_w(cluster, busy=(parts["compute"] + parts["recompute"]) / step_s)
+    return Estimate(
+        feasible=fits,
+        reasons=reasons,
+        parallel=candidates.config(index),
+        memory=memory,
+        time=TimeEstimate(step_s=step_s, parts_s=parts),
+        tokens_per_second=rate * cluster.num_gpus,
+        tokens_per_second_per_gpu=rate,
+        model_tflops_per_gpu=rate * flops.model / 1e12,
+        mfu=rate * flops.model / peak,
+        hfu=rate * (flops.model + again) / peak,
+        hfu_paper=rate * (flops.model + again_paper) / peak,
+        intervals=_intervals(memory, step_s, profile),
+        days=days,
+        gpu_hours=gpu_hours,
+        cost=cost,
+        energy=energy,
+        provenance=_provenance(model, cluster, workload, profile),
+    )
+
+
+def _memory(index: int, costs: TrainingCosts) -> MemoryEstimate:
+    parts = {f"{name}_bytes": float(size[index]) for name, size in costs.memory_parts.items()}
+    total = float(costs.memory_total_bytes[index])
+    return MemoryEstimate(
+        total_bytes=total,
+        capacity_bytes=costs.capacity_bytes,
+        worst_stage=int(costs.worst_stage[index]),
+        layer_activations_bytes=float(costs.layer_activations_bytes[index]),
+        allocated_bytes=total - parts["overhead_bytes"],
+        **parts,
+    )
+
+
+def _too_large(memory: MemoryEstimate) -> Reason:
+    parts = {
+        name: getattr(memory, f"{name}_bytes")
+        for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+    }
+    return memory_reason(needed=memory.total_bytes, available=memory.capacity_bytes, parts=parts)
+
+
+def _recomputed_flops(index: int, candidates: Candidates, model: ModelSpec, workload: TrainingWorkload) -> tuple[float, float]:
+    """(forward FLOPs a token run again, the same as arXiv 2205.05198 counts them: twice the attention core)."""
+    flops = token_flops(model, workload)
+    method = int(candidates.recompute_method[index])
+    if method == NONE:
+        return 0.0, 0.0
+    if method == SELECTIVE:
+        return flops.attention, 2.0 * flops.attention
+    row = candidates.take(slice(index, index + 1))
+    per_chunk = model.num_hidden_layers / (row.pipeline_parallel_size * row.virtual_pipeline_parallel_size)
+    again = float(recomputed_layer_fraction(row, layers_per_chunk=per_chunk)[0]) * (flops.layers + flops.attention)
+    return again, again
+
+
+def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
+    """Mean power of one device and its share of the host: idle power, plus the rest of the board's for the busy share."""
+    gpu = cluster.gpu
+    idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
+    return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
+
+
+def _intervals(memory: MemoryEstimate, step_s: float, profile: EfficiencyProfile) -> Intervals:
+    widening = 1.0 if profile.gpu.measured else BORROWED_WIDENING
+    time = math.exp(NORMAL_QUANTILE * widening * profile.framework.time_log_sd)
+    size = math.exp(NORMAL_QUANTILE * profile.framework.memory_log_sd)
+    return Intervals(
+        confidence=CONFIDENCE,
+        step_s=(step_s / time, step_s * time),
+        memory_total_bytes=(memory.total_bytes / size, memory.total_bytes * size),
+        source=profile.framework.fitted_on,
+    )
+
+
+def _provenance(
+    model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
+) -> dict[str, object]:
+    return {
+        "model": model.name,
+        "gpu": cluster.gpu.name,
+        "num_gpus": cluster.num_gpus,
+        "gpu_efficiency": profile.gpu.gpu,
+        "gpu_efficiency_measured": profile.gpu.measured,
+        "framework_efficiency": profile.framework.framework,
+        "flops_convention": f"{workload.attention_mask_flops} attention",
+        "price_per_gpu_hour": cluster.price_per_gpu_hour,
+    }

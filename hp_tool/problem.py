@@ -1,0 +1,138 @@
+"""A query with its names looked up: the nouns the pure core takes. What this version does not model is refused here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog import model_from_mapping
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery, Recompute
+from hp_tool.domain.query import Constraints, Query
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError, UnsupportedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProblem:
+    """Everything the training cost model wants to know."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: TrainingWorkload
+    profile: EfficiencyProfile
+    constraints: Constraints
+
+    def costs(self, candidates: Candidates) -> TrainingCosts:
+        """Memory and step time of legal candidates."""
+        return training_costs(
+            model=self.model,
+            cluster=self.cluster,
+            workload=self.workload,
+            profile=self.profile,
+            candidates=candidates,
+            memory_headroom_fraction=self.constraints.memory_headroom_fraction,
+        )
+
+    def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
+        """The same on fewer devices of the same kind."""
+        per_node = min(self.cluster.gpus_per_node, num_gpus)
+        domain = max(per_node, min(self.cluster.nvlink_domain_size, num_gpus))
+        cluster = dataclasses.replace(self.cluster, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain)
+        return dataclasses.replace(self, cluster=cluster)
+
+
+def resolve_training(query: Query) -> TrainingProblem:
+    """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for what is not modelled."""
+    if query.kind != "training" or query.training is None:
+        raise UnsupportedError("queries of kind inference are not answered by this version", field="kind")
+    model = _model(query)
+    cluster = catalogue_cluster(query.cluster)
+    _refuse_unmodelled(model, query.training, query.parallel)
+    peak_flops(cluster.gpu, precision=query.training.precision)
+    if query.constraints.max_days is not None and query.training.total_tokens is None:
+        raise InputError("constraints.max_days needs training.total_tokens", field="training.total_tokens", code="missing_field")
+    if query.constraints.max_cost is not None and (query.training.total_tokens is None or cluster.price_per_gpu_hour is None):
+        raise InputError(
+            "constraints.max_cost needs training.total_tokens and cluster.price_per_gpu_hour",
+            field="cluster.price_per_gpu_hour" if query.training.total_tokens else "training.total_tokens",
+            code="missing_field",
+        )
+    return TrainingProblem(
+        model=model,
+        cluster=cluster,
+        workload=query.training,
+        profile=efficiency(gpu=cluster.gpu, framework=query.training.framework),
+        constraints=query.constraints,
+    )
+
+
+def _model(query: Query) -> ModelSpec:
+    if isinstance(query.model, ModelSpec):
+        return query.model
+    return catalogue_model(query.model) if isinstance(query.model, str) else model_from_mapping(query.model)
+
+
+_UNMODELLED_WORKLOAD = {
+    "sequence_lengths": None,
+    "lora": None,
+    "packed": False,
+    "offload": None,
+}
+_UNMODELLED_PARALLEL = (
+    "data_parallel_shard_size",
+    "pipeline_layout",
+    "rank_order",
+    "context_parallel_communication",
+    "attention_data_parallel_size",
+)
+
+
+def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Nothing a query asks for is silently ignored."""
+    if model.num_experts or model.kv_lora_rank or model.num_nextn_predict_layers or model.architecture == "encoder_decoder":
+        kind = "mixture-of-experts, latent-attention, multi-token-prediction and encoder-decoder models"
+        raise UnsupportedError(f"{model.name}: training costs of {kind} are not modelled by this version", field="model")
+    for name, neutral in _UNMODELLED_WORKLOAD.items():
+        if getattr(workload, name) != neutral and getattr(workload, name) != "none":
+            raise UnsupportedError(f"training.{name} is not modelled by this version; leave it out", field=f"training.{name}")
+    if workload.task == "lora":
+        raise UnsupportedError("training.task lora is not modelled by this version", field="training.task")
+    for name in _UNMODELLED_PARALLEL:
+        if getattr(parallel, name) is not None:
+            raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
+    for name in ("context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size"):
+        if getattr(parallel, name) not in (None, 1, (1,)):
+            raise UnsupportedError(f"parallel.{name} above 1 is not modelled by this version", field=f"parallel.{name}")
+    zero = parallel.zero_stage if isinstance(parallel.zero_stage, tuple) else (parallel.zero_stage,)
+    if any(stage is not None and stage > 1 for stage in zero):
+        raise UnsupportedError("parallel.zero_stage above 1 is not modelled by this version; choose 0 or 1", field="parallel.zero_stage")
+    if parallel.pipeline_schedule not in (None, "1f1b", "interleaved"):
+        raise UnsupportedError(
+            f"parallel.pipeline_schedule {parallel.pipeline_schedule} is not modelled by this version; choose 1f1b or interleaved",
+            field="parallel.pipeline_schedule",
+        )
+    recompute = parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,)
+    for value in recompute:
+        _check_recompute(value)
+
+
+def _check_recompute(value: str | Recompute | None) -> None:
+    spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")  # type: ignore[arg-type]
+    field = "parallel.recompute"
+    if spec.granularity in ("per_op", "per_layer"):
+        raise UnsupportedError(f"recompute {spec.granularity} belongs to torch-fsdp, which is not modelled by this version", field=field)
+    if spec.modules is not None and tuple(spec.modules) != ("core_attn",):
+        raise UnsupportedError("recompute.modules other than core_attn are not modelled by this version", field=f"{field}.modules")
+    if spec.granularity != "full" and (spec.method is not None or spec.num_layers is not None):
+        raise InputError(f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method")
+    if spec.num_layers is not None and spec.num_layers < 1:
+        raise InputError(f"recompute.num_layers must be at least 1, got {spec.num_layers}", field=f"{field}.num_layers")
