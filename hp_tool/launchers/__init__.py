@@ -1,0 +1,20 @@
+"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from hp_tool.domain.ports import Launcher
+from hp_tool.errors import InputError
+
+_ADAPTERS = {"local": ("hp_tool.launchers.local", "LocalLauncher")}
+
+
+def create(name: str, **options: Any) -> Launcher:
+    """The launcher called `name`; options are its constructor's. Raises InputError for a name nobody knows."""
+    if name not in _ADAPTERS:
+        raise InputError(f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}", field="search.launcher")
+    module, adapter = _ADAPTERS[name]
+    launcher: Launcher = getattr(import_module(module), adapter)(**options)
+    return launcher

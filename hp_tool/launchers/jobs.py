@@ -1,0 +1,68 @@
+"""A job's folder: what every launcher writes before a job starts and reads after it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hp_tool.errors import InputError
+
+REQUEST = "request.json"
+RESULT = "result.json"
+LOG = "job.log"
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+
+
+def check_name(name: str) -> str:
+    """`name` itself. Raises InputError for what cannot be a file name everywhere or would leave the runs' folder."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InputError(f"job name {name!r} must be 1 to 128 of a-z A-Z 0-9 . _ -", field="job_name")
+    return name
+
+
+def default_root() -> Path:
+    """HP_RUNS_DIR, else the user's data folder."""
+    from platformdirs import user_data_path
+
+    configured = os.environ.get("HP_RUNS_DIR")
+    return Path(configured) if configured else user_data_path("hp-tool") / "runs"
+
+
+def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
+    """Make `folder` with all its files in one step; one that exists stays as it is. Raises InputError for a bad file name."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix="~", dir=folder.parent))
+    try:
+        for name, text in files.items():
+            (temporary / check_name(name)).write_text(text)
+        temporary.rename(folder)  # fails on a folder that is not empty: somebody was first
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None where the file is missing or not whole."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def log_tail(folder: Path, *, size_bytes: int = 4096) -> str:
+    """The end of the job's log; empty where there is none."""
+    try:
+        with (folder / LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - size_bytes))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,97 @@
+"""From what a job left in its folder to one Measurement: the numbers, or the root cause."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus
+from hp_tool.launchers import jobs
+
+_MEASUREMENT = TypeAdapter(Measurement)
+# What a rank says when it failed only because another had: never the root cause while a better one is known.
+_SECONDARY = (
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "Timed out waiting",
+    "DistBackendError",
+    "DistNetworkError",
+)
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the engine says a job ended."""
+
+    reason: str
+    """exited, timeout, cancelled, terminated, failed_to_start or lost."""
+    exit_code: int | None = None
+    wall_s: float | None = None
+    oom_kills: int = 0
+    """Processes the kernel killed for want of memory while the job ran."""
+    error: str | None = None
+
+
+def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
+    """The job's own result where it is whole, whatever the exit code says; else why there is none, and the end of the log."""
+    result = _read(folder / jobs.RESULT)
+    if result is not None:
+        return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
+    tail = jobs.log_tail(folder)
+    failed = replace(_root_cause(folder) or _without_account(ending, tail=tail, timeout_s=timeout_s), hardware=hardware)
+    return replace(failed, wall_s=ending.wall_s, log_tail=failed.log_tail or tail)
+
+
+def _read(path: Path) -> Measurement | None:
+    try:
+        return _MEASUREMENT.validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError):
+        return None
+
+
+def _root_cause(folder: Path) -> Measurement | None:
+    """The account of the rank that failed first of its own; ranks write theirs as result.rank<r>.json."""
+    stem, suffix = Path(jobs.RESULT).stem, Path(jobs.RESULT).suffix
+    paths = sorted(folder.glob(f"{stem}.rank*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
+    accounts = [account for path in paths if (account := _read(path)) is not None]
+    return min(accounts, key=_rank_of_evidence, default=None)
+
+
+def _rank_of_evidence(account: Measurement) -> int:
+    """Out of memory explains everything else; a lost connection explains nothing."""
+    if account.status == "oom":
+        return 0
+    return 2 if any(mark in (account.cause or "") for mark in _SECONDARY) else 1
+
+
+def _without_account(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
+    status, cause = _explain(ending, tail=tail, timeout_s=timeout_s)
+    return Measurement(status=status, cause=cause)
+
+
+def _explain(ending: Ending, *, tail: str, timeout_s: float) -> tuple[MeasurementStatus, str]:
+    match ending.reason:
+        case "timeout":
+            return "timeout", f"not done after {timeout_s:g} s"
+        case "cancelled":
+            return "preempted", "cancelled on request"
+        case "terminated" | "lost":
+            return "preempted", "the machine was shut down or the job's supervisor killed"
+        case "failed_to_start":
+            return "crashed", ending.error or "the job could not be started"
+    killed = ending.exit_code in _KILLED or _KILLED_IN_LOG in tail
+    if killed and ending.oom_kills > 0:
+        return "oom", "the kernel killed a process for want of host memory"
+    if killed:
+        return "crashed", "a process was killed by signal 9"
+    return "crashed", f"exit code {ending.exit_code} without a result: {_last_line(tail)}"
+
+
+def _last_line(tail: str) -> str:
+    return next((line.strip()[:300] for line in reversed(tail.splitlines()) if line.strip(" =-")), "the log is empty")

@@ -1,0 +1,168 @@
+"""Runs one job to its end: started by file name in the job's folder, standard library only, detached from whoever started it.
+
+It outlives the worker, so that a new worker finds the job running, and it ends by itself at the job's time limit. What
+it promises is told by files in the folder, never by process ids, which get recycled:
+
+    started.json   created exclusively: of any number of supervisors for one folder, one runs the job
+    lock           held (flock) for as long as this supervisor lives
+    running.json   the job holds the machine's devices
+    cancel         made by a launcher: end the job
+    ended.json     how it ended; appears once no process of the job is left
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.05
+_SWEEP_S = 30.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(folder: Path) -> int:
+    """Detach and run the job of `folder`; 0 at once where another supervisor has or had it."""
+    lock = (folder / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / "started.json").touch(exist_ok=False)
+    except (BlockingIOError, FileExistsError):
+        return 0
+    if os.fork():  # the child keeps the lock; the caller need not reap it
+        return 0
+    os.setsid()
+    _write(folder / "started.json", {"pid": os.getpid(), "time": time.time()})
+    try:
+        ended = _Supervisor(folder).run()
+    except Exception as error:  # whatever it was, the launcher must learn that the job is over
+        ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
+    _write(folder / "ended.json", ended)
+    return 0
+
+
+class _Supervisor:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._job = json.loads((folder / "job.json").read_text())
+        self._terminated = False
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        _prctl(_PR_SET_CHILD_SUBREAPER)  # torchrun's ranks lead sessions of their own; orphans become our children
+
+    def run(self) -> dict[str, Any]:
+        with Path(self._job["devices_lock"]).open("a") as devices:
+            reason = self._wait_for(devices)
+            if reason is not None:
+                return {"reason": reason}
+            started, kills = time.time(), _oom_kills()
+            _write(self._folder / "running.json", {"time": started})
+            reason, exit_code = self._run_command()
+            ended = {"reason": reason, "exit_code": exit_code, "started_at": started, "ended_at": time.time()}
+            return ended | {"oom_kills": _oom_kills() - kills}
+
+    def _wait_for(self, devices: Any) -> str | None:
+        """Take the machine's devices, one job at a time: two at once would spoil each other's measurement."""
+        while (reason := self._interruption()) is None:
+            try:
+                fcntl.flock(devices, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_POLL_S)
+            else:
+                return None
+        return reason
+
+    def _run_command(self) -> tuple[str, int | None]:
+        deadline = time.monotonic() + self._job["timeout_s"]
+        try:
+            with (self._folder / "job.log").open("ab") as log:
+                process = subprocess.Popen(
+                    self._job["command"],
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_die_with_supervisor,
+                )
+            while process.poll() is None:
+                reason = self._interruption() or ("timeout" if time.monotonic() > deadline else None)
+                if reason is not None:
+                    return reason, None
+                time.sleep(_POLL_S)
+            return "exited", process.returncode
+        finally:
+            _end_descendants()
+
+    def _interruption(self) -> str | None:
+        if (self._folder / "cancel").exists():
+            return "cancelled"
+        return "terminated" if self._terminated else None
+
+    def _on_terminate(self, *_: object) -> None:
+        self._terminated = True
+
+
+def _end_descendants() -> None:
+    """Kill children until none is left: a killed child's own children become ours (subreaper) and fall in the next round.
+
+    Pids are safe here: a child's number is not given away before we have waited for it.
+    """
+    deadline = time.monotonic() + _SWEEP_S
+    while time.monotonic() < deadline:
+        for child in _children():
+            os.kill(child, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_POLL_S / 5)
+
+
+def _children() -> list[int]:
+    me, found = os.getpid(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:  # it ended while we looked
+                continue
+            if int(parent) == me:
+                found.append(int(entry.name))
+    return found
+
+
+def _die_with_supervisor() -> None:
+    """In the job's first process: should the supervisor be killed, SIGTERM lets torchrun end its ranks."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int = 1) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory since it booted; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    temporary = path.with_name(f"~{path.name}")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

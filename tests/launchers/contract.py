@@ -1,0 +1,203 @@
+"""What every launcher promises (hp_tool.domain.ports.Launcher), checked with small scripts in place of training jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
+
+_ENDED = {JobState.FINISHED, JobState.CANCELLED, JobState.PREEMPTED, JobState.LOST}
+
+GOOD = """
+import json, os, pathlib
+runs = pathlib.Path("runs.txt"); runs.open("a").write("x")
+pathlib.Path("~r").write_text(json.dumps({"status": "ok", "step_s": 0.5, "losses": [2.0, 1.0]}))
+os.rename("~r", "result.json")
+"""
+# A job whose child leads a session of its own and ignores polite signals, as torchrun's ranks may.
+STUBBORN = """
+import signal, subprocess, sys, time
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+subprocess.Popen([sys.executable, "-c", child, sys.argv[1]], start_new_session=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("started", flush=True)
+time.sleep(300)
+"""
+
+
+def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 60.0) -> LaunchPlan:
+    """A launch plan that runs `script` in the job's folder."""
+    return LaunchPlan(
+        job_name=job_name,
+        command=(sys.executable, "job.py", _mark(job_name)),
+        environment={"MARK_OF_TEST": job_name},
+        files={"job.py": script},
+        num_gpus=1,
+        timeout_s=timeout_s,
+    )
+
+
+def wait(launcher: Launcher, handle: str, *, until: set[JobState], limit_s: float = 30.0) -> JobState:
+    """Poll until the job is in one of the states; fails after limit_s."""
+    deadline = time.monotonic() + limit_s
+    while (state := launcher.poll([handle])[handle]) not in until:
+        assert time.monotonic() < deadline, f"still {state}"
+        time.sleep(0.02)
+    return state
+
+
+def _mark(job_name: str) -> str:
+    return f"--mark-of-{job_name}"
+
+
+def processes(job_name: str) -> list[psutil.Process]:
+    """The job's live processes, whatever their parents and sessions."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cmdline()[-1:] == [_mark(job_name)] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def started(launcher: Launcher, script: str = STUBBORN, **options: float) -> str:
+    """Submit and wait until the job and its child live."""
+    handle = launcher.submit(plan(script, **options))  # type: ignore[arg-type]
+    wait(launcher, handle, until={JobState.RUNNING})
+    deadline = time.monotonic() + 20
+    while len(processes("job-1")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return handle
+
+
+class LauncherContract:
+    """Subclass it as Test<Launcher> with a `new_launcher` fixture: a function that makes another object over the same jobs."""
+
+    @pytest.fixture
+    def new_launcher(self) -> Callable[[], Launcher]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def launcher(self, new_launcher: Callable[[], Launcher]) -> Launcher:
+        return new_launcher()
+
+    def test_a_finished_job_brings_its_measurement(self, launcher: Launcher) -> None:
+        handle = launcher.submit(plan(GOOD))
+        assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
+        assert measurement.wall_s is not None and 0 < measurement.wall_s < 30
+
+    def test_a_result_counts_whatever_the_exit_code(self, launcher: Launcher) -> None:
+        handle = launcher.submit(plan(GOOD + "os.abort()"))
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.fetch(handle).status == "ok"
+
+    def test_submitting_a_name_again_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        script = GOOD.replace('"ok"', '"ok", "versions": {"runs": runs.read_text()}')
+        handle = launcher.submit(plan(script))
+        assert launcher.submit(plan(script)) == handle
+        wait(launcher, handle, until=_ENDED)
+        assert new_launcher().submit(plan(script)) == handle
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.fetch(handle).versions == {"runs": "x"}
+
+    def test_a_restarted_worker_finds_the_running_job(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        handle = launcher.submit(plan("import time; time.sleep(1)\n" + GOOD))
+        other = new_launcher()
+        assert other.find("job-1") == handle
+        assert other.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING)
+        assert wait(other, handle, until=_ENDED) is JobState.FINISHED
+        assert other.fetch(handle).status == "ok"
+
+    def test_a_job_nobody_submitted_is_not_found(self, launcher: Launcher) -> None:
+        assert launcher.find("never") is None
+        assert launcher.poll(["never"]) == {"never": JobState.LOST}
+
+    def test_cancel_ends_every_process(self, launcher: Launcher) -> None:
+        handle = started(launcher)
+        launcher.cancel(handle)
+        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
+        assert processes("job-1") == []
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("preempted", "cancelled on request")
+        launcher.cancel(handle)  # harmless
+
+    def test_the_time_limit_ends_every_process(self, launcher: Launcher) -> None:
+        handle = started(launcher, timeout_s=2.0)
+        assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
+        assert processes("job-1") == []
+        measurement = launcher.fetch(handle)
+        assert measurement.status == "timeout"
+        assert measurement.cause == "not done after 2 s"
+        assert measurement.log_tail == "started\n"
+
+    def test_what_a_finished_job_leaves_running_ends_with_it(self, launcher: Launcher) -> None:
+        handle = launcher.submit(
+            plan(STUBBORN.replace("time.sleep(300)\n", "", 1).replace('"\nsub', 'time.sleep(300)"\nsub') + GOOD)
+        )
+        wait(launcher, handle, until=_ENDED)
+        assert processes("job-1") == []
+
+    def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(self, launcher: Launcher) -> None:
+        handle = launcher.submit(plan("print('x' * 9000)\nraise ValueError('the fabric is on fire')"))
+        assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert measurement.status == "crashed"
+        assert measurement.cause == "exit code 1 without a result: ValueError: the fabric is on fire"
+        assert measurement.log_tail is not None and len(measurement.log_tail) == 4096
+        assert measurement.hardware is not None and measurement.hardware.num_gpus == 1
+
+    def test_a_command_that_cannot_start_is_a_crash(self, launcher: Launcher) -> None:
+        broken = LaunchPlan(job_name="job-1", command=("/no/such/program",), environment={}, files={}, num_gpus=1, timeout_s=9)
+        handle = launcher.submit(broken)
+        wait(launcher, handle, until=_ENDED)
+        measurement = launcher.fetch(handle)
+        assert measurement.status == "crashed"
+        assert "/no/such/program" in (measurement.cause or "")
+
+    @pytest.mark.parametrize("torn", ["", '{"status": "ok", "step_s": 0.', '{"status": "ok", "surprise": 1}'])
+    def test_a_torn_result_is_never_read(self, launcher: Launcher, torn: str) -> None:
+        handle = launcher.submit(plan(f"open('result.json', 'w').write({torn!r})"))
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.fetch(handle).status == "crashed"
+
+    def test_the_rank_that_failed_first_of_its_own_is_the_cause(self, launcher: Launcher) -> None:
+        accounts = {
+            "result.rank0.json": {"status": "crashed", "cause": "rank 0: RuntimeError: Connection closed by peer"},
+            "result.rank1.json": {"status": "oom", "cause": "rank 1: OutOfMemoryError: tried to allocate 2 GiB"},
+            "result.rank2.json": {"status": "crashed", "cause": "rank 2: RuntimeError: Broken pipe"},
+        }
+        writes = [f"open({name!r}, 'w').write({json.dumps(account)!r})" for name, account in accounts.items()]
+        script = "\n".join([*writes, "raise SystemExit(1)"])
+        handle = launcher.submit(plan(script))
+        wait(launcher, handle, until=_ENDED)
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("oom", "rank 1: OutOfMemoryError: tried to allocate 2 GiB")
+
+    def test_secrets_stay_with_the_worker(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HP_DATABASE_URL", "postgresql://user:pa55word@host/db")
+        monkeypatch.setenv("HP_API_KEY", "k3y-of-the-worker")
+        script = GOOD.replace('"ok"', '"ok", "versions": {k: v for k, v in os.environ.items()}')
+        handle = launcher.submit(plan(script))
+        wait(launcher, handle, until=_ENDED)
+        seen = launcher.fetch(handle).versions
+        assert not {"pa55word", "k3y-of-the-worker"} & set(re.findall(r"[\w-]+", " ".join(seen.values())))
+        assert seen["MARK_OF_TEST"] == "job-1"
+
+    @pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 129, "a b", "a\n"])
+    def test_a_bad_job_name_is_refused(self, launcher: Launcher, name: str) -> None:
+        from hp_tool.errors import InputError
+
+        with pytest.raises(InputError, match="job name"):
+            launcher.submit(plan(GOOD, job_name=name))

@@ -1,0 +1,119 @@
+"""The local launcher: the contract, and what only it promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError, LauncherError
+from hp_tool.launchers import create
+from hp_tool.launchers.jobs import read_json
+from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
+
+
+class TestLocalLauncher(LauncherContract):
+    @pytest.fixture
+    def new_launcher(self, tmp_path: Path) -> Callable[[], Launcher]:
+        return lambda: create("local", root=tmp_path, cpu_only=True)
+
+    def test_a_killed_supervisor_loses_the_job_and_leaves_no_orphan(self, launcher: Launcher, tmp_path: Path) -> None:
+        handle = started(launcher)
+        record = read_json(tmp_path / "job-1" / "started.json")
+        assert record is not None
+        psutil.Process(record["pid"]).kill()
+        assert wait(launcher, handle, until={JobState.LOST}) is JobState.LOST
+        psutil.wait_procs(processes("job-1"), timeout=10)
+        assert processes("job-1") == []
+        assert launcher.fetch(handle).status == "preempted"
+
+    def test_a_terminated_supervisor_ends_the_job_as_preempted(self, launcher: Launcher, tmp_path: Path) -> None:
+        handle = started(launcher)
+        record = read_json(tmp_path / "job-1" / "started.json")
+        assert record is not None
+        psutil.Process(record["pid"]).terminate()
+        assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.LOST}) is JobState.PREEMPTED
+        assert processes("job-1") == []
+
+    def test_jobs_share_no_devices(self, launcher: Launcher) -> None:
+        first = started(launcher)
+        second = launcher.submit(plan(GOOD, job_name="job-2"))
+        assert launcher.poll([first, second]) == {first: JobState.RUNNING, second: JobState.QUEUED}
+        with pytest.raises(LauncherError, match="still queued"):
+            launcher.fetch(second)
+        launcher.cancel(first)
+        assert wait(launcher, second, until={JobState.FINISHED}) is JobState.FINISHED
+
+    def test_a_queued_job_can_be_cancelled(self, launcher: Launcher) -> None:
+        first = started(launcher)
+        second = launcher.submit(plan(GOOD, job_name="job-2"))
+        launcher.cancel(second)
+        assert launcher.poll([second]) == {second: JobState.CANCELLED}
+        launcher.cancel(first)
+
+    def test_a_submit_that_died_half_way_is_taken_up_again(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(launcher), "_start", lambda *_, **__: None)
+            launcher.submit(plan(GOOD))
+        assert launcher.find("job-1") is None
+        handle = launcher.submit(plan(GOOD))
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+
+    def test_of_many_callers_in_one_instant_one_starts_the_job(
+        self, new_launcher: Callable[[], Launcher], tmp_path: Path
+    ) -> None:
+        callers = [threading.Thread(target=lambda: new_launcher().submit(plan(GOOD))) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        wait(new_launcher(), "job-1", until={JobState.FINISHED})
+        assert (tmp_path / "job-1" / "runs.txt").read_text() == "x"
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("~")] == ["~devices"]
+
+
+def _request(**changes: object) -> ProfileRequest:
+    values: dict[str, object] = {
+        "run_id": "run-1",
+        "model": ModelSpec(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256),
+        "training": TrainingWorkload(sequence_length=32, global_batch_size=4),
+        "parallel": ParallelConfig(tensor_parallel_size=2, sequence_parallel=True),
+        "num_gpus": 2,
+        "gpu": "cpu",
+        "steps": 2,
+        "warmup_steps": 1,
+        "timeout_s": 60.0,
+    }
+    return ProfileRequest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_plan_is_torchrun_on_the_loopback_device(tmp_path: Path) -> None:
+    launcher = create("local", root=tmp_path, cpu_only=True)
+    planned = launcher.plan(_request(), job_name="search-1.run-1.token-3")
+    assert planned == launcher.plan(_request(), job_name="search-1.run-1.token-3")
+    assert planned.command[1:] == (
+        *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"),
+        *("-m", "hp_tool.profiler", "request.json", "result.json"),
+    )
+    assert planned.environment["OMP_NUM_THREADS"] == "1"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [{"gpu": "h100-sxm-80gb"}, {"num_gpus": 100_000}])
+def test_a_request_for_other_hardware_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="this host has") as refused:
+        create("local", root=tmp_path, cpu_only=True).plan(_request(**wrong), job_name="job")
+    assert refused.value.code == "launcher_mismatch"
+
+
+def test_an_unknown_launcher_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match="known: local"):
+        create("kubernetes")
