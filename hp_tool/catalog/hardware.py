@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import TypeVar
 
 from hp_tool.catalog import library, records
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
 from hp_tool.errors import InputError, UnsupportedError
 
+S = TypeVar("S", GpuSpec, NodeType, ClusterQuery)
 
-def gpu(name: str) -> GpuSpec:
-    """A device's datasheet by catalogue name; NotFoundError names the nearest ones."""
-    entry = library.entry("gpus", name)
-    fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    return records.build(GpuSpec, fields, field="gpu", origin=entry.path)
+_SIZES = {"num_gpus", "gpus_per_node", "nvlink_domain_size", "memory_bytes"}
+"""Fields that must be above zero, as must every bandwidth; prices, powers and latencies may be zero."""
 
 
-def node_type(name: str) -> NodeType:
-    """A server, cloud instance or registered cluster by catalogue name; NotFoundError names the nearest ones."""
-    entry = library.entry("clusters", name)
-    fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    return records.build(NodeType, fields, field="cluster", origin=entry.path)
+def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
+    """A device's datasheet by catalogue name; NotFoundError names the nearest ones, and `field` as the input at fault."""
+    return _gpu(library.entry("gpus", name, field=field))
+
+
+def node_type(name: str, *, field: str = "cluster") -> NodeType:
+    """A server, cloud instance or registered cluster by catalogue name; errors as for gpu."""
+    return _node_type(library.entry("clusters", name, field=field))
 
 
 def gpus() -> list[str]:
@@ -39,13 +42,14 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
     A node type's name alone means one such node. InputError names the field, its value and the mend.
     """
     if isinstance(query, str):
+        node_type(query)  # an unknown name is the fault of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
     if query.stages is not None:
         raise UnsupportedError(
             "two GPU kinds in one cluster are not modelled; describe one kind by gpu and num_gpus", field="cluster.stages"
         )
-    _require_positive(query)
-    node = node_type(query.node_type) if query.node_type is not None else None
+    _checked(query, field="cluster")
+    node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
     device = _device(query, node)
     num_gpus = _num_gpus(query, node)
     gpus_per_node = _gpus_per_node(query, node.gpus_per_node if node else device.gpus_per_node, num_gpus)
@@ -66,23 +70,40 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
     return spec
 
 
-def _require_positive(query: ClusterQuery) -> None:
-    """Sizes and bandwidth are above zero; a latency or price of zero is fine."""
-    for name in ("num_gpus", "gpus_per_node", "nvlink_domain_size", "inter_node_bandwidth_bytes_per_second"):
-        value = getattr(query, name)
-        if value is not None and not value > 0:
-            raise InputError(f"{name} {value} must be positive", field=f"cluster.{name}")
-    for name in ("inter_node_latency_s", "price_per_gpu_hour"):
-        value = getattr(query, name)
-        if value is not None and not value >= 0:
-            raise InputError(f"{name} {value} must not be negative", field=f"cluster.{name}")
+@functools.lru_cache(maxsize=1024)
+def _gpu(entry: library.Entry) -> GpuSpec:
+    fields = {"name": entry.name, "source": entry.source, **entry.fields}
+    return _checked(records.build(GpuSpec, fields, field="gpu", origin=entry.path), field="gpu")
+
+
+@functools.lru_cache(maxsize=1024)
+def _node_type(entry: library.Entry) -> NodeType:
+    fields = {"name": entry.name, "source": entry.source, **entry.fields}
+    return _checked(records.build(NodeType, fields, field="cluster", origin=entry.path), field="cluster")
+
+
+def _checked(spec: S, *, field: str) -> S:
+    """The spec itself, where each number is in its range."""
+    for attribute in dataclasses.fields(spec):
+        name, value = attribute.name, getattr(spec, attribute.name)
+        for number in value.values() if isinstance(value, dict) else (value,):
+            if not isinstance(number, int | float):
+                continue
+            if name in _SIZES or name.endswith("_per_second"):
+                if not number > 0:
+                    raise InputError(f"{name} {number} must be positive", field=f"{field}.{name}")
+            elif not number >= 0:
+                raise InputError(f"{name} {number} must not be negative", field=f"{field}.{name}")
+    return spec
 
 
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
         raise InputError("gpu or node_type must be given", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
-    device = named if isinstance(named, GpuSpec) else gpu(named)
+    device = _checked(named, field="cluster.gpu") if isinstance(named, GpuSpec) else gpu(named, field="cluster.gpu")
+    if not device.peak_flops_per_second:
+        raise InputError("peak_flops_per_second must name at least one precision", field="cluster.gpu.peak_flops_per_second")
     if node is not None and device.name != gpu(node.gpu).name:
         raise InputError(
             f"gpu {device.name!r} is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu"

@@ -30,9 +30,9 @@ _BUILT_IN = Path(__file__).parent / "data"
 _SINGULAR: dict[Kind, str] = {"models": "model", "gpus": "gpu", "clusters": "cluster"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One thing of the catalogue, as its file writes it."""
+    """One thing of the catalogue, as its file writes it; equal only to itself, so that it can key a cache."""
 
     name: str
     fields: dict[str, Any]
@@ -45,14 +45,18 @@ class Entry:
     """The file it stands in."""
 
 
-def entry(kind: Kind, name: str) -> Entry:
-    """The entry called `name` (or so by alias, in any case of letters); NotFoundError names the nearest ones."""
+def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
+    """The entry called `name` (or so by alias, in any case of letters).
+
+    NotFoundError names the nearest ones, and `field` as the input at fault (model, gpu or cluster by default).
+    """
     found = _find(kind, name.casefold(), _folders())
     if found is not None:
         return found
     known = entries(kind)
     hint = nearest(name, [known_name for e in known for known_name in (e.name, *e.aliases)])
-    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name!r}{hint or _listing(kind, known)}", field=_SINGULAR[kind])
+    message = f"no {_SINGULAR[kind]} is called {name!r}{hint or _listing(kind, known)}"
+    raise NotFoundError(message, field=field or _SINGULAR[kind])
 
 
 def _listing(kind: Kind, known: list[Entry]) -> str:
@@ -118,10 +122,19 @@ def _entry(name: str, fields: dict[str, Any], defaults: dict[str, Any], source: 
 
 def _folders() -> tuple[Path, ...]:
     """Where to look, first match wins: HP_CATALOG_DIR, the user's configuration folder, the built-in data."""
+    return (*_own_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)
+
+
+@functools.lru_cache(maxsize=8)
+def _own_folders(value: str) -> tuple[Path, ...]:
+    return tuple(Path(folder) for folder in value.split(os.pathsep) if folder)
+
+
+@functools.cache
+def _user_folder() -> Path:
     import platformdirs
 
-    own = [Path(folder) for folder in os.environ.get("HP_CATALOG_DIR", "").split(os.pathsep) if folder]
-    return (*own, platformdirs.user_config_path("hp_tool") / "catalog", _BUILT_IN)
+    return platformdirs.user_config_path("hp_tool") / "catalog"
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ def model(name: str, *, allow_files: bool = True) -> ModelSpec:
         if not allow_files:
             raise InputError(f"model {name!r} is a file; send its content as a mapping instead", field="model")
         return _from_file(path / "config.json" if path.is_dir() else path)
-    entry = library.entry("models", name)
-    return _from_mapping({"name": entry.name, **entry.fields}, origin=entry.path)
+    return _from_entry(library.entry("models", name))
 
 
 def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
@@ -41,6 +41,11 @@ def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
 def models() -> list[str]:
     """Catalogue names of all models, sorted."""
     return [entry.name for entry in library.entries("models")]
+
+
+@functools.lru_cache(maxsize=1024)
+def _from_entry(entry: library.Entry) -> ModelSpec:
+    return _from_mapping({"name": entry.name, **entry.fields}, origin=entry.path)
 
 
 def _from_file(path: Path) -> ModelSpec:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from hp_tool import catalog
@@ -110,6 +113,23 @@ def test_one_own_gpu_is_a_mapping() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"memory_bytes": 0}, "cluster.gpu.memory_bytes"),
+        ({"nvlink_bandwidth_bytes_per_second": -1.0}, "cluster.gpu.nvlink_bandwidth_bytes_per_second"),
+        ({"peak_flops_per_second": {"bf16": 0.0}}, "cluster.gpu.peak_flops_per_second"),
+        ({"peak_flops_per_second": {}}, "cluster.gpu.peak_flops_per_second"),
+        ({"power_w": float("nan")}, "cluster.gpu.power_w"),
+    ],
+)
+def test_an_impossible_datasheet_is_refused(change: dict[str, Any], field: str) -> None:
+    gpu = dataclasses.replace(catalog.gpu("h100-sxm-80gb"), **change)
+    with pytest.raises(InputError) as caught:
+        catalog.cluster(ClusterQuery(gpu=gpu, num_gpus=8))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
     ("query", "field", "message"),
     [
         (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=12), "cluster.num_gpus", "12 is not a multiple .* 8; take 8 or 16"),
@@ -140,6 +160,12 @@ def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(NotFoundError, match="did you mean 'dgx-h100'") as caught:
         catalog.cluster("dgxh100")
     assert caught.value.field == "cluster"
+    with pytest.raises(NotFoundError) as caught:
+        catalog.cluster(ClusterQuery(gpu="a100", node_type="dgxh100"))
+    assert caught.value.field == "cluster.node_type"
+    with pytest.raises(NotFoundError) as caught:
+        catalog.cluster(ClusterQuery(gpu="h100-80", num_gpus=8))
+    assert caught.value.field == "cluster.gpu"
     with pytest.raises(NotFoundError, match=r"known: .*a100-sxm-80gb"):
         catalog.gpu("zzzzzzzz")
 
