@@ -47,6 +47,8 @@ class SearchSettings:
     min_gain_fraction: float = 0.02
     """Stop when no further run is expected to win more than this share of the best step time."""
     seed: int = 0
+    reuse: bool = False
+    """Earlier measurements of the same configuration and problem stand for runs; they cost nothing and count in no budget."""
     fidelity: Literal["full", "auto"] = "auto"
     """full: only the configuration itself is run; auto: cheaper reductions are allowed."""
 

@@ -38,7 +38,11 @@ class SearchProblem:
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
-        return {configuration_digest(parallel=self.candidates.config(row)): row for row in range(len(self.candidates))}
+        return {self.digest(row): row for row in range(len(self.candidates))}
+
+    def digest(self, row: int) -> str:
+        """The digest of a row's configuration, run as a whole."""
+        return configuration_digest(parallel=self.candidates.config(row))
 
     def row(self, parallel: ParallelConfig) -> int | None:
         """The table's row of a configuration; None where it is not among the candidates."""
@@ -60,8 +64,9 @@ class SearchProblem:
             "step_s": float(sum(seconds[0] for seconds in parts.values())),
             "parts_s": {name: float(seconds[0]) for name, seconds in parts.items()},
             "layer_passes": float(self.table.layer_passes[row]),
+            "tokens_per_second_per_gpu": self._tokens() / sum(float(seconds[0]) for seconds in parts.values()),
+            "memory_bytes": float(self.table.memory_bytes[row] + self.cluster.gpu.memory_bytes - self.table.device_bytes[row]),
             "memory_allocated_bytes": float(self.table.memory_bytes[row]),
-            "device_bytes": float(self.table.device_bytes[row]),
             "calibrated_step_s": float(step.median_s[0]),
             "calibrated_step_s_interval": [float(low[0]), float(high[0])],
             "calibrated_memory_allocated_bytes": float(memory.median_bytes[0]),
@@ -69,6 +74,10 @@ class SearchProblem:
             "chosen_by": reason,
             "expected_gain_fraction": expected_gain if np.isfinite(expected_gain) else None,
         }
+
+    def _tokens(self) -> float:
+        """Tokens of one step per device."""
+        return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
 
     def request(self, run: RunRecord) -> ProfileRequest:
         """What the profiler is asked to run for a stored run."""

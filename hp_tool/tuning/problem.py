@@ -1,0 +1,122 @@
+"""From a query to the table a search works on: the fastest candidates by prior, and the best of each kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.app import CostedSpace, cost_space
+from hp_tool.calibration import Prior, prior_for
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject
+from hp_tool.errors import InputError
+from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.search.problem import SearchProblem
+from hp_tool.search.table import CandidateTable, candidate_axes, layer_passes
+
+MAX_ROWS = 4096
+"""Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
+_MEMORY_DOUBT = 1.25
+"""Candidates predicted to need up to this much of the capacity stay in: a calibration may find that they fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningProblem:
+    """A search's question at both levels: what the cost model takes, and what the search works on."""
+
+    query: Query
+    training: TrainingProblem
+    space: CostedSpace
+    search: SearchProblem
+    prior: Prior
+
+
+def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -> TuningProblem:
+    """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what
+    the query asks about: a measurement belongs to the hardware it ran on."""
+    problem = resolve_training(query)
+    check_hardware(problem.cluster, hardware)
+    space = cost_space(query=query, problem=problem)
+    candidates = space.candidates.take(_rows(space, capacity_bytes=_capacity(problem)))
+    costs = problem.costs(candidates)
+    overhead = costs.memory_parts["overhead"]
+    table = CandidateTable(
+        axes=candidate_axes(candidates),
+        parts_s=costs.parts,
+        layer_passes=layer_passes(candidates=candidates, model=problem.model, training=problem.workload),
+        memory_bytes=allocated_bytes(costs),
+        usable_bytes=costs.capacity_bytes - overhead,
+        device_bytes=problem.cluster.gpu.memory_bytes - overhead,
+    )
+    search = SearchProblem(
+        query=query_json,
+        model=problem.model,
+        cluster=problem.cluster,
+        training=problem.workload,
+        settings=query.search,
+        candidates=candidates,
+        table=table,
+        cluster_key=cluster_key(problem.cluster, hardware),
+        problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
+    )
+    return TuningProblem(
+        query=query, training=problem, space=space, search=search, prior=prior_for(kind=problem.cluster.gpu.kind)
+    )
+
+
+def check_hardware(cluster: ClusterSpec, hardware: Hardware) -> None:
+    """Raises InputError `launcher_mismatch` unless runs on this hardware answer for this cluster."""
+    if hardware.gpu != cluster.gpu.name:
+        raise InputError(
+            f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: measurements of one say nothing "
+            "about the other; use a launcher on such a cluster, or `hp-tool recommend`",
+            field="search.launcher",
+            code="launcher_mismatch",
+        )
+    if hardware.num_gpus < cluster.num_gpus:
+        raise InputError(
+            f"the launcher can give one job {hardware.num_gpus} x {hardware.gpu}, the query needs {cluster.num_gpus}; "
+            "lower cluster.num_gpus, or use `hp-tool recommend`",
+            field="cluster.num_gpus",
+            code="launcher_mismatch",
+        )
+
+
+def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
+    """What one calibration covers: the device, its node and its network; hosts' CPUs differ, so `cpu` is kept apart by host."""
+    network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
+    key = f"{cluster.gpu.name}/node{cluster.gpus_per_node}/nvlink{cluster.nvlink_domain_size}/{network}"
+    return key if cluster.gpu.kind == "gpu" else "/".join((cluster.gpu.name, hardware.device_name, *hardware.hosts))
+
+
+def allocated_bytes(costs: TrainingCosts) -> FloatArray:
+    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside of it."""
+    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
+
+
+def _capacity(problem: TrainingProblem) -> float:
+    return problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
+
+
+def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
+    """Indices of the candidates to search: the fastest, and of each (t, p, SP, recomputation) the fastest one."""
+    possible = np.flatnonzero(space.memory_total_bytes <= _MEMORY_DOUBT * capacity_bytes)
+    order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
+    if len(order) <= MAX_ROWS:
+        return np.sort(order)
+    kinds = _kinds(space.candidates)[order]
+    _, first = np.unique(kinds, axis=0, return_index=True)  # the first of each kind in order of speed
+    return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))
+
+
+def _kinds(candidates: Candidates) -> NDArray[np.int64]:
+    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
+    return np.stack([getattr(candidates, name) for name in columns], axis=1)

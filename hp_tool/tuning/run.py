@@ -1,0 +1,220 @@
+"""Running a stored search under its lease, and `tune`, which also creates it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hp_tool.calibration import Calibration, fit_calibration
+from hp_tool.domain.ports import Launcher, Store
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
+from hp_tool.errors import ConflictError, HpToolError, NotFoundError
+from hp_tool.schema import adapter, parse_query, to_dict
+from hp_tool.search.coordinator import Coordinator, Outcome
+from hp_tool.search.sampler import CostModelSampler
+from hp_tool.search.stopping import coverage_runs
+from hp_tool.search.study import StudyProjection
+from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
+from hp_tool.tuning.problem import TuningProblem, build_problem
+from hp_tool.tuning.result import TuneResult, make_result
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+LEASE_S = 60.0
+OnEvent = Callable[[str, JsonObject], None]
+
+
+def tune(
+    *,
+    query: Query | None = None,
+    store: Store,
+    launcher: Launcher | None = None,
+    storage: BaseStorage | None = None,
+    search_id: str | None = None,
+    holder: str | None = None,
+    on_event: OnEvent = lambda kind, payload: None,
+) -> TuneResult:
+    """Search in this process: a new search for `query`, or the one called `search_id` from where it stands.
+
+    A search that already succeeded is answered as it was. Raises ConflictError where another process works on it,
+    InputError where the launcher is not the cluster's, and whatever made the search fail; it can then be resumed.
+    """
+    if search_id is None:
+        if query is None:
+            raise NotFoundError("neither a query nor a search to resume was given", field="query")
+        search_id = store.create_search(query=to_dict(query), paused=True).id
+    record = store.get_search(search_id=search_id)
+    if record.state is SearchState.SUCCEEDED and record.result is not None:
+        done: TuneResult = adapter(TuneResult).validate_python(record.result)
+        return done
+    if record.state is SearchState.FAILED:
+        store.resume_search(search_id=search_id)
+    claimed = store.claim_search(holder=holder or default_holder(), lease_s=LEASE_S, search_id=search_id)
+    if claimed is None:
+        current = store.get_search(search_id=search_id)
+        who = f"; {current.lease.holder} works on it" if current.lease else ""
+        raise ConflictError(f"search {search_id} is {current.state}{who}", field="search_id")
+    result = run_search(store=store, lease=claimed[1], launcher=launcher, storage=storage, on_event=on_event)
+    if result is None:
+        raise ConflictError(f"search {search_id} was handed back to the queue", code="released")
+    return result
+
+
+def run_search(
+    *,
+    store: Store,
+    lease: Lease,
+    launcher: Launcher | None = None,
+    storage: BaseStorage | None = None,
+    on_event: OnEvent = lambda kind, payload: None,
+    should_release: Callable[[], bool] = lambda: False,
+    lease_s: float = LEASE_S,
+) -> TuneResult | None:
+    """Coordinate a claimed search until it ends, is paused, or `should_release` says that this process has to go.
+
+    The search is ended or let go in the store, with its result. None: released, nothing to say yet. Errors end the
+    search as failed (it may be resumed) and are raised; ConflictError `lease_lost` is raised with nothing touched.
+    `launcher` and `storage` (Optuna's) default to what the query names and to memory.
+    """
+    try:
+        record = store.get_search(search_id=lease.search_id)
+        query = parse_query(record.query)
+        launcher = launcher or create_launcher(query)
+        started = time.perf_counter()
+        problem = build_problem(query=query, query_json=record.query, hardware=launcher.hardware())
+        seconds = time.perf_counter() - started
+        on_event("started", {"search_id": lease.search_id, **_size(problem)})
+        if len(problem.search.table) == 0:
+            nothing = Outcome(state="succeeded", stopped_because="nothing_feasible")
+            return _conclude(store, lease, problem, nothing, calibration=fit_calibration(), seconds=seconds)
+        sampler = CostModelSampler(
+            table=problem.search.table,
+            prior=problem.prior,
+            evidence=earlier_evidence(store=store, problem=problem.search, search_id=lease.search_id),
+            coverage_runs=coverage_runs(query.search),
+            seed=query.search.seed,
+        )
+        projection = StudyProjection(
+            search_id=lease.search_id, problem=problem.search, sampler=sampler, storage=storage or study_storage(None)
+        )
+        outcome = Coordinator(
+            store=store,
+            launcher=launcher,
+            lease=lease,
+            problem=problem.search,
+            projection=projection,
+            reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
+            lease_s=lease_s,
+            report=on_event,
+            should_release=should_release,
+        ).run()
+        if outcome.state == "released":
+            store.release_search(lease=lease)
+            return None
+        calibration = sampler.calibration(study=projection.study)
+        return _conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds)
+    except HpToolError as error:
+        if error.code != "lease_lost":
+            _fail(store, lease, error)
+        raise
+    except Exception as bug:
+        _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"))
+        raise
+
+
+def create_launcher(query: Query) -> Launcher:
+    """The launcher that a query names. A query about `cpu` runs on this host's cores even where it has GPUs."""
+    from hp_tool.catalog import cluster
+    from hp_tool.launchers import create
+
+    name = query.search.launcher
+    on_cpu = name == "local" and cluster(query.cluster).gpu.kind == "cpu"
+    return create(name, **({"cpu_only": True} if on_cpu else {}))
+
+
+def study_storage(database_url: str | None) -> BaseStorage:
+    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory."""
+    import optuna
+
+    if database_url is None:
+        return optuna.storages.InMemoryStorage()
+    from hp_tool.store.engine import BUSY_TIMEOUT_S, parse_url
+
+    url = parse_url(database_url)
+    # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
+    options = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if url.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
+    return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=options)
+
+
+def default_holder() -> str:
+    """Who this process is, for people: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _conclude(
+    store: Store, lease: Lease, problem: TuningProblem, outcome: Outcome, *, calibration: Calibration, seconds: float
+) -> TuneResult:
+    """Keep what was learnt, make the result, and end or let go of the search."""
+    if calibration.measurement_ids:
+        store.save_calibration(
+            cluster_key=problem.search.cluster_key,
+            framework=problem.search.training.framework,
+            payload=calibration.to_dict(),
+            num_measurements=len(calibration.measurement_ids),
+        )
+    runs = store.runs(search_id=lease.search_id)
+    error = _nothing_worked(runs) if outcome.state == "succeeded" else None
+    state = SearchState.FAILED if error else SearchState(outcome.state)
+    result = make_result(
+        problem=problem,
+        runs=runs,
+        calibration=calibration,
+        search_id=lease.search_id,
+        state=state,
+        stopped_because=outcome.stopped_because,
+        seconds=seconds,
+    )
+    if state is SearchState.PAUSED:
+        store.release_search(lease=lease, paused=True)
+    else:
+        store.finish_search(
+            lease=lease,
+            state=state,
+            stopped_because=outcome.stopped_because,
+            result=to_dict(result),
+            error=error.as_dict() if error else None,
+        )
+    return result
+
+
+def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
+    """The error of a search whose every run failed: how many of each kind, and the last one's cause."""
+    measurements = [run.measurement for run in runs if run.measurement is not None]
+    if not measurements or any(measurement.status == "ok" for measurement in measurements):
+        return None
+    counts = Counter(measurement.status for measurement in measurements)
+    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return HpToolError(
+        f"no profile run succeeded ({told}); the last: {measurements[-1].cause or 'no cause given'}", code="all_runs_failed"
+    )
+
+
+def _fail(store: Store, lease: Lease, error: HpToolError) -> None:
+    """End the search as failed. Where the store itself is the trouble, the error that led here says more."""
+    with contextlib.suppress(HpToolError):
+        store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because=error.code, error=error.as_dict())
+
+
+def _size(problem: TuningProblem) -> JsonObject:
+    return {
+        "candidates": len(problem.search.table),
+        "legal": len(problem.space.candidates),
+        "budget_runs": problem.query.search.budget_runs,
+    }
