@@ -10,7 +10,6 @@ import numpy as np
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
-from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason, Recommendation, SpaceSummary

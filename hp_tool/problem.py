@@ -59,7 +59,9 @@ def resolve_training(query: Query) -> TrainingProblem:
     _refuse_unmodelled(model, query.training, query.parallel)
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.constraints.max_days is not None and query.training.total_tokens is None:
-        raise InputError("constraints.max_days needs training.total_tokens", field="training.total_tokens", code="missing_field")
+        raise InputError(
+            "constraints.max_days needs training.total_tokens", field="training.total_tokens", code="missing_field"
+        )
     if query.constraints.max_cost is not None and (query.training.total_tokens is None or cluster.price_per_gpu_hour is None):
         raise InputError(
             "constraints.max_cost needs training.total_tokens and cluster.price_per_gpu_hour",
@@ -114,7 +116,9 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
             raise UnsupportedError(f"parallel.{name} above 1 is not modelled by this version", field=f"parallel.{name}")
     zero = parallel.zero_stage if isinstance(parallel.zero_stage, tuple) else (parallel.zero_stage,)
     if any(stage is not None and stage > 1 for stage in zero):
-        raise UnsupportedError("parallel.zero_stage above 1 is not modelled by this version; choose 0 or 1", field="parallel.zero_stage")
+        raise UnsupportedError(
+            "parallel.zero_stage above 1 is not modelled by this version; choose 0 or 1", field="parallel.zero_stage"
+        )
     if parallel.pipeline_schedule not in (None, "1f1b", "interleaved"):
         raise UnsupportedError(
             f"parallel.pipeline_schedule {parallel.pipeline_schedule} is not modelled by this version; choose 1f1b or interleaved",
@@ -129,10 +133,16 @@ def _check_recompute(value: str | Recompute | None) -> None:
     spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")  # type: ignore[arg-type]
     field = "parallel.recompute"
     if spec.granularity in ("per_op", "per_layer"):
-        raise UnsupportedError(f"recompute {spec.granularity} belongs to torch-fsdp, which is not modelled by this version", field=field)
+        raise UnsupportedError(
+            f"recompute {spec.granularity} belongs to torch-fsdp, which is not modelled by this version", field=field
+        )
     if spec.modules is not None and tuple(spec.modules) != ("core_attn",):
-        raise UnsupportedError("recompute.modules other than core_attn are not modelled by this version", field=f"{field}.modules")
+        raise UnsupportedError(
+            "recompute.modules other than core_attn are not modelled by this version", field=f"{field}.modules"
+        )
     if spec.granularity != "full" and (spec.method is not None or spec.num_layers is not None):
-        raise InputError(f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method")
+        raise InputError(
+            f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method"
+        )
     if spec.num_layers is not None and spec.num_layers < 1:
         raise InputError(f"recompute.num_layers must be at least 1, got {spec.num_layers}", field=f"{field}.num_layers")

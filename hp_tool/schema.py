@@ -50,6 +50,17 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
         raise _input_error(error, kind) from None
 
 
+def parse_mapping(text: str | bytes) -> dict[str, Any]:
+    """The mapping a JSON or YAML text holds, not yet validated. Raises InputError."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return dict(_load_yaml(text))
+    if not isinstance(data, dict):
+        raise InputError("a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax")
+    return data
+
+
 def to_json(value: object, *, indent: int | None = None) -> str:
     """A domain object, or a structure of them, as JSON text."""
     return adapter(type(value)).dump_json(value, indent=indent).decode()
@@ -82,7 +93,9 @@ def _load_yaml(text: str | bytes) -> Mapping[str, Any]:
 def _input_error(error: ValidationError, kind: type[Any]) -> InputError:
     """The most telling of pydantic's complaints, in our words."""
     problems = error.errors(include_url=False)
-    deepest = max(problems, key=lambda p: (p["type"] == "unexpected_keyword_argument", len(_path(p["loc"])), p["type"] != "string_type"))
+    deepest = max(
+        problems, key=lambda p: (p["type"] == "unexpected_keyword_argument", len(_path(p["loc"])), p["type"] != "string_type")
+    )
     path = _path(deepest["loc"])
     field = ".".join(path) or None
     if deepest["type"] == "unexpected_keyword_argument":
@@ -93,7 +106,9 @@ def _input_error(error: ValidationError, kind: type[Any]) -> InputError:
     if deepest["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return InputError(f"{field} is missing; add it", field=field, code="missing_field")
     value = json.dumps(deepest.get("input"), default=str)
-    return InputError(f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value")
+    return InputError(
+        f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value"
+    )
 
 
 def _expectation(problems: list[ErrorDetails], path: tuple[str, ...]) -> str:
@@ -152,24 +167,38 @@ _SIZE_LIMIT = 1 << 31
 def _check(query: Query) -> None:
     """Rules that types cannot say."""
     if query.kind == "training" and query.training is None:
-        raise InputError("training is missing; a query of kind training describes its batch there", field="training", code="missing_field")
+        raise InputError(
+            "training is missing; a query of kind training describes its batch there", field="training", code="missing_field"
+        )
     if query.kind == "inference" and query.inference is None:
-        raise InputError("inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field")
+        raise InputError(
+            "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
+        )
     for section, names in _POSITIVE.items():
         values = getattr(query, section)
         for name in names if values is not None else ():
             value = getattr(values, name)
             if value is not None and not value > 0:
-                raise InputError(f"{section}.{name} must be above zero, got {value}", field=f"{section}.{name}", code="invalid_value")
+                raise InputError(
+                    f"{section}.{name} must be above zero, got {value}", field=f"{section}.{name}", code="invalid_value"
+                )
             if isinstance(value, int) and value > _SIZE_LIMIT:
-                raise InputError(f"{section}.{name} must be at most {_SIZE_LIMIT}, got {value}", field=f"{section}.{name}", code="invalid_value")
+                raise InputError(
+                    f"{section}.{name} must be at most {_SIZE_LIMIT}, got {value}",
+                    field=f"{section}.{name}",
+                    code="invalid_value",
+                )
     headroom = query.constraints.memory_headroom_fraction
     if not 0.0 <= headroom < 1.0:
         raise InputError(
-            f"constraints.memory_headroom_fraction must be in [0, 1), got {headroom}", field="constraints.memory_headroom_fraction", code="invalid_value"
+            f"constraints.memory_headroom_fraction must be in [0, 1), got {headroom}",
+            field="constraints.memory_headroom_fraction",
+            code="invalid_value",
         )
     if query.training is not None and not 0.0 <= query.training.dropout < 1.0:
-        raise InputError(f"training.dropout must be in [0, 1), got {query.training.dropout}", field="training.dropout", code="invalid_value")
+        raise InputError(
+            f"training.dropout must be in [0, 1), got {query.training.dropout}", field="training.dropout", code="invalid_value"
+        )
     _check_parallel(query)
 
 
@@ -177,10 +206,14 @@ def _check_parallel(query: Query) -> None:
     for name in query.parallel.__slots__:
         value = getattr(query.parallel, name)
         if value == ():
-            raise InputError(f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value")
+            raise InputError(
+                f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value"
+            )
         if not name.endswith("_size") and name != "zero_stage":
             continue
         low, high = (0, 3) if name == "zero_stage" else (1, _PARALLEL_LIMIT)
         for one in value if isinstance(value, tuple) else (value,):
             if one is not None and not low <= one <= high:
-                raise InputError(f"parallel.{name} must be from {low} to {high}, got {one}", field=f"parallel.{name}", code="invalid_value")
+                raise InputError(
+                    f"parallel.{name} must be from {low} to {high}, got {one}", field=f"parallel.{name}", code="invalid_value"
+                )

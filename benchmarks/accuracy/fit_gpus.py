@@ -102,8 +102,15 @@ def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> d
 
     x = robust_fit(residuals, [0.8, 5e-6, 1e-6, 1e6], [0.1, 0, 0, 0], [1.5, 1e-4, 1e-4, 1e9])
     errors = np.abs(np.expm1(residuals(x)))
-    print(f"{device.name:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, median error {np.median(errors):.1%}")
-    return {"bandwidth_fraction": _short(x[0]), "latency_s": _short(x[1]), "latency_per_peer_s": _short(x[2]), "ramp_bytes": _short(x[3])}
+    print(
+        f"{device.name:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, median error {np.median(errors):.1%}"
+    )
+    return {
+        "bandwidth_fraction": _short(x[0]),
+        "latency_s": _short(x[1]),
+        "latency_per_peer_s": _short(x[2]),
+        "ramp_bytes": _short(x[3]),
+    }
 
 
 def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]:
@@ -165,7 +172,10 @@ def main() -> None:
         return
     fitted = {SYSTEMS[system]: fit_gpu(folder, system) for system in SYSTEMS}
     for twin, original in SAME_SILICON.items():
-        fitted[twin] = fitted[original] | {"gpu": twin, "fitted_on": f"same silicon as {original}: {fitted[original]['fitted_on']}"}
+        fitted[twin] = fitted[original] | {
+            "gpu": twin,
+            "fitted_on": f"same silicon as {original}: {fitted[original]['fitted_on']}",
+        }
     for name, constants in fitted.items():
         write(name, constants)
     write("generic", generic([fitted[name] for name in SYSTEMS.values()]))

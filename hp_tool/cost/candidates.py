@@ -57,9 +57,7 @@ class Candidates:
             data_parallel_size=int(self.data_parallel_size[index]),
             micro_batch_size=int(self.micro_batch_size[index]),
             sequence_parallel=bool(self.sequence_parallel[index]),
-            recompute=recompute_from_codes(
-                int(self.recompute_method[index]), num_layers=int(self.recompute_num_layers[index])
-            ),
+            recompute=recompute_from_codes(int(self.recompute_method[index]), num_layers=int(self.recompute_num_layers[index])),
             zero_stage=int(self.zero_stage[index]),
         )
 

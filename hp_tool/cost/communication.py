@@ -35,7 +35,9 @@ def ring_seconds(
     ramp = np.where(crosses, outside.ramp_bytes, inside.ramp_bytes)
     bandwidth = np.where(crosses, np.minimum(fast, slow), fast)
     latency = inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
-    latency = latency + crosses * (outside.latency_s + (n / k - 1.0) * (outside.latency_per_peer_s + cluster.inter_node_latency_s))
+    latency = latency + crosses * (
+        outside.latency_s + (n / k - 1.0) * (outside.latency_per_peer_s + cluster.inter_node_latency_s)
+    )
     return np.where(n > 1.0, latency + (wire_bytes + np.sqrt(wire_bytes * ramp)) / bandwidth, 0.0)
 
 

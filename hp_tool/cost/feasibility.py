@@ -28,9 +28,7 @@ MEMORY = "memory"
 """The reason of a legal configuration that does not fit."""
 
 
-def legality(
-    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates
-) -> IntArray:
+def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates) -> IntArray:
     """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape (n,)."""
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
@@ -67,9 +65,7 @@ def explain(
     return tuple(_explain(name, model, cluster, workload, config) for name in names)
 
 
-def _explain(
-    name: str, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, config: ParallelConfig
-) -> Reason:
+def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, config: ParallelConfig) -> Reason:
     t, p, v = config.tensor_parallel_size, config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     c, d, b = config.context_parallel_size, config.data_parallel_size, config.micro_batch_size
     heads, layers, batch = model.num_attention_heads, model.num_hidden_layers, workload.global_batch_size

@@ -52,9 +52,7 @@ def state_bytes(workload: TrainingWorkload) -> StateBytes:
     return StateBytes(weights=weights, gradients=gradients, optimizer=states + master)
 
 
-def stage_parameters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stage: IntArray
-) -> FloatArray:
+def stage_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stage: IntArray) -> FloatArray:
     """Parameters on one rank of a stage. First and last stage carry embedding and output layer; tied weights are kept
     on both where those are different stages (Megatron Core), once where they are the same.
     """
@@ -79,7 +77,9 @@ def stage_memory(
 ) -> StageMemory:
     """Bytes on `stage` (0-based, one per candidate)."""
     c, e = candidates, activation_element_bytes(workload)
-    t, p, v = (a.astype(np.float64) for a in (c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size))
+    t, p, v = (
+        a.astype(np.float64) for a in (c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size)
+    )
     d = (c.data_parallel_size * c.context_parallel_size).astype(np.float64)
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
     shards = np.where(c.sequence_parallel > 0, t, 1.0)
@@ -95,7 +95,9 @@ def stage_memory(
     # Besides the layers: the embedding's dropout mask for every micro-batch in flight (p of them, v of whose chunks are
     # others'), and on the last stage the inputs of the final norm and of the output layer.
     first, last = stage == 0, stage == c.pipeline_parallel_size - 1
-    embedding_mask = first * (1.0 if workload.dropout > 0.0 else 0.0) * tokens * model.hidden_size / shards * np.minimum(p, micro_batches)
+    embedding_mask = (
+        first * (1.0 if workload.dropout > 0.0 else 0.0) * tokens * model.hidden_size / shards * np.minimum(p, micro_batches)
+    )
     head_inputs = last * 2.0 * e * tokens * model.hidden_size / shards
     # Logits in 16 bits and the loss's fp32 copy; a fused loss keeps no copy.
     per_logit = e if workload.cross_entropy == "fused" else e + 4.0
@@ -103,7 +105,9 @@ def stage_memory(
 
     recomputed = np.where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
     uniform = c.recompute_method == FULL_UNIFORM
-    recomputed = recomputed + np.where(uniform, np.maximum(c.recompute_num_layers, 1.0), c.recompute_method == FULL_BLOCK) * layer.saved
+    recomputed = (
+        recomputed + np.where(uniform, np.maximum(c.recompute_num_layers, 1.0), c.recompute_method == FULL_BLOCK) * layer.saved
+    )
     # The loss's memory is free again when the first layer's backward pass starts.
     buffers = np.maximum(layer.backward_working + recomputed - logits, 0.0)
 

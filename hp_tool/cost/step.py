@@ -6,7 +6,6 @@ import numpy as np
 
 from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import ring_seconds, send_seconds
-from hp_tool.cost.compute import elementwise_seconds
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime, activation_element_bytes
 from hp_tool.cost.memory import recomputed_layer_fraction, state_bytes
@@ -74,9 +73,17 @@ def time_parts(
         "pipeline_bubble": bubble_seconds(c, all_stages_s=everything, slowest_stage_s=stage) + 2.0 * (p - 1.0) * transfer,
         "pipeline_p2p": 2.0 * m * c.virtual_pipeline_parallel_size * transfer * (1.0 - profile.framework.pipeline_overlap),
         "data_parallel": gradient_seconds(
-            model=model, cluster=cluster, workload=workload, profile=profile, candidates=c, parameters=parameters, behind=compute
+            model=model,
+            cluster=cluster,
+            workload=workload,
+            profile=profile,
+            candidates=c,
+            parameters=parameters,
+            behind=compute,
         ),
-        "optimizer": optimizer_seconds(cluster=cluster, workload=workload, profile=profile, candidates=c, parameters=parameters),
+        "optimizer": optimizer_seconds(
+            cluster=cluster, workload=workload, profile=profile, candidates=c, parameters=parameters
+        ),
         "overhead": zeros + profile.framework.step_overhead_s,
     }
 
@@ -123,13 +130,22 @@ def gradient_seconds(
     p = c.pipeline_parallel_size
     shared = model.vocab_size * model.hidden_size / c.tensor_parallel_size * state.gradients
     ends = ring_seconds(
-        shared, group_size=np.minimum(p, 2), stride=c.tensor_parallel_size * n * np.maximum(p - 1, 1), cluster=cluster, profile=profile
+        shared,
+        group_size=np.minimum(p, 2),
+        stride=c.tensor_parallel_size * n * np.maximum(p - 1, 1),
+        cluster=cluster,
+        profile=profile,
     )
     return exposed + ends
 
 
 def optimizer_seconds(
-    *, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates, parameters: FloatArray
+    *,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    parameters: FloatArray,
 ) -> FloatArray:
     """Memory-bound update: every state read and written, on a 1/(d c) share under ZeRO 1 and above; gradients are
     zeroed and their norm taken over the whole buffer.

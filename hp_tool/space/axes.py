@@ -36,9 +36,7 @@ class Axes:
     zero_stage: tuple[int, ...]
 
 
-def default_axes(
-    *, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload
-) -> Axes:
+def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Axes:
     """What a query leaves free: every divisor that the framework accepts, within what anyone would run."""
     n = cluster.num_gpus
     layers = model.num_hidden_layers

@@ -64,7 +64,9 @@ def _product(axes: Axes, groups: IntArray, cluster: ClusterSpec) -> dict[str, In
     size = int(np.prod([len(values) for values in free]))
     if size > MAX_COMBINATIONS:
         raise InputError(
-            f"{size:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes", field="parallel", code="space_too_large"
+            f"{size:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
+            field="parallel",
+            code="space_too_large",
         )
     group, v, ep, etp, b, sp, recompute, zero = (axis.ravel() for axis in np.meshgrid(*free, indexing="ij"))
     t, p, c = groups[:, group]

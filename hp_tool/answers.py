@@ -1,0 +1,73 @@
+"""From a query to the object that answers it: the same for a command, a batch line and a request body."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool import app, schema
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
+from hp_tool.errors import HpToolError
+
+log = logging.getLogger(__name__)
+
+Task = Literal["estimate", "recommend"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateAnswer:
+    """What one configuration needs. One that does not fit is `ok` too: `feasible: false` with its reasons."""
+
+    id: str | None
+    """The query's."""
+    status: Literal["ok"] = "ok"
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendAnswer:
+    """The best configurations by the cost model, best first."""
+
+    id: str | None
+    """The query's."""
+    status: Literal["ok"] = "ok"
+    recommendations: tuple[Recommendation, ...]
+    space: SpaceSummary
+    rejections: dict[str, int]
+    """How many candidates each reason ruled out."""
+
+
+def estimate_answer(query: Query) -> EstimateAnswer:
+    """The answer to a query of one configuration. Raises HpToolError."""
+    return EstimateAnswer(id=query.id, estimate=app.estimate(query=query))
+
+
+def recommend_answer(query: Query, *, top: int) -> RecommendAnswer:
+    """The answer to a query of many. Raises HpToolError."""
+    found = app.recommend(query=query, top=top)
+    return RecommendAnswer(id=query.id, recommendations=found.recommendations, space=found.space, rejections=found.rejections)
+
+
+def answer_line(line: bytes, *, task: Task, top: int) -> str:
+    """One line of a batch, answered on one line. Whatever is wrong with it stays in it."""
+    try:
+        query = schema.parse_query(line)
+        return schema.to_json(estimate_answer(query) if task == "estimate" else recommend_answer(query, top=top))
+    except HpToolError as error:
+        return error_line(line, error)
+    except Exception:  # a bug that one query finds must not take the answers of all others with it
+        log.exception("unhandled error on a batch line")
+        return error_line(line, HpToolError("an internal error occurred; it has been logged"))
+
+
+def error_line(line: bytes, error: HpToolError) -> str:
+    """The answer of a line that cannot be answered, with the id it came with if that can be read."""
+    try:
+        data = json.loads(line)
+        identity = data.get("id") if isinstance(data, dict) else None
+    except (ValueError, RecursionError):
+        identity = None
+    return json.dumps({"id": identity if isinstance(identity, str) else None, "status": "error", "error": error.as_dict()})

@@ -1,0 +1,75 @@
+"""`hp-tool db`: the database behind searches and measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        help="sqlite:///FILE or postgresql://...; default HP_DATABASE_URL, else a file in the user's data folder.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy the database.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `db` to the command line."""
+    app.add_typer(db, name="db")
+
+
+@db.command()
+def upgrade(database_url: UrlOption = None) -> None:
+    """Bring the schema to the newest version; harmless where it is."""
+    from hp_tool.store import engine, schema
+
+    url = engine.database_url(database_url)
+    schema.upgrade(url)
+    typer.echo(f"{engine.masked(url)} has schema {schema.HEAD}")
+
+
+@db.command()
+def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show which schema version the database has, and which one this hp-tool needs."""
+    from hp_tool.store import engine, schema
+
+    url = engine.database_url(database_url)
+    state = {"database": engine.masked(url), "current": schema.current(url), "head": schema.HEAD}
+    if as_json:
+        typer.echo(json.dumps(state))
+    else:
+        typer.echo(f"{state['database']} has schema {state['current'] or 'none'}; this version needs {state['head']}")
+
+
+@db.command()
+def backup(
+    path: Annotated[Path, typer.Argument(help="File to write; it must not exist.")], database_url: UrlOption = None
+) -> None:
+    """Write a consistent copy of a SQLite database, while it is in use or not."""
+    from hp_tool.store import engine, maintenance
+
+    maintenance.backup(url=engine.database_url(database_url), path=path)
+    typer.echo(f"wrote {path}")
+
+
+@db.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="Database URL to read.")],
+    target: Annotated[str, typer.Argument(help="Database URL to fill; its tables must be empty.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Copy everything from one database into another, as from SQLite to PostgreSQL."""
+    from hp_tool.store import maintenance
+
+    rows = maintenance.copy(source=source, target=target)
+    if as_json:
+        typer.echo(json.dumps({"rows": rows}))
+    else:
+        typer.echo("copied " + ", ".join(f"{number} {name.removeprefix('hp_')}" for name, number in rows.items()))

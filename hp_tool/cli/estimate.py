@@ -1,0 +1,41 @@
+"""`hp-tool estimate QUERY`: memory and step time of one configuration."""
+
+from __future__ import annotations
+
+import typer
+
+from hp_tool.cli import queries
+
+
+def register(app: typer.Typer) -> None:
+    """Add `estimate` to the command line."""
+    app.command()(estimate)
+
+
+def estimate(
+    query: queries.QueryArgument = None,
+    model: queries.Model = None,
+    gpu: queries.Gpu = None,
+    num_gpus: queries.NumGpus = None,
+    sequence_length: queries.SequenceLength = None,
+    global_batch_size: queries.GlobalBatchSize = None,
+    precision: queries.Precision = None,
+    total_tokens: queries.TotalTokens = None,
+    settings: queries.Setting = None,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Predict memory, step time, MFU and cost of the configuration a query describes."""
+    from hp_tool import answers, schema
+    from hp_tool.cli.tables import print_estimate
+
+    flags = {
+        "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,
+        "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
+    }  # fmt: skip
+    answer = answers.estimate_answer(queries.read_query(query, flags, settings))
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    else:
+        print_estimate(answer.estimate)
+    if not answer.estimate.feasible:
+        raise typer.Exit(3)

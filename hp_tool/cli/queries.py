@@ -1,0 +1,79 @@
+"""A query from the command line: a file, or flags for the common cases; both end in the same mapping and parser."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError
+
+QueryArgument = Annotated[str | None, typer.Argument(metavar="QUERY", help="YAML or JSON file; - reads standard input.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Model = Annotated[str | None, typer.Option(help="Catalogue name or path to a config.json.")]
+Gpu = Annotated[str | None, typer.Option(help="Catalogue name, such as h100-sxm-80gb.")]
+NumGpus = Annotated[int | None, typer.Option(help="Devices in all.")]
+SequenceLength = Annotated[int | None, typer.Option(help="Tokens a sequence.")]
+GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences per optimizer step.")]
+Precision = Annotated[str | None, typer.Option(help="Matmul inputs: bf16, fp16, ...")]
+TotalTokens = Annotated[float | None, typer.Option(help="Length of the whole training; adds days and cost.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of a query by its path, such as parallel.micro_batch_size=[1,2]."),
+]
+
+FLAGS = {
+    "model": "model",
+    "gpu": "cluster.gpu",
+    "num_gpus": "cluster.num_gpus",
+    "sequence_length": "training.sequence_length",
+    "global_batch_size": "training.global_batch_size",
+    "precision": "training.precision",
+    "total_tokens": "training.total_tokens",
+}
+
+
+def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
+    """The file's query with flags laid over it, or a training query made of flags alone. Raises InputError."""
+    from hp_tool import schema
+    from hp_tool.documents import load_yaml
+
+    given = {FLAGS[name]: value for name, value in flags.items() if value is not None}
+    for setting in settings or ():
+        key, separator, value = setting.partition("=")
+        if not separator or not key:
+            raise InputError(f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set")
+        given[key] = load_yaml(value)
+    if path is None:
+        if not given:
+            raise InputError(
+                "no query: name a file, or give at least --model, --gpu, --num-gpus, --sequence-length, --global-batch-size"
+            )
+        return schema.parse_query(_lay({"kind": "training"}, given))
+    text = read_text(path)
+    return schema.parse_query(_lay(schema.parse_mapping(text), given) if given else text)
+
+
+def read_text(path: str) -> str | bytes:
+    """The file's content, or standard input for `-`; bounded."""
+    from hp_tool.documents import MAX_FILE_BYTES
+    from hp_tool.documents import read_text as read_file
+
+    return sys.stdin.buffer.read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
+
+
+def _lay(data: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Values at dotted paths laid over nested mappings."""
+    for dotted, value in given.items():
+        *parents, last = dotted.split(".")
+        node = data
+        for name in parents:
+            child = node.setdefault(name, {})
+            if not isinstance(child, dict):
+                raise InputError(f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted)
+            node = child
+        node[last] = value
+    return data

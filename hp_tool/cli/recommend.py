@@ -1,0 +1,44 @@
+"""`hp-tool recommend QUERY`: the best configurations by the cost model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hp_tool.cli import queries
+
+
+def register(app: typer.Typer) -> None:
+    """Add `recommend` to the command line."""
+    app.command()(recommend)
+
+
+def recommend(
+    query: queries.QueryArgument = None,
+    model: queries.Model = None,
+    gpu: queries.Gpu = None,
+    num_gpus: queries.NumGpus = None,
+    sequence_length: queries.SequenceLength = None,
+    global_batch_size: queries.GlobalBatchSize = None,
+    precision: queries.Precision = None,
+    total_tokens: queries.TotalTokens = None,
+    settings: queries.Setting = None,
+    top: Annotated[int, typer.Option(help="Rows at most.")] = 10,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Rank all legal configurations that fit, fastest first."""
+    from hp_tool import answers, schema
+    from hp_tool.cli.tables import print_recommendations
+
+    flags = {
+        "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,
+        "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
+    }  # fmt: skip
+    answer = answers.recommend_answer(queries.read_query(query, flags, settings), top=top)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    else:
+        print_recommendations(answer)
+    if not answer.recommendations:
+        raise typer.Exit(3)

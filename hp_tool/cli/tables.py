@@ -1,0 +1,105 @@
+"""Results as tables for people; numbers in human units, one line of talk at most."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from hp_tool.answers import RecommendAnswer
+from hp_tool.domain.parallel import ParallelConfig, Recompute
+from hp_tool.domain.result import Estimate
+from hp_tool.units import duration, gib
+
+
+def print_estimate(estimate: Estimate) -> None:
+    """One configuration: its verdict, memory by part, time by part."""
+    console = _console()
+    if estimate.parallel is not None:
+        console.print(arithmetic(estimate.parallel))
+    for reason in estimate.reasons:
+        console.print(f"[red]{reason.code}[/red]: {reason.message}")
+    if estimate.memory is None or estimate.time is None:
+        return
+    memory, time = estimate.memory, estimate.time
+    table = Table(
+        title=f"memory on the worst stage ({memory.worst_stage}): {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"
+    )
+    table.add_column("part")
+    table.add_column("size", justify="right")
+    for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead"):
+        table.add_row(name, gib(getattr(memory, f"{name}_bytes")))
+    console.print(table)
+    table = Table(title=f"step time: {duration(time.step_s)}")
+    table.add_column("part")
+    table.add_column("exposed", justify="right")
+    table.add_column("share", justify="right")
+    for name, seconds in time.parts_s.items():
+        if seconds > 0.0:
+            table.add_row(name.replace("_", " "), duration(seconds), f"{seconds / time.step_s:.1%}")
+    console.print(table)
+    console.print(
+        f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {estimate.model_tflops_per_gpu:.0f} model TFLOP/s/GPU, "
+        f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
+    )
+    if estimate.intervals is not None:
+        low, high = estimate.intervals.step_s
+        console.print(
+            f"step time between {duration(low)} and {duration(high)} with {estimate.intervals.confidence:.0%} confidence"
+        )
+    if estimate.days is not None:
+        cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
+        console.print(f"{estimate.days:.1f} days, {estimate.gpu_hours:,.0f} GPU-hours{cost}")
+
+
+def print_recommendations(answer: RecommendAnswer) -> None:
+    """The ranked configurations, and how many were turned away by which rule."""
+    console = _console()
+    table = Table(title="best configurations by the cost model")
+    for name in ("rank", "TP", "PP", "VPP", "DP", "micro-batch", "SP", "recompute", "ZeRO"):
+        table.add_column(name, justify="right")
+    for name in ("step", "MFU", "memory", "days"):
+        table.add_column(name, justify="right")
+    for row in answer.recommendations:
+        e, c = row.estimate, row.parallel
+        assert e.time is not None and e.memory is not None and e.mfu is not None
+        table.add_row(
+            str(row.rank), str(c.tensor_parallel_size), str(c.pipeline_parallel_size), str(c.virtual_pipeline_parallel_size),
+            str(c.data_parallel_size), str(c.micro_batch_size), "yes" if c.sequence_parallel else "no", recompute_name(c),
+            str(c.zero_stage), duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes),
+            f"{e.days:.1f}" if e.days is not None else "-",
+        )  # fmt: skip
+    console.print(table)
+    space = answer.space
+    console.print(
+        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable, ranked in {duration(space.seconds)}"
+    )
+    if answer.rejections:
+        console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+
+
+def arithmetic(config: ParallelConfig) -> str:
+    """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
+    sizes = {"TP": config.tensor_parallel_size, "PP": config.pipeline_parallel_size, "CP": config.context_parallel_size}
+    shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"] + [f"DP {config.data_parallel_size}"]
+    total = config.data_parallel_size
+    for size in sizes.values():
+        total *= size
+    chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
+    return (
+        f"{' x '.join(shown)} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
+        f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config)}, ZeRO {config.zero_stage}"
+    )
+
+
+def recompute_name(config: ParallelConfig) -> str:
+    """`selective`, or `full block 4` where more was said."""
+    if isinstance(config.recompute, Recompute):
+        parts = (config.recompute.granularity, config.recompute.method, config.recompute.num_layers)
+        return " ".join(str(part) for part in parts if part is not None)
+    return config.recompute
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the tables where it is a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
