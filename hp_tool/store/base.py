@@ -110,7 +110,8 @@ def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
 def insert_if_new(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
     """Insert unless a unique key forbids it; a concurrent insert of the same key is waited for. True: inserted."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    return connection.execute(insert(table).values(checked(table, values)).on_conflict_do_nothing()).rowcount == 1
+    statement = insert(table).values(checked(table, values)).on_conflict_do_nothing().returning(sa.literal(1))
+    return connection.execute(statement).first() is not None
 
 
 def first_use(

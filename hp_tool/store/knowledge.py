@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hp_tool.domain.records import CalibrationRecord, JsonObject, Page, RegistrationKind, RegistrationRecord
+from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
 from hp_tool.store.codec import encode
@@ -15,6 +16,7 @@ from hp_tool.store.types import new_id, row_dict
 
 CALIBRATION = tables.calibrations
 REGISTRATION = tables.registrations
+MAX_RIVALS = 50
 
 
 class Knowledge(StoreBase):
@@ -35,10 +37,11 @@ class Knowledge(StoreBase):
             *_series(cluster_key=cluster_key, framework=framework, model_family=model_family)
         )
         with self._writing() as connection:
-            while True:  # another may take the version meanwhile; then take the one after it
+            for _ in range(MAX_RIVALS):  # another may take the version meanwhile; then take the one after it
                 values |= {"version": connection.execute(newest).scalar_one() + 1, "created_at": now(connection)}
                 if insert_if_new(connection, CALIBRATION, values):
                     return CalibrationRecord(**values)
+        raise ConflictError(f"too many calibrations of {cluster_key} are being saved at once; try again")
 
     def latest_calibration(self, *, cluster_key: str, framework: str, model_family: str = "") -> CalibrationRecord | None:
         series = _series(cluster_key=cluster_key, framework=framework, model_family=model_family)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from hp_tool.errors import StoreError
 from hp_tool.store.base import translated_errors
-from hp_tool.store.engine import WRITES, create_engine
+from hp_tool.store.engine import WRITES, create_engine, parse_url
 from hp_tool.store.tables import PREFIX
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ UPGRADE_LOCK = 0x68705F746F6F6C
 
 
 def current(url: str) -> str | None:
-    """The database's revision; None where there is no schema of ours."""
+    """The database's revision; None where there is no schema of ours, or no SQLite file (which asking does not make)."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        return None
     engine = create_engine(url)
     try:
         with translated_errors(engine), engine.begin() as connection:
