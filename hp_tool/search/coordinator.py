@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hp_tool.domain.digests import configuration_digest
@@ -129,7 +129,7 @@ class Coordinator:
             self._finish(run, earlier.measurement, gpu_seconds=0.0)
             return
         self._run_started_at = self._clock()
-        self._report("run_started", {"run_id": run.id, "number": run.number, "predicted": run.predicted})
+        self._report("run_started", _about(run))
         try:
             handle = run.handle or self._submit(run)
         except LauncherError as error:
@@ -153,7 +153,7 @@ class Coordinator:
             return
         cause = measurement.cause or measurement.status
         self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
-        self._report("run_abandoned", {"run_id": run.id, "number": run.number, "cause": cause})
+        self._report("run_abandoned", {**_about(run), "cause": cause})
 
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it already started: its name is the run's, whoever submits it."""
@@ -183,8 +183,7 @@ class Coordinator:
         new = self._problem.new_measurement(run=run, measurement=measurement)
         stored = self._store.finish_run(lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds)
         told = stored.measurement or measurement
-        payload = {"status": told.status, "step_s": told.step_s, "cause": told.cause, "predicted": run.predicted}
-        self._report("run_finished", {"run_id": run.id, "number": run.number, **payload})
+        self._report("run_finished", {**_about(run), "status": told.status, "step_s": told.step_s, "cause": told.cause})
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
         """Renew the lease where it is due, and follow at once what cannot wait.
@@ -238,6 +237,10 @@ def spent_by(runs: list[RunRecord]) -> Spent:
     """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
     real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
     return Spent(profile_runs=real, gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs))
+
+
+def _about(run: RunRecord) -> JsonObject:
+    return {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), "predicted": run.predicted}
 
 
 def _to_try_again(runs: list[RunRecord]) -> RunRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
+from hp_tool.errors import HpToolError
 from hp_tool.search.coordinator import spent_by
 from hp_tool.tuning.calibrated import calibrated_estimate
 from hp_tool.tuning.problem import TuningProblem
@@ -39,6 +41,12 @@ class SearchSummary:
 class TuneResult:
     """The ranked answer with measurements, the space it was found in, and the search's account."""
 
+    id: str | None
+    """The query's."""
+    status: Literal["ok", "error"] = "ok"
+    """error: no run succeeded; what is recommended is only predicted."""
+    error: dict[str, str | None] | None = None
+    """{code, message, field}"""
     recommendations: tuple[Recommendation, ...]
     space: SpaceSummary
     rejections: dict[str, int]
@@ -54,6 +62,7 @@ def make_result(
     state: SearchState,
     stopped_because: str,
     seconds: float,
+    error: HpToolError | None = None,
 ) -> TuneResult:
     """Rank and describe. A result can be made at any moment of a search."""
     table = problem.search.table
@@ -69,6 +78,9 @@ def make_result(
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     spent = spent_by(list(runs))
     return TuneResult(
+        id=problem.query.id,
+        status="error" if error else "ok",
+        error=error.as_dict() if error else None,
         recommendations=_describe(problem, shown, calibration=calibration, measured=measured),
         space=SpaceSummary(
             legal=len(problem.space.candidates), feasible=int(np.count_nonzero(problem.space.acceptable)), seconds=seconds

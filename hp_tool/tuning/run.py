@@ -15,7 +15,7 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, NotFoundError
-from hp_tool.schema import adapter, parse_query, to_dict
+from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.stopping import coverage_runs
@@ -52,7 +52,7 @@ def tune(
         search_id = store.create_search(query=to_dict(query), paused=True).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:
-        done: TuneResult = adapter(TuneResult).validate_python(record.result)
+        done: TuneResult = parse(TuneResult, record.result)
         return done
     if record.state is SearchState.FAILED:
         store.resume_search(search_id=search_id)
@@ -120,6 +120,9 @@ def run_search(
             return None
         calibration = sampler.calibration(study=projection.study)
         return _conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds)
+    except KeyboardInterrupt:  # outside the loop, which pauses by itself
+        store.release_search(lease=lease, paused=True)
+        raise
     except HpToolError as error:
         if error.code != "lease_lost":
             _fail(store, lease, error)
@@ -180,6 +183,7 @@ def _conclude(
         state=state,
         stopped_because=outcome.stopped_because,
         seconds=seconds,
+        error=error,
     )
     if state is SearchState.PAUSED:
         store.release_search(lease=lease, paused=True)

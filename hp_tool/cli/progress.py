@@ -1,0 +1,65 @@
+"""How a search goes on, on standard error: a bar over its budget, and a line for every run that ended."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.units import duration
+
+
+class SearchProgress:
+    """Listens to a search's events, this process's own or a server's."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=self._console)
+        self._task: TaskID = self._progress.add_task("starting", total=None)
+
+    def __enter__(self) -> SearchProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def on_event(self, kind: str, payload: dict[str, Any]) -> None:
+        """One event of a search; kinds that say nothing about progress are passed over."""
+        if kind == "started":
+            self._progress.update(self._task, total=payload["budget_runs"], description="choosing")
+            self._console.print(f"search {payload['search_id']}", highlight=False)
+        elif kind == "run_started":
+            self._progress.update(self._task, description=f"running {_label(payload)}")
+        elif kind == "run_finished":
+            self._progress.update(self._task, advance=1, description="choosing")
+            self._console.print(f"run {payload['number']}: {_label(payload)}: {_outcome(payload)}", highlight=False)
+        elif kind == "run_abandoned":
+            self._console.print(f"run {payload['number']}: given back: {payload['cause']}", highlight=False)
+        elif kind == "run":  # a server's word for what the run_* kinds say here
+            self._on_server_run(payload)
+
+    def _on_server_run(self, payload: dict[str, Any]) -> None:
+        if payload["state"] == "finished":
+            self._progress.update(self._task, advance=1, description="choosing")
+            self._console.print(f"run {payload['number']}: {_outcome(payload)}", highlight=False)
+        else:
+            self._progress.update(self._task, description=f"run {payload['number']} {payload['state']}")
+
+
+def _label(payload: dict[str, Any]) -> str:
+    from hp_tool.cli.tables import arithmetic
+
+    return arithmetic(ParallelConfig(**payload["parallel"]))
+
+
+def _outcome(payload: dict[str, Any]) -> str:
+    if payload.get("status") != "ok":
+        return f"{payload.get('status')}: {payload.get('cause') or 'see the log'}"
+    predicted = payload.get("predicted", {}).get("calibrated_step_s")
+    before = f"predicted {duration(predicted)}, " if predicted else ""
+    return f"{before}measured {duration(payload['step_s'])}"

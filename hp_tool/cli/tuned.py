@@ -1,0 +1,79 @@
+"""A tuned result as a table: predicted before, predicted after calibration and measured, side by side."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from hp_tool.cli.tables import arithmetic, recompute_name
+from hp_tool.domain.result import Recommendation
+from hp_tool.tuning.result import TuneResult
+from hp_tool.units import SECONDS_PER_HOUR, duration
+
+MAX_ROWS = 10
+"""Rows beyond the measured ones are left out after this many."""
+
+
+def print_result(result: TuneResult) -> None:
+    """The table, the best configuration by name, and what it cost to find."""
+    console = Console()
+    console = console if console.is_terminal else Console(width=140)
+    table = Table(title="step time: predicted before, after calibration, and measured")
+    for name in ("rank", "TP", "PP", "VPP", "DP", "micro-batch", "SP", "recompute", "ZeRO"):
+        table.add_column(name, justify="right")
+    for name in ("before", "after", "90 % interval", "measured", "tokens/s/GPU"):
+        table.add_column(name, justify="right")
+    for row in result.recommendations:
+        if row.measurement is not None or row.rank <= MAX_ROWS:
+            table.add_row(*_cells(row), style="bold" if row.rank == 1 else None)
+    console.print(table)
+    search = result.search
+    if result.error is not None:
+        console.print(f"[red]{result.error['message']}[/red]")
+    if result.recommendations:
+        best = result.recommendations[0]
+        how = "measured" if best.measurement is not None else "predicted, not measured"
+        console.print(f"best: {arithmetic(best.parallel)} ({how})", style="bold", highlight=False)
+    grid = ""
+    if search.grid_gpu_seconds:
+        share = search.gpu_seconds / search.grid_gpu_seconds
+        grid = f"; all {result.space.feasible:,} feasible ones would have taken {_device_time(search.grid_gpu_seconds)}"
+        grid += f" ({share:.0%} of it was spent)"
+    console.print(
+        f"search {search.id} {search.state}: {search.profile_runs} profile runs, {_device_time(search.gpu_seconds)}"
+        f"{grid}; stopped because: {search.stopped_because}",
+        highlight=False,
+    )
+    if search.state == "paused":
+        console.print(f"go on with: hp-tool tune --resume {search.id}", highlight=False)
+
+
+def _cells(row: Recommendation) -> list[str]:
+    config, measured = row.parallel, row.measurement
+    before, after = row.estimate.time, row.calibrated_estimate.time if row.calibrated_estimate else None
+    intervals = row.calibrated_estimate.intervals if row.calibrated_estimate else None
+    step_s = measured.step_s if measured is not None else None
+    rate = measured.tokens_per_second_per_gpu if measured is not None else None
+    return [
+        str(row.rank),
+        str(config.tensor_parallel_size),
+        str(config.pipeline_parallel_size),
+        str(config.virtual_pipeline_parallel_size),
+        str(config.data_parallel_size),
+        str(config.micro_batch_size),
+        "yes" if config.sequence_parallel else "no",
+        recompute_name(config),
+        str(config.zero_stage),
+        duration(before.step_s) if before else "-",
+        duration(after.step_s) if after else "-",
+        " to ".join(duration(end) for end in intervals.step_s) if intervals else "-",
+        duration(step_s) if step_s is not None else "-",
+        f"{rate:,.0f}" if rate is not None else "-",
+    ]
+
+
+def _device_time(gpu_seconds: float) -> str:
+    """Device seconds for people: seconds while few, then hours."""
+    if gpu_seconds < SECONDS_PER_HOUR:
+        return f"{gpu_seconds:,.0f} GPU-seconds"
+    return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"
