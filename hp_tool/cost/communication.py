@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hp_tool.cost.candidates import FloatArray, IntArray
@@ -9,48 +11,59 @@ from hp_tool.domain.efficiency import EfficiencyProfile, Link
 from hp_tool.domain.hardware import ClusterSpec
 
 
-def peers_in_domain(cluster: ClusterSpec, *, group_size: IntArray, stride: IntArray) -> FloatArray:
-    """How many members of a group share one NVLink domain, for ranks `stride` apart (Megatron's order: tp innermost).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The ring collectives of one group of ranks for each candidate; arrays of shape (n,)."""
 
-    Shapes (n,). At least 1; a group whose stride exceeds the domain has one member in each.
+    latency_s: FloatArray
+    """Zero for a group of one."""
+    bandwidth: FloatArray
+    """Bytes a second that each member sends."""
+    ramp_bytes: FloatArray | float
+
+    def seconds(self, wire_bytes: FloatArray) -> FloatArray:
+        """Seconds to send `wire_bytes` from each member: S (n-1)/n for all-gather and reduce-scatter of S bytes in all,
+        twice that for all-reduce (NCCL's bus-bandwidth convention); zero bytes for a group of one.
+        """
+        return self.latency_s + (wire_bytes + np.sqrt(wire_bytes * self.ramp_bytes)) / self.bandwidth
+
+
+def ring(*, group_size: IntArray, stride: IntArray | int, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
+    """The ring over `group_size` ranks that are `stride` apart (Megatron's order: tensor parallel innermost).
+
+    Members of one NVLink domain: k = domain / stride, at least 1. Across domains each of the k drives its own network
+    port, so k rings share the load (NCCL's multi-ring): bandwidth min(NVLink, k x network).
     """
-    return np.clip(cluster.nvlink_domain_size // stride, 1, group_size).astype(np.float64)
-
-
-def ring_seconds(
-    wire_bytes: FloatArray, *, group_size: IntArray, stride: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile
-) -> FloatArray:
-    """Seconds of a ring collective that sends `wire_bytes` from each member: S (n-1)/n for all-gather and reduce-scatter
-    of S bytes in all, twice that for all-reduce (NCCL's bus-bandwidth convention). Zero for a group of one.
-
-    Across domains each of the k members in a domain drives its own network port, so k rings share the load
-    (NCCL's multi-ring): W / min(NVLink, k x network).
-    """
-    n = group_size.astype(np.float64)
-    k = peers_in_domain(cluster, group_size=group_size, stride=stride)
+    k = np.minimum(np.maximum(cluster.nvlink_domain_size // stride, 1), group_size)
     inside, outside = profile.gpu.nvlink, profile.framework.network
-    crosses = k < n
     fast = inside.bandwidth_fraction * local_bandwidth(cluster)
+    latency = (group_size > 1) * inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
+    if int(group_size.max()) <= int(k.min()):
+        return Ring(latency_s=latency, bandwidth=np.full(latency.shape, fast), ramp_bytes=inside.ramp_bytes)
+    crosses = k < group_size
     slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
-    ramp = np.where(crosses, outside.ramp_bytes, inside.ramp_bytes)
-    bandwidth = np.where(crosses, np.minimum(fast, slow), fast)
-    latency = inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
-    latency = latency + crosses * (
-        outside.latency_s + (n / k - 1.0) * (outside.latency_per_peer_s + cluster.inter_node_latency_s)
+    hops = (group_size / k - 1.0) * (outside.latency_per_peer_s + cluster.inter_node_latency_s)
+    return Ring(
+        latency_s=latency + crosses * (outside.latency_s + hops),
+        bandwidth=np.where(crosses, np.minimum(fast, slow), fast),
+        ramp_bytes=np.where(crosses, outside.ramp_bytes, inside.ramp_bytes),
     )
-    return np.where(n > 1.0, latency + (wire_bytes + np.sqrt(wire_bytes * ramp)) / bandwidth, 0.0)
+
+
+def tensor_ring(*, group_size: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
+    """The tensor-parallel group's ring: neighbouring ranks."""
+    return ring(group_size=group_size, stride=1, cluster=cluster, profile=profile)
 
 
 def send_seconds(
     message_bytes: FloatArray, *, distance: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile
 ) -> FloatArray:
     """Seconds to send one message to the rank `distance` further on; all ranks send at once, each over its own link."""
-    # Neighbours are in another domain exactly where a domain holds no more ranks than their distance.
-    crosses = distance >= cluster.nvlink_domain_size
-    inside, outside = profile.gpu.nvlink, profile.framework.network
-    near = _transfer(message_bytes, inside, local_bandwidth(cluster))
-    far = _transfer(message_bytes, outside, cluster.inter_node_bandwidth_bytes_per_second) + cluster.inter_node_latency_s
-    return np.where(crosses, far, near)
+    near = _transfer(message_bytes, profile.gpu.nvlink, local_bandwidth(cluster))
+    network = cluster.inter_node_bandwidth_bytes_per_second
+    far = _transfer(message_bytes, profile.framework.network, network) + cluster.inter_node_latency_s
+    # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
+    return np.where(distance >= cluster.nvlink_domain_size, far, near)
 
 
 def _transfer(message_bytes: FloatArray, link: Link, bandwidth: float) -> FloatArray:

@@ -12,14 +12,15 @@ from hp_tool.cost.candidates import Candidates
 MAX_TABLE = 1 << 22
 
 
-def distinct_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, NDArray[np.intp]]:
-    """(kinds, kind_of): one candidate for each combination of the named axes, and for each row which one is its own.
+def distinct_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, NDArray[np.intp] | None]:
+    """(kinds, kind_of): one candidate for each combination of the named axes, and for each row which one is its own
+    (None for a single row, its own kind).
 
     Axes hold small integers, so combinations are numbered by mixed radix in a table: linear in n, without a sort.
     """
     n = len(candidates)
     if n == 1:
-        return candidates, np.zeros(1, dtype=np.intp)
+        return candidates, None
     key = np.zeros(n, dtype=np.int64)
     size = 1
     for name in names:

@@ -45,8 +45,8 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
     )
-    code = np.zeros(len(c), dtype=np.int64)
-    for bit, rule in enumerate(broken):
+    code = broken[0].astype(np.int64)
+    for bit, rule in enumerate(broken[1:], start=1):
         code |= rule.astype(np.int64) << bit
     return code
 

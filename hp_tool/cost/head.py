@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.communication import ring_seconds
+from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
 from hp_tool.cost.layer import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -50,12 +50,8 @@ def head_time(
     output = output + elementwise_seconds(loss_traffic, kernels=10.0, gpu=gpu, profile=profile)
 
     # Input gathered forward (with SP) and its gradient reduced backward; the loss reduces three fp32 numbers a token.
-    group = {"group_size": c.tensor_parallel_size, "stride": np.ones_like(c.tensor_parallel_size)}
+    tensor_group = tensor_ring(group_size=c.tensor_parallel_size, cluster=cluster, profile=profile)
     wire = tokens * h * e * (t - 1.0) / t
-    around = np.where(
-        c.sequence_parallel > 0,
-        3.0 * ring_seconds(wire, cluster=cluster, profile=profile, **group),
-        ring_seconds(2.0 * wire, cluster=cluster, profile=profile, **group),
-    )
-    inside = 3.0 * ring_seconds(8.0 * tokens * (t - 1.0) / t, cluster=cluster, profile=profile, **group)
+    around = np.where(c.sequence_parallel > 0, 3.0 * tensor_group.seconds(wire), tensor_group.seconds(2.0 * wire))
+    inside = 3.0 * tensor_group.seconds(8.0 * tokens * (t - 1.0) / t)
     return HeadTime(embedding=embedding, output=output, output_communication=around + inside)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.communication import ring_seconds
+from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -21,6 +21,10 @@ from hp_tool.domain.workload import TrainingWorkload
 
 ACTIVATION_BYTES = 2.0
 """16-bit activations; 4 where training.precision is fp32."""
+
+
+LAYER_AXES = ("tensor_parallel_size", "context_parallel_size", "micro_batch_size", "sequence_parallel")
+"""What everything here depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,16 +126,14 @@ def layer_time(
     hidden = model.ffn_size / t
     gates = 2.0 if model.gated_mlp else 1.0
 
-    weight_shapes = ((query + 2.0 * key_value, h), (h, query), (gates * hidden, h), (h, hidden))
-    forward = np.zeros_like(tokens)
-    weight_gradient = np.zeros_like(tokens)
-    for n, k in weight_shapes:
-        forward = forward + matmul_seconds(tokens, n, k, gpu=gpu, profile=profile, precision=workload.precision)
-        # Weight gradients are added to an fp32 buffer: one read and one write of 4 bytes.
-        weight_gradient = weight_gradient + matmul_seconds(
-            n, k, tokens, gpu=gpu, profile=profile, precision=workload.precision, output_bytes=8.0
-        )
-    matmul_forward = forward
+    # Outputs n and inputs k of the four weight matrices, shape (4, kinds): QKV, attention output, MLP up, MLP down.
+    whole = np.full_like(t, h)
+    n = np.stack((query + 2.0 * key_value, whole, gates * hidden, whole))
+    k = np.stack((whole, query, whole, hidden))
+    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    matmul_forward = matmul_seconds(tokens, n, k, **matmul).sum(axis=0)
+    # Weight gradients are added to an fp32 buffer: one read and one write of 4 bytes.
+    weight_gradient = matmul_seconds(n, k, tokens, output_bytes=8.0, **matmul).sum(axis=0)
 
     core_forward, core_backward = _attention_seconds(
         model=model, cluster=cluster, workload=workload, profile=profile, candidates=candidates
@@ -150,10 +152,10 @@ def layer_time(
     # Backward with SP: gradients are gathered first, which nothing hides; the sharded inputs are gathered once more,
     # wholly behind the input-gradient matmuls where those are longer (arXiv 2205.05198 section 4.2.2); input gradients
     # are reduce-scattered behind the weight-gradient matmuls.
-    group = {"group_size": candidates.tensor_parallel_size, "stride": np.ones_like(candidates.tensor_parallel_size)}
+    tensor_group = tensor_ring(group_size=candidates.tensor_parallel_size, cluster=cluster, profile=profile)
     wire = tokens * h * e * (t - 1.0) / t
-    gather = 2.0 * ring_seconds(wire, cluster=cluster, profile=profile, **group)
-    all_reduce = 2.0 * ring_seconds(2.0 * wire, cluster=cluster, profile=profile, **group)
+    gather = 2.0 * tensor_group.seconds(wire)
+    all_reduce = 2.0 * tensor_group.seconds(2.0 * wire)
     sharded = candidates.sequence_parallel > 0
     overlap = profile.framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * np.minimum(all_reduce, weight_gradient)

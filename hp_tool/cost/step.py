@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
-from hp_tool.cost.communication import ring_seconds, send_seconds
+from hp_tool.cost.communication import send_seconds
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime, activation_element_bytes
-from hp_tool.cost.memory import recomputed_layer_fraction, state_bytes
-from hp_tool.cost.pipeline import bubble_seconds
+from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -39,11 +39,13 @@ def time_parts(
     candidates: Candidates,
     layer: LayerTime,
     head: HeadTime,
-    parameters: FloatArray,
+    states: StateCosts,
     micro_batches: FloatArray,
 ) -> dict[str, FloatArray]:
-    """The slowest stage runs m micro-batches, then waits for the others to fill and drain. `parameters` are those of
-    one rank of the largest stage.
+    """The slowest stage runs m micro-batches, then waits for the others to fill and drain.
+
+    Bubble: what the other stages take for one micro-batch, divided by v; with equal stages (p-1)/v (t_f + t_b),
+    arXiv 2104.04473 section 2.2. Data-parallel communication hides at most behind one micro-batch's compute.
     """
     c, m = candidates, micro_batches
     p = c.pipeline_parallel_size.astype(np.float64)
@@ -63,28 +65,22 @@ def time_parts(
     stage = compute + recompute + communication + end
     everything = p * (compute + recompute + communication) + both_ends
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
-    zeros = np.zeros_like(p)
+    chunks = c.virtual_pipeline_parallel_size
+    overlap = profile.framework
+    none = np.zeros_like(p)
     return {
         "compute": m * (compute + end - output_share),
         "recompute": m * recompute,
         "tensor_parallel": m * (communication + output_share),
-        "context_parallel": zeros,
-        "expert_parallel": zeros,
-        "pipeline_bubble": bubble_seconds(c, all_stages_s=everything, slowest_stage_s=stage) + 2.0 * (p - 1.0) * transfer,
-        "pipeline_p2p": 2.0 * m * c.virtual_pipeline_parallel_size * transfer * (1.0 - profile.framework.pipeline_overlap),
-        "data_parallel": gradient_seconds(
-            model=model,
-            cluster=cluster,
-            workload=workload,
-            profile=profile,
-            candidates=c,
-            parameters=parameters,
-            behind=compute,
-        ),
-        "optimizer": optimizer_seconds(
-            cluster=cluster, workload=workload, profile=profile, candidates=c, parameters=parameters
-        ),
-        "overhead": zeros + profile.framework.step_overhead_s,
+        "context_parallel": none,
+        "expert_parallel": none,
+        "pipeline_bubble": (everything - stage) / chunks + 2.0 * (p - 1.0) * transfer,
+        "pipeline_p2p": (2.0 * (1.0 - overlap.pipeline_overlap)) * m * chunks * transfer,
+        "data_parallel": states.reduction_s
+        - overlap.data_parallel_overlap * np.minimum(states.reduction_s, compute)
+        + states.tied_reduction_s,
+        "optimizer": states.update_s,
+        "overhead": none + overlap.step_overhead_s,
     }
 
 
@@ -101,58 +97,3 @@ def transfer_seconds(
     distance = t * c.context_parallel_size * c.data_parallel_size
     seconds = send_seconds(message, distance=distance, cluster=cluster, profile=profile)
     return np.where(c.pipeline_parallel_size > 1, seconds, 0.0)
-
-
-def gradient_seconds(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    parameters: FloatArray,
-    behind: FloatArray,
-) -> FloatArray:
-    """Exposed seconds of data parallelism, once a step: all-reduce of gradients (ZeRO 0), or their reduce-scatter and
-    the all-gather of updated weights (ZeRO 1 and above). `behind` is the compute of one micro-batch on one stage: more
-    than that cannot hide them. Tied weights on two stages add an all-reduce between the pipeline's ends.
-    """
-    c = candidates
-    state = state_bytes(workload)
-    n = c.data_parallel_size * c.context_parallel_size
-    group = {"group_size": n, "stride": c.tensor_parallel_size}
-    share = (n - 1.0) / n
-    per_parameter = np.where(c.zero_stage >= 1, state.gradients + state.weights, 2.0 * state.gradients)
-    total = ring_seconds(parameters * per_parameter * share, cluster=cluster, profile=profile, **group)
-    exposed = total - profile.framework.data_parallel_overlap * np.minimum(total, behind)
-    if not model.tie_word_embeddings:
-        return exposed
-    p = c.pipeline_parallel_size
-    shared = model.vocab_size * model.hidden_size / c.tensor_parallel_size * state.gradients
-    ends = ring_seconds(
-        shared,
-        group_size=np.minimum(p, 2),
-        stride=c.tensor_parallel_size * n * np.maximum(p - 1, 1),
-        cluster=cluster,
-        profile=profile,
-    )
-    return exposed + ends
-
-
-def optimizer_seconds(
-    *,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    parameters: FloatArray,
-) -> FloatArray:
-    """Memory-bound update: every state read and written, on a 1/(d c) share under ZeRO 1 and above; gradients are
-    zeroed and their norm taken over the whole buffer.
-    """
-    state = state_bytes(workload)
-    n = np.where(candidates.zero_stage >= 1, candidates.data_parallel_size * candidates.context_parallel_size, 1)
-    update = (2.0 * state.optimizer + state.gradients + state.weights) / n
-    traffic = parameters * (update + 2.0 * state.gradients) * profile.framework.optimizer_traffic_factor
-    reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
-    return traffic / reached
