@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,12 @@ from hp_tool.domain.result import Estimate, Reason, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.space import default_axes, enumerate_space
-from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.units import MIB, SECONDS_PER_DAY, SECONDS_PER_HOUR
 
-CHUNK = 16_384
+CHUNK = 12_288
 """Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
 MAX_TOP = 1_000
+_HEAP_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ def cost_space(*, query: Query, problem: TrainingProblem) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk, so that memory stays bounded."""
     axes = default_axes(query=query.parallel, model=problem.model, cluster=problem.cluster, workload=problem.workload)
     space = enumerate_space(axes=axes, model=problem.model, cluster=problem.cluster, workload=problem.workload)
+    _keep_heap()
     n = len(space.candidates)
     step_s, memory, fits = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
     for start in range(0, n, CHUNK):
@@ -124,6 +127,14 @@ def cost_space(*, query: Query, problem: TrainingProblem) -> CostedSpace:
     return CostedSpace(
         candidates=space.candidates, step_s=step_s, memory_total_bytes=memory, acceptable=fits & in_time, rejections=rejections
     )
+
+
+@functools.cache
+def _keep_heap() -> None:
+    """Let the C library keep the memory of one chunk for the next: glibc returns large blocks to the system when freed,
+    and fetching them again costs more than the arithmetic, until one block of this size has been freed (mallopt(3)).
+    """
+    np.empty(_HEAP_BYTES, dtype=np.uint8)
 
 
 def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
