@@ -39,7 +39,9 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
     """The driver's troubles as a StoreError that names the database without its password and repeats no parameters."""
     try:
         yield
-    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.ProgrammingError, sa.exc.TimeoutError) as error:
+    except sa.exc.IntegrityError:
+        raise  # the database works; we broke one of its rules
+    except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         cause = getattr(error, "orig", None) or error
         first_line = (str(cause).splitlines() or [type(cause).__name__])[0]
         raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}") from error

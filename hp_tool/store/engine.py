@@ -35,7 +35,7 @@ def parse_url(url: str) -> URL:
     expected = "expected sqlite:////absolute/path.sqlite3 or postgresql://user@host/database"
     try:
         parsed = make_url(url)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):
         raise InputError(f"the database URL cannot be read; {expected}", field=ENVIRONMENT_VARIABLE) from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":

@@ -23,7 +23,7 @@ def backup(*, url: str, path: Path) -> None:
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         reachable = parsed.set(drivername="postgresql").render_as_string(hide_password=True)
-        raise UnsupportedError(f"PostgreSQL has its own backup: pg_dump --format=custom --file={path.name} '{reachable}'")
+        raise UnsupportedError(f"PostgreSQL has its own backup: pg_dump --format=custom --file={path} '{reachable}'")
     if not Path(parsed.database or "").is_file():
         raise NotFoundError(f"there is no database at {parsed.database}", field="database_url")
     if path.exists():

@@ -21,7 +21,7 @@ from hp_tool.store.tables import metadata
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.sqlite3"
+        return f"sqlite:///{tmp_path}/empty.sqlite3"
     return request.getfixturevalue("postgres_url")
 
 

@@ -1,0 +1,77 @@
+"""Database URLs and connections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from hp_tool.errors import InputError, MissingExtraError, StoreError
+from hp_tool.store import database_url, engine, masked, open_store
+
+
+def test_the_url_given_wins_over_the_environment_and_that_over_the_user_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HP_DATABASE_URL", "sqlite:////from/environment.sqlite3")
+    assert database_url("sqlite:////given.sqlite3") == "sqlite:////given.sqlite3"
+    assert database_url() == "sqlite:////from/environment.sqlite3"
+    monkeypatch.delenv("HP_DATABASE_URL")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data home")
+    assert database_url() == "sqlite:////data home/hp-tool/hp_tool.sqlite3"
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"])
+def test_postgresql_means_psycopg_3(scheme: str) -> None:
+    assert engine.parse_url(f"{scheme}://u@h/d").drivername == "postgresql+psycopg"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "store.sqlite3", "sqlite://", "sqlite:///:memory:", "mysql://u:hunter2@h/d", "postgresql://u:hunter2@h:port/d"],
+)
+def test_a_url_of_no_use_is_bad_input_and_not_repeated(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        engine.parse_url(url)
+    assert caught.value.field == "HP_DATABASE_URL"
+    assert "hunter2" not in caught.value.message
+
+
+def test_passwords_are_masked() -> None:
+    assert masked("postgresql://ada:hunter2@h/d") == "postgresql+psycopg://ada:***@h/d"
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"hp-tool\[postgresql\]"):
+        engine.create_engine("postgresql://ada@h/d")
+
+
+def test_a_server_that_does_not_answer_is_told_without_the_password() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StoreError) as caught:
+        open_store("postgresql://ada:hunter2@127.0.0.1:1/d")
+    assert "127.0.0.1:1" in caught.value.message
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database" * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        open_store(f"sqlite:///{tmp_path}/notes.txt")
+
+
+def test_sqlite_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
+    with engine.create_engine(f"sqlite:///{tmp_path}/s.sqlite3").connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1}
+
+
+def test_nan_never_reaches_a_json_column(tmp_path: Path) -> None:
+    with (
+        engine.create_engine(f"sqlite:///{tmp_path}/s.sqlite3").begin() as connection,
+        pytest.raises(sa.exc.StatementError, match="not JSON compliant"),
+    ):
+        connection.execute(sa.select(sa.literal({"x": float("nan")}, sa.JSON)))
