@@ -95,13 +95,15 @@ def _too_large(memory: MemoryEstimate) -> Reason:
 
 
 def _recomputed_flops(index: int, candidates: Candidates, model: ModelSpec, workload: TrainingWorkload) -> tuple[float, float]:
-    """(forward FLOPs a token run again, the same as arXiv 2205.05198 counts them: twice the attention core)."""
+    """(forward FLOPs a token run again, the same as arXiv 2205.05198 counts them: its s/3h is three attention cores more
+    than the model's s/6h, where one core, s/18h, is what selective recomputation repeats).
+    """
     flops = token_flops(model, workload)
     method = int(candidates.recompute_method[index])
     if method == NONE:
         return 0.0, 0.0
     if method == SELECTIVE:
-        return flops.attention, 2.0 * flops.attention
+        return flops.attention, 3.0 * flops.attention
     row = candidates.take(slice(index, index + 1))
     per_chunk = model.num_hidden_layers / (row.pipeline_parallel_size * row.virtual_pipeline_parallel_size)
     again = float(recomputed_layer_fraction(row, layers_per_chunk=per_chunk)[0]) * (flops.layers + flops.attention)
