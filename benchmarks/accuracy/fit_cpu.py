@@ -1,0 +1,162 @@
+"""Measure this machine's `cpu` constants, one process with one thread: `python -m benchmarks.accuracy.fit_cpu` (needs torch).
+
+Writes hp_tool/catalog/data/efficiency/gpus/cpu.yaml: matmuls, an elementwise kernel, and gloo collectives between two processes
+over loopback. Fractions are of the catalogue's `cpu` entry. Searches correct what differs on another host.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import platform
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.accuracy.fit_gpus import Floats, robust_fit, roofline, write
+from hp_tool.catalog import gpu
+from hp_tool.domain.hardware import Precision
+
+WORLD = 2
+SIZES = (64, 128, 256, 512, 1024)
+LINK_BYTES = tuple(2**k for k in range(14, 25, 2))
+
+
+def seconds_of(call: Callable[[], object], *, budget_s: float = 0.03) -> float:
+    """Median seconds of one call, repeated for about `budget_s`."""
+    call()
+    times: list[float] = []
+    while sum(times) < budget_s or len(times) < 3:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def measure_matmul(precision: Precision) -> tuple[Floats, Floats]:
+    """(m, n, k) rows and seconds of x[m,k] w[n,k]^T."""
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    shapes, seconds = [], []
+    for m, n, k in itertools.product(SIZES, SIZES, SIZES):
+        x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+        shapes.append((m, n, k))
+        seconds.append(seconds_of(lambda x=x, w=w: torch.nn.functional.linear(x, w)))
+    return np.array(shapes, dtype=float), np.array(seconds)
+
+
+def fit_matmul(precision: Precision) -> dict[str, float]:
+    device = gpu("cpu")
+    (m, n, k), seconds = (lambda shapes, s: (shapes.T, s))(*measure_matmul(precision))
+    size = 4.0 if precision == "fp32" else 2.0
+    flops = 2 * m * n * k / device.peak_flops_per_second[precision]
+    traffic = size * (m * k + n * k + m * n) / device.memory_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[2] + np.maximum(flops / x[0], traffic / x[1])) / seconds)
+
+    x = robust_fit(residuals, [0.5, 0.5, 1e-5], [0.01, 0.01, 1e-7], [2.0, 2.0, 1e-3])
+    print(f"matmul {precision}: {x}, median error {np.median(np.abs(np.expm1(residuals(x)))):.1%} over {len(seconds)} shapes")
+    return roofline(*x)
+
+
+def fit_elementwise() -> tuple[float, float]:
+    """(fraction of memory bandwidth, seconds a kernel) of adding two tensors too large for the caches."""
+    import torch
+
+    counts = 2 ** np.arange(16, 25, 2)
+    seconds = []
+    for count in counts:
+        a, b = torch.randn(int(count)), torch.randn(int(count))
+        out = torch.empty_like(a)
+        seconds.append(seconds_of(lambda a=a, b=b, out=out: torch.add(a, b, out=out)))
+    traffic = 12.0 * counts / gpu("cpu").memory_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[1] + traffic / x[0]) / np.array(seconds))
+
+    fraction, overhead = robust_fit(residuals, [0.5, 5e-6], [0.01, 1e-7], [5.0, 1e-3])
+    print(f"elementwise: {fraction:.3f} of memory bandwidth, {overhead * 1e6:.1f} us a kernel")
+    return float(f"{fraction:.4g}"), float(f"{overhead:.4g}")
+
+
+def _rank(rank: int, port: int, results: object) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    for size in LINK_BYTES:
+        tensor = torch.ones(size // 4)
+        times = []
+        for _ in range(12):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(tensor)
+            times.append(time.perf_counter() - start)
+        if rank == 0:
+            results[size] = float(np.median(times[2:]))  # type: ignore[index]
+    dist.destroy_process_group()
+
+
+def fit_link() -> dict[str, float]:
+    """All-reduce between two processes."""
+    import socket
+
+    import torch.multiprocessing as mp
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_rank, args=(port, results), nprocs=WORLD)
+        found = dict(results)
+    wire = np.array([2.0 * size * (WORLD - 1) / WORLD for size in found])
+    seconds = np.array(list(found.values()))
+    bandwidth = gpu("cpu").pcie_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[1] + wire / (x[0] * bandwidth)) / seconds)
+
+    fraction, latency = robust_fit(residuals, [0.3, 1e-4], [0.001, 1e-6], [2.0, 1e-1])
+    print(
+        f"all-reduce: {fraction:.3f} of the link, {latency * 1e6:.0f} us, median error {np.median(np.abs(np.expm1(residuals([fraction, latency])))):.1%}"
+    )
+    return {
+        "bandwidth_fraction": float(f"{fraction:.4g}"),
+        "latency_s": float(f"{latency:.4g}"),
+        "latency_per_peer_s": float(f"{latency:.4g}"),
+        "ramp_bytes": 0.0,
+    }
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    memory_fraction, kernel_overhead_s = fit_elementwise()
+    matmul = {precision: fit_matmul(precision) for precision in ("bf16", "fp32")}
+    link = fit_link()
+    write(
+        "cpu",
+        {
+            "gpu": "cpu",
+            "matmul": matmul,
+            "attention": matmul["bf16"],
+            "memory_fraction": memory_fraction,
+            "kernel_overhead_s": kernel_overhead_s,
+            "nvlink": link,
+            "all_to_all": link,
+            "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host with {os.cpu_count()} cores, gloo over "
+            f"loopback, {datetime.datetime.now(datetime.UTC).date()}, by python -m benchmarks.accuracy.fit_cpu",
+        },
+        command="benchmarks.accuracy.fit_cpu",
+    )
+
+
+if __name__ == "__main__":
+    main()
