@@ -17,8 +17,9 @@ import torch
 _CPU = torch.device("cpu")
 
 
+@functools.cache
 def install() -> None:
-    """Patch torch for this process."""
+    """Patch torch for this process, once."""
     # Compiling small fused kernels costs more than a profile run on a CPU, and importing the compiler two seconds.
     torch.compile = _no_compile
     torch.cuda.current_device = lambda: _CPU

@@ -32,7 +32,6 @@ class Steps:
     """The slowest rank's seconds, step by step."""
     losses: tuple[float, ...]
     """Mean over the global batch."""
-    grad_norms: tuple[float, ...]
 
 
 def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device) -> Steps:
@@ -43,7 +42,7 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
     config.grad_scale_func = optimizer.scale_loss
     schedule = get_forward_backward_func()
     batches = data.micro_batches(request, device=device)
-    times, losses, norms = [], [], []
+    times, losses = [], []
     for step in range(request.warmup_steps + request.steps):
         distributed.barrier()
         _synchronize(device)
@@ -52,10 +51,9 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
         _synchronize(device)
         times.append(time.perf_counter() - started)
         losses.append(loss)
-        norms.append(norm)
-        if parallel_state.is_pipeline_last_stage(ignore_virtual=True) and parallel_state.get_tensor_model_parallel_rank() == 0:
+        if _is_narrator():
             print(f"step {step + 1}: {times[-1]:.4f} s, loss {float(loss):.4f}, gradient norm {norm:.4f}", flush=True)
-    return _over_ranks(times, losses, norms, device=device)
+    return _over_ranks(times, losses, device=device)
 
 
 def interquartile_range(values: tuple[float, ...]) -> float:
@@ -122,12 +120,18 @@ def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Ten
     return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
 
+def _is_narrator() -> bool:
+    """The one rank whose steps go into the log: it must know the loss."""
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    return last and parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
+
+
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def _over_ranks(times: list[float], losses: list[torch.Tensor], norms: list[float], *, device: torch.device) -> Steps:
+def _over_ranks(times: list[float], losses: list[torch.Tensor], *, device: torch.device) -> Steps:
     """Slowest time and mean loss over the ranks; only the last stages know losses, so the others count as nothing."""
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
@@ -137,4 +141,4 @@ def _over_ranks(times: list[float], losses: list[torch.Tensor], norms: list[floa
     means = tuple((sums[:-1] / sums[-1]).tolist())
     if not all(map(math.isfinite, means)):
         raise ArithmeticError(f"the loss is not finite: {means}")
-    return Steps(times_s=tuple(slowest.tolist()), losses=means, grad_norms=tuple(norms))
+    return Steps(times_s=tuple(slowest.tolist()), losses=means)

@@ -1,0 +1,31 @@
+"""Run by torchrun on every rank: profiles each request of a folder in this one process, so that imports are paid once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hp_tool.profiler.__main__ import profile
+from hp_tool.profiler.files import read_request, write_measurement
+
+
+def main(folder: Path) -> None:
+    for path in sorted(folder.glob("*.request.json")):
+        measurement = profile(read_request(path))
+        if os.environ["RANK"] == "0":
+            write_measurement(path.with_name(path.name.replace(".request.", ".result.")), measurement)
+        from megatron.core import parallel_state
+        from torch import distributed
+
+        parallel_state.destroy_model_parallel()
+        # One world for all: a second one would read the first one's keys in torchrun's store.
+        distributed.init_process_group = lambda *_, **__: None
+        for name in [name for name in os.environ if name.startswith("NVTE_")]:
+            del os.environ[name]  # Megatron's memory of the attention it was asked for
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads sometimes abort the interpreter's own shutdown

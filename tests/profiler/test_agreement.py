@@ -1,0 +1,123 @@
+"""Every way of dividing a model trains the same model: its losses are those of one undivided process."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.launchers import create
+from tests.conftest import skip_or_fail
+from tests.launchers.contract import wait
+from tests.profiler.requests import LLAMA, request
+
+pytestmark = pytest.mark.distributed
+
+TP2 = {"tensor_parallel_size": 2}
+TP2_SP = {**TP2, "sequence_parallel": True}
+PP2 = {"pipeline_parallel_size": 2}
+PP2_V2 = {**PP2, "virtual_pipeline_parallel_size": 2}
+DP2 = {"data_parallel_size": 2}
+BLOCK = Recompute(granularity="full", method="block", num_layers=1)
+DROPOUT = {"dropout": 0.1}
+
+SINGLE: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "gpt-micro-batch-2": {"parallel": {"micro_batch_size": 2}},
+    "gpt-selective": {"parallel": {"recompute": "selective"}},
+    "gpt-full": {"parallel": {"recompute": "full"}},
+    "gpt-block": {"parallel": {"recompute": BLOCK}},
+    "gpt-unfused": {"training": {"attention": "unfused"}},
+    "gpt-fused-loss": {"training": {"cross_entropy": "fused"}},
+    "gpt-bf16": {"training": {"precision": "bf16"}},
+    "gpt-fp16": {"training": {"precision": "fp16"}},
+    "llama": {"model": LLAMA},
+    "dropout": {"training": DROPOUT},
+    "dropout-selective": {"training": DROPOUT, "parallel": {"recompute": "selective"}},
+    "dropout-full": {"training": DROPOUT, "parallel": {"recompute": "full"}},
+}
+DOUBLE: dict[str, dict[str, Any]] = {
+    "gpt-tp2": {"parallel": TP2},
+    "gpt-tp2-sp": {"parallel": TP2_SP},
+    "gpt-tp2-sp-selective": {"parallel": {**TP2_SP, "recompute": "selective"}, "training": {"attention": "unfused"}},
+    "gpt-pp2": {"parallel": PP2},
+    "gpt-pp2-full": {"parallel": {**PP2, "recompute": "full"}},
+    "gpt-pp2-v2": {"parallel": PP2_V2},
+    "gpt-dp2": {"parallel": DP2},
+    "gpt-dp2-zero0": {"parallel": {**DP2, "zero_stage": 0}},
+    "llama-tp2-sp": {"model": LLAMA, "parallel": TP2_SP},
+    "llama-pp2-v2-block": {"model": LLAMA, "parallel": {**PP2_V2, "recompute": BLOCK}},
+    "gpt-bf16-tp2-sp": {"training": {"precision": "bf16"}, "parallel": TP2_SP},
+    "gpt-bf16-pp2-v2": {"training": {"precision": "bf16"}, "parallel": PP2_V2},
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]:
+    """All configurations, run: one torchrun for each number of processes."""
+    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
+        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+    found = {}
+    for processes, cases in ((1, SINGLE), (2, DOUBLE)):
+        found |= _run(tmp_path_factory.mktemp(f"ranks-{processes}"), processes=processes, cases=cases)
+    return found
+
+
+def _run(root: Path, *, processes: int, cases: dict[str, dict[str, Any]]) -> dict[str, Measurement]:
+    """As one job of the local launcher, which leaves no rank behind should one hang."""
+    asked = {name: request(**changes) for name, changes in cases.items()}
+    assert {each.num_gpus for each in asked.values()} == {processes}
+    script = Path(__file__).with_name("ranks.py")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    plan = LaunchPlan(
+        job_name="ranks",
+        command=(*torchrun, str(script), "."),
+        environment={"PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"},
+        files={f"{name}.request.json": TypeAdapter(ProfileRequest).dump_json(each).decode() for name, each in asked.items()},
+        num_gpus=processes,
+        timeout_s=180.0,
+    )
+    launcher = create("local", root=root, cpu_only=True)
+    wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=240)
+    results = {path.name.split(".")[0]: path.read_bytes() for path in (root / "ranks").glob("*.result.json")}
+    assert results.keys() == cases.keys(), (root / "ranks" / "job.log").read_text()[-6000:]
+    return {name: TypeAdapter(Measurement).validate_json(text) for name, text in results.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in (*SINGLE, *DOUBLE) if name.startswith(("gpt", "llama"))])
+def test_losses_do_not_depend_on_the_division(measured: dict[str, Measurement], name: str) -> None:
+    undivided = measured[name.partition("-")[0]]
+    tolerance = 2e-3 if "bf16" in name or "fp16" in name else 1e-5
+    assert measured[name].losses == pytest.approx(undivided.losses, rel=tolerance)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_draws_the_same_dropout(measured: dict[str, Measurement], recompute: str) -> None:
+    assert measured[f"dropout-{recompute}"].losses == measured["dropout"].losses
+    assert measured["dropout"].losses != pytest.approx(measured["gpt"].losses, rel=1e-5)
+
+
+def test_training_lowers_the_loss_from_that_of_a_guess(measured: dict[str, Measurement]) -> None:
+    for measurement in measured.values():
+        first, *_, last = measurement.losses
+        assert first == pytest.approx(5.55, abs=0.1)  # ln 256
+        assert last < first
+
+
+def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
+    found = measured["gpt-tp2-sp"]
+    assert found.status == "ok"
+    assert len(found.step_times_s) == 2 and len(found.losses) == 3
+    assert found.step_s is not None and min(found.step_times_s) <= found.step_s <= max(found.step_times_s)
+    assert found.tokens_per_second_per_gpu == pytest.approx(4 * 32 / found.step_s / 2)
+    assert len(found.peak_memory_bytes_per_rank) == 2 and min(found.peak_memory_bytes_per_rank) > 0
+    assert found.peak_memory_source == "resident_set_growth"
+    assert found.hardware is not None and (found.hardware.gpu, found.hardware.num_gpus) == ("cpu", 2)
+    assert {"torch", "megatron-core", "python"} <= found.versions.keys()

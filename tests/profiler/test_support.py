@@ -1,0 +1,64 @@
+"""What the profiler refuses, and says so by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool.domain.parallel import Recompute
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.profiler.support import check
+from tests.profiler.requests import LLAMA, request
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": LLAMA},
+        {"model": {**LLAMA, "attention_bias": True, "mlp_bias": False}},
+        {"parallel": {"recompute": Recompute(granularity="full", method="block", num_layers=2)}},
+        {"training": {"precision": "bf16", "parameter_precision": "bf16", "gradient_precision": "bf16"}},
+    ],
+)
+def test_what_it_runs(changes: dict[str, Any]) -> None:
+    check(request(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": {"num_experts": 8}}, "num_experts"),
+        ({"model": {"architecture": "encoder"}}, "architecture: encoder"),
+        ({"model": {"position_embedding": "relative"}}, "position_embedding: relative"),
+        ({"model": {"attention_bias": False, "mlp_bias": True}}, "mlp_bias without attention_bias"),
+        ({"training": {"precision": "fp8"}}, "precision: fp8"),
+        ({"training": {"framework": "nanotron"}}, "framework: nanotron"),
+        ({"training": {"offload": "optimizer"}}, "offload: optimizer"),
+        ({"training": {"optimizer": "muon"}}, "optimizer: muon"),
+        ({"training": {"optimizer_precision": "bf16"}}, "optimizer_precision: bf16"),
+        ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size"),
+        ({"parallel": {"expert_parallel_size": 2}}, "expert parallelism"),
+        ({"parallel": {"zero_stage": 3}}, "zero_stage: 3"),
+        ({"parallel": {"recompute": "per_op"}}, "recompute: per_op"),
+    ],
+)
+def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedError, match=named):
+        check(request(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_gpus": 4}, "is not num_gpus 4"),
+        ({"parallel": {"micro_batch_size": 3}}, "not divisible by 3"),
+        ({"model": {"vocab_size": 255}, "parallel": {"tensor_parallel_size": 2}}, "vocab_size 255"),
+        ({"model": {"max_position_embeddings": 16}}, "below sequence_length"),
+        ({"steps": 0}, "steps must be at least 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_together(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        check(request(**changes))
