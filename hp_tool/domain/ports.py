@@ -98,7 +98,8 @@ class Store(Protocol):
     """The one truth about searches, runs and measurements, shared by any number of processes.
 
     Guarantees:
-    - Every method is one transaction: it happened wholly or not at all, and is durable once the method returns.
+    - Every method is one transaction: it happened wholly or not at all. Once it returns, no crash of a process undoes
+      it (a power loss may take SQLite's last moments, and the local jobs with them; PostgreSQL keeps all).
     - One coordinator per search. `claim_search` hands out a lease with a token that grows with every claim; methods
       that take `lease` change nothing and raise ConflictError once another claim was made or the search was let go.
       An expired lease that nobody claimed still writes: expiry only opens the search to others.
