@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,10 +52,11 @@ def recommend_answer(query: Query, *, top: int) -> RecommendAnswer:
     return RecommendAnswer(id=query.id, recommendations=found.recommendations, space=found.space, rejections=found.rejections)
 
 
-def answer_line(line: bytes, *, task: Task, top: int) -> str:
-    """One line of a batch, answered on one line. Whatever is wrong with it stays in it."""
+def answer_line(line: bytes, *, task: Task, top: int, check: Callable[[Query], None] = lambda query: None) -> str:
+    """One line of a batch, answered on one line. Whatever is wrong with it, or `check` raises, stays in it."""
     try:
         query = schema.parse_query(line)
+        check(query)
         return schema.to_json(estimate_answer(query) if task == "estimate" else recommend_answer(query, top=top))
     except HpToolError as error:
         return error_line(line, error)

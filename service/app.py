@@ -9,13 +9,16 @@ from fastapi import FastAPI
 
 from hp_tool import __version__
 from hp_tool.domain.ports import Store
-from service.api import batch, catalog, estimates, events, health, measurements, problems, searches
+from hp_tool.domain.query import Query
+from service.api import batch, catalog, estimates, events, health, measurements, openapi, problems, searches
+from service.api.reports import MeasurementReport
 from service.dashboard import pages
 from service.security import Gate
 from service.settings import Settings
 
-DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration with a
-few real profiling runs, and learn from what was measured. Errors are problem+json with a stable `code` and the `field` at fault."""
+DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration
+with a few real profiling runs, and learn from what was measured. Errors are problem+json with a stable `code` and the `field`
+at fault."""
 
 
 def create_app(*, settings: Settings, store: Store | None = None) -> FastAPI:
@@ -29,7 +32,7 @@ def create_app(*, settings: Settings, store: Store | None = None) -> FastAPI:
             return
         from hp_tool.store import open_store
 
-        app.state.store = open_store(url=settings.database_url)
+        app.state.store = open_store(settings.database_url)
         try:
             yield
         finally:
@@ -50,5 +53,6 @@ def create_app(*, settings: Settings, store: Store | None = None) -> FastAPI:
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
     app.include_router(health.router)
     pages.install(app)
+    openapi.install(app, bodies={"Query": Query, "MeasurementReport": MeasurementReport})
     app.add_middleware(Gate, settings=settings)
     return app

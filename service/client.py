@@ -1,8 +1,8 @@
 """The service as a Python object: typed answers, and the same errors that the library raises.
 
-    with Client(server="http://127.0.0.1:8000") as client:
-        search = client.submit_search(query=query)
-        result = client.wait(search_id=search.id, on_event=print)
+with Client(server="http://127.0.0.1:8000") as client:
+    search = client.submit_search(query=query)
+    result = client.wait(search_id=search.id, on_event=print)
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ class Client:
         try:
             response = self._http.request(method, path, params=given, **options)
         except httpx.TransportError as error:
-            raise StoreError(f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable") from error
+            raise StoreError(
+                f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable"
+            ) from error
         _raise(response)
         return response
 

@@ -25,9 +25,16 @@ def register(app: typer.Typer) -> None:
         server.run(settings=from_environment(host=host, port=port, database_url=database_url))
 
     @app.command()
-    def worker(database_url: DatabaseUrl = None) -> None:
+    def worker(
+        database_url: DatabaseUrl = None,
+        lease_s: Annotated[
+            float, typer.Option(min=1.0, help="Seconds after which another worker may take over from one that died.")
+        ] = 30.0,
+    ) -> None:
         """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
-        from service.settings import from_environment
-        from service.worker import Worker
+        import logging
 
-        Worker.connect(settings=from_environment(database_url=database_url)).run()
+        from service.worker import work
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        work(database_url=database_url, lease_s=lease_s)

@@ -8,16 +8,29 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
+from hp_tool.answers import Task, answer_line, error_line
 from hp_tool.errors import HpToolError
-from service.api.answers import Task, answer_line
 from service.api.ndjson import MEDIA_TYPE, Line, LineSplitter
+from service.api.queries import refuse_local
 from service.settings import Settings
 
 LINES_A_TURN = 64
 """Lines answered in one hop to a thread: enough to make the hop cheap, few enough to stream and to end soon after a hang-up."""
 
 router = APIRouter(tags=["estimates"])
+
+
+class Duplex(StreamingResponse):
+    """A response that is written while the request is still being read.
+
+    The parent class watches for a hang-up by reading the request itself, and so swallows pieces of the body; here the reader
+    of the body sees the hang-up.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
 
 
 @router.post(
@@ -35,7 +48,12 @@ async def batch(
     settings: Settings = request.app.state.settings
 
     def answer(lines: list[Line]) -> bytes:
-        return b"".join(answer_line(line, task=task, top=top) for line in lines)
+        return b"".join(one(line).encode() + b"\n" for line in lines)
+
+    def one(line: Line) -> str:
+        if isinstance(line, HpToolError):
+            return error_line(b"", line)
+        return answer_line(line, task=task, top=top, check=refuse_local)
 
     async def answers() -> AsyncIterator[bytes]:
         splitter = LineSplitter(limit=settings.max_body_bytes)
@@ -51,4 +69,4 @@ async def batch(
         if last:
             yield await run_in_threadpool(answer, last)
 
-    return StreamingResponse(answers(), media_type=MEDIA_TYPE)
+    return Duplex(answers(), media_type=MEDIA_TYPE)

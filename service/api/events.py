@@ -28,7 +28,7 @@ def start_of(
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[int, Query(ge=0, description="Events with a greater seq; Last-Event-ID wins")] = 0,
 ) -> int:
-    """Where the stream begins. Checked before it does, while an error can still be an error: the search exists, the id is one of ours."""
+    """Where the stream begins. Looked at before it does, while an error can still be answered as one."""
     store.get_search(search_id=search_id)
     if last_event_id is None:
         return after

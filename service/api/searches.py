@@ -9,9 +9,13 @@ import anyio
 from fastapi import APIRouter, Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
+from hp_tool import schema
 from hp_tool.domain.records import SearchRecord, SearchState
+from hp_tool.problem import resolve_training
+from service.api import openapi
 from service.api.answers import search_answer
-from service.api.dependencies import QueryBody, SettingsDep, StoreDep
+from service.api.dependencies import SettingsDep, StoreDep
+from service.api.queries import QueryBody
 from service.api.steering import Action, steer
 from service.api.trials import trials_of
 from service.api.views import PageView, SearchView, TrialsView
@@ -19,14 +23,16 @@ from service.api.views import PageView, SearchView, TrialsView
 router = APIRouter(prefix="/searches", tags=["searches"])
 
 IdempotencyKey = Annotated[
-    str | None, Header(min_length=1, max_length=200, description="The same key with the same query answers the first search again")
+    str | None,
+    Header(min_length=1, max_length=200, description="The same key and body again answer what the first did"),
 ]
 
 
-@router.post("", status_code=status.HTTP_202_ACCEPTED, openapi_extra=QUERY_REQUEST_BODY)
+@router.post("", status_code=status.HTTP_202_ACCEPTED, openapi_extra=openapi.body("Query"))
 def submit(query: QueryBody, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
     """Queue a search; a worker runs it. `Location` is where to look."""
-    record = store.create_search(query=query_json(query), idempotency_key=idempotency_key)
+    resolve_training(query)  # unknown names and what is not modelled are told now, while the sender listens
+    record = store.create_search(query=schema.to_dict(query), idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 

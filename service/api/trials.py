@@ -15,7 +15,7 @@ from service.api.views import TrialView
 
 
 def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView]:
-    """One view per run, in order of intent. The calibrated prediction is the result's, so it is there once the search has ended."""
+    """One view per run, in order of intent. Calibrated predictions are the result's: they appear when the search has ended."""
     calibrated = {
         _digest(row["parallel"]): _prediction(row["calibrated_estimate"])
         for row in (record.result or {}).get("recommendations", ())

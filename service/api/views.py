@@ -8,7 +8,15 @@ from typing import Any, Generic, Literal, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import EventRecord, MeasurementRecord, MeasurementSource, RunRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import (
+    EventRecord,
+    MeasurementRecord,
+    MeasurementSource,
+    RunRecord,
+    RunState,
+    SearchRecord,
+    SearchState,
+)
 
 T = TypeVar("T")
 

@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import urlencode
 
+from hp_tool import schema
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunState, SearchState
 from service.api.views import PageView, SearchView, TrialView
 from service.dashboard.formats import arithmetic, details
@@ -171,7 +173,8 @@ def search_page(*, view: SearchView, trials: Sequence[TrialView]) -> SearchPage:
         actions=_actions(view),
         error=view.error,
         best=_best(best) if best else None,
-        profile_runs=sum(trial.state is RunState.FINISHED for trial in trials),
+        # A measurement that stood in for a run was never submitted and is not one.
+        profile_runs=sum(trial.state is RunState.FINISHED and trial.submitted_at is not None for trial in trials),
         budget_runs=_budget_runs(view.query),
         gpu_seconds=sum(trial.gpu_seconds or 0.0 for trial in trials),
         grid_gpu_seconds=view.progress.get("grid_gpu_seconds"),
@@ -195,19 +198,20 @@ def _rate(trial: TrialView) -> float | None:
 
 
 def _search_row(view: SearchView) -> SearchRow:
-    best = view.best
+    best = view.progress.get("best") or {}
+    parallel = schema.parse(ParallelConfig, best["parallel"]) if best.get("parallel") else None
     return SearchRow(
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
         state=view.state,
         tone=SEARCH_TONES[view.state],
         subject=_subject(view.query),
-        best=arithmetic(best.parallel) if best else None,
-        best_step_s=best.step_s if best else None,
-        best_tokens_per_second_per_gpu=best.tokens_per_second_per_gpu if best else None,
-        profile_runs=view.profile_runs,
+        best=arithmetic(parallel) if parallel else None,
+        best_step_s=view.progress.get("best_step_s"),
+        best_tokens_per_second_per_gpu=best.get("tokens_per_second_per_gpu"),
+        profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=_budget_runs(view.query),
-        gpu_seconds=view.gpu_seconds,
+        gpu_seconds=view.progress.get("gpu_seconds", 0.0),
         created_at=view.created_at,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 
 from hp_tool.domain.parallel import ParallelConfig
@@ -30,7 +31,7 @@ def gib(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """A signed share: +3.1 %."""
-    return ABSENT if value is None else f"{value * 100:+.1f} %"
+    return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
 
 
 def moment(value: datetime | None) -> str:
@@ -40,13 +41,12 @@ def moment(value: datetime | None) -> str:
 
 def arithmetic(parallel: ParallelConfig) -> str:
     """TP 2 x PP 1 x DP 1 = 2 GPUs. Context parallelism stands there only where it is used."""
-    sizes = [("TP", parallel.tensor_parallel_size), ("PP", parallel.pipeline_parallel_size), ("DP", parallel.data_parallel_size)]
+    sizes = {"TP": parallel.tensor_parallel_size, "PP": parallel.pipeline_parallel_size}
     if parallel.context_parallel_size > 1:
-        sizes.insert(2, ("CP", parallel.context_parallel_size))
-    product = 1
-    for _, size in sizes:
-        product *= size
-    return " x ".join(f"{name} {size}" for name, size in sizes) + f" = {product} GPU{'s' if product > 1 else ''}"
+        sizes["CP"] = parallel.context_parallel_size
+    sizes["DP"] = parallel.data_parallel_size
+    product = math.prod(sizes.values())
+    return " x ".join(f"{name} {size}" for name, size in sizes.items()) + f" = {product} GPU{'s' if product > 1 else ''}"
 
 
 def details(parallel: ParallelConfig) -> str:

@@ -33,7 +33,9 @@ class Assets(StaticFiles):
         return response
 
 
-def state_filter(state: Annotated[str, Query(description="One of the states of a search; empty for any")] = "") -> SearchState | None:
+def state_filter(
+    state: Annotated[str, Query(description="One of the states of a search; empty for any")] = "",
+) -> SearchState | None:
     """The filter of the list. A form sends `state=` where nothing is chosen."""
     try:
         return SearchState(state) if state else None

@@ -1,5 +1,7 @@
 """Lines out of chunks, wherever the chunks are cut, in bounded memory."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ def test_one_bad_line_leaves_its_neighbours_alone() -> None:
 def test_where_the_chunks_are_cut_makes_no_difference(text: str, cuts: list[int]) -> None:
     data = text.encode()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    chunks = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    chunks = [data[start:end] for start, end in pairwise(edges)]
     expected = [line.strip() if len(line) <= LIMIT else "payload_too_large" for line in data.split(b"\n")]
     assert split(chunks) == [line for line in expected if line]
 

@@ -1,0 +1,50 @@
+"""A query as strangers send it: parsed strictly, and kept from reaching the server's files or running its programs."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from hp_tool import catalog, schema
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError, UnsupportedError
+
+
+def read_query(data: bytes) -> Query:
+    """The query in a body or batch line.
+
+    Raises:
+        InputError: it is no query, or it names a file, which would be the server's and not the sender's.
+        NotFoundError: no such model.
+        UnsupportedError: it brings a command, which a worker would run.
+    """
+    query = schema.parse_query(data)
+    refuse_local(query)
+    return query
+
+
+def refuse_local(query: Query) -> None:
+    """What is fine on one's own command line and not from afar."""
+    if isinstance(query.model, str):
+        catalog.model(query.model, allow_files=False)
+    if query.training is not None and query.training.sequence_lengths and _is_path(query.training.sequence_lengths):
+        raise InputError("sequence_lengths names a file; the service reads none", field="training.sequence_lengths")
+    if query.trainer is not None:
+        raise UnsupportedError(
+            "a worker runs no commands that come with a query; run `hp-tool tune` yourself", field="trainer.command"
+        )
+
+
+async def _body(request: Request) -> Query:
+    return read_query(await request.body())
+
+
+QueryBody = Annotated[Query, Depends(_body)]
+"""The parsed body. Not left to FastAPI, whose parsing coerces and knows no nearest key."""
+
+
+def _is_path(name: str) -> bool:
+    """Whether it looks like a file rather than a name."""
+    return bool(PurePath(name).suffix) or len(PurePath(name).parts) > 1

@@ -1,0 +1,102 @@
+"""What a real training reports of itself, checked before it may teach anyone anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from hp_tool import app, schema
+from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import NewMeasurement
+from hp_tool.domain.result import Estimate
+from hp_tool.errors import InputError
+from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.tuning.problem import cluster_key
+from service.api.queries import refuse_local
+
+REPORTED_TRUST = 0.5
+"""Trust in a stranger's figures; our own runs, whose conditions we know, have 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementReport:
+    """A training's own figures."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    query: Query
+    """What is trained, and where."""
+    parallel: ParallelQuery
+    """The one configuration it ran with."""
+    measurement: Measurement
+    """Its numbers: a median step time, or why there is none."""
+
+
+def read_report(data: bytes) -> NewMeasurement:
+    """The measurement in a body, with the prediction it is to be held against.
+
+    Raises:
+        InputError: the report is malformed, its configuration illegal, or its numbers belong to other hardware.
+    """
+    report: MeasurementReport = schema.parse(MeasurementReport, data)
+    refuse_local(report.query)
+    query = schema.parse_query(schema.to_dict(replace(report.query, parallel=report.parallel)))
+    problem = resolve_training(query)
+    estimate = _legal(app.estimate(query=query))
+    measurement, hardware = _checked(report.measurement, problem)
+    assert estimate.parallel is not None
+    return NewMeasurement(
+        source="reported",
+        trust=REPORTED_TRUST,
+        cluster_key=cluster_key(problem.cluster, hardware),
+        gpu=hardware.gpu,
+        framework=problem.workload.framework,
+        model=problem.model.name,
+        query=schema.to_dict(query),
+        parallel=estimate.parallel,
+        measurement=measurement,
+        predicted=_prediction(estimate),
+        problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
+    )
+
+
+def _legal(estimate: Estimate) -> Estimate:
+    """The estimate, unless the configuration cannot have run. One that is predicted not to fit may well have."""
+    if estimate.time is None:
+        reason = estimate.reasons[0]
+        raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
+    return estimate
+
+
+def _checked(measurement: Measurement, problem: TrainingProblem) -> tuple[Measurement, Hardware]:
+    """The measurement with what follows from its step time filled in, and the hardware it belongs to."""
+    for name in ("step_s", "tokens_per_second_per_gpu", "peak_memory_bytes", "wall_s"):
+        value = getattr(measurement, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} must be above zero, got {value}", field=f"measurement.{name}", code="invalid_value")
+    if measurement.status == "ok" and measurement.step_s is None:
+        message = "step_s is missing; a measurement that is ok has it"
+        raise InputError(message, field="measurement.step_s", code="missing_field")
+    cluster, workload = problem.cluster, problem.workload
+    hardware = measurement.hardware or Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
+    if hardware.gpu != cluster.gpu.name:
+        raise InputError(
+            f"measured on {hardware.gpu}, the cluster has {cluster.gpu.name}: a measurement belongs to its hardware",
+            field="measurement.hardware.gpu",
+            code="hardware_mismatch",
+        )
+    if measurement.step_s is not None and measurement.tokens_per_second_per_gpu is None:
+        tokens = workload.global_batch_size * workload.sequence_length
+        measurement = replace(measurement, tokens_per_second_per_gpu=tokens / measurement.step_s / cluster.num_gpus)
+    return replace(measurement, hardware=hardware), hardware
+
+
+def _prediction(estimate: Estimate) -> dict[str, Any]:
+    return {
+        "step_s": estimate.time.step_s if estimate.time else None,
+        "memory_allocated_bytes": estimate.memory.allocated_bytes if estimate.memory else None,
+    }

@@ -1,0 +1,105 @@
+"""The worker: takes queued searches from the store, one at a time, and runs them as the command line would.
+
+Any number of workers share a database. What keeps them apart is the store's lease; what survives one that dies is the store's
+record of intents: the next worker finds the running job by its name and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from hp_tool import tuning
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import Lease
+from hp_tool.errors import HpToolError
+from hp_tool.tuning.run import default_holder
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+"""How long a dead worker keeps its search from the others; a living one renews far more often."""
+SHORTEST_IDLE_S = 0.25
+LONGEST_IDLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One coordinator at work; a process runs one."""
+
+    store: Store
+    storage: BaseStorage | None = None
+    """Optuna's; None: in memory."""
+    holder: str
+    """Who this is, for people."""
+    lease_s: float = LEASE_S
+    stopping: threading.Event
+    """Set it, and the worker hands its search back to the queue, with the job running, and returns."""
+
+    def run(self) -> None:
+        """Work until told to stop. No error of a search ends the worker, nor does a database that is away for a while."""
+        idle_s = SHORTEST_IDLE_S
+        while not self.stopping.is_set():
+            if self._step():
+                idle_s = SHORTEST_IDLE_S
+            else:
+                self.stopping.wait(idle_s)
+                idle_s = min(2 * idle_s, LONGEST_IDLE_S)
+
+    def _step(self) -> bool:
+        """Run one search, if there is one; whether there was."""
+        try:
+            claimed = self.store.claim_search(holder=self.holder, lease_s=self.lease_s)
+        except HpToolError as error:
+            log.warning("cannot look for work: %s", error.message)
+            return False
+        if claimed is None:
+            return False
+        self._search(claimed[1])
+        return True
+
+    def _search(self, lease: Lease) -> None:
+        log.info("search %s: taken (claim %d)", lease.search_id, lease.token)
+        try:
+            result = tuning.run_search(
+                store=self.store,
+                lease=lease,
+                storage=self.storage,
+                should_release=self.stopping.is_set,
+                lease_s=self.lease_s,
+            )
+        except HpToolError as error:  # stored with the search already, unless the lease or the store is lost
+            log.warning("search %s: %s (%s)", lease.search_id, error.message, error.code)
+        except Exception:  # likewise; a bug that one search finds must not stop the others
+            log.exception("search %s: unhandled error", lease.search_id)
+        else:
+            log.info("search %s: %s", lease.search_id, result.search.state if result else "handed back to the queue")
+
+
+def work(*, database_url: str | None, lease_s: float = LEASE_S) -> None:
+    """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts at once."""
+    from hp_tool import store as stores
+
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        log.info("asked to stop")
+        stopping.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    url = stores.database_url(database_url)
+    store = stores.open_store(url)
+    try:
+        log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
+        Worker(store=store, storage=tuning.study_storage(url), holder=holder, lease_s=lease_s, stopping=stopping).run()
+    finally:
+        store.close()
