@@ -15,6 +15,9 @@ from hp_tool.search.table import AxisValue, CandidateTable
 COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute")
 """Axes whose effect on time a calibration can only learn by seeing them vary."""
 
+COVERAGE_SLOWDOWN = 2.0
+"""A run for the sake of an unseen axis value may be predicted to be this much slower than the best."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
@@ -68,7 +71,7 @@ def propose(
     """The row to run next; None where every row that may fit has been tried.
 
     Nothing measured yet: the best by prediction. Then, until `coverage_runs` rows were tried, the rows that show most
-    axis values not yet seen, among those that could be the best. Then expected improvement times the probability that
+    axis values not yet seen, among those that are not much slower. Then expected improvement times the probability that
     the row fits and works. Pending rows count as if they had returned what is predicted for them.
     """
     free = np.ones(len(table), dtype=np.bool_)
@@ -87,8 +90,8 @@ def propose(
     best_s = min(known)
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * free
     if len(observations.tried) < coverage_runs:
-        plausible = likely & (np.log(median_s[likely].min() / median_s) > -2.0 * (step.log_sd + step.log_sd[likely].min()))
-        news = _unseen_values(table, observations) * plausible
+        bearable = likely & (median_s <= COVERAGE_SLOWDOWN * median_s[likely].min())
+        news = _unseen_values(table, observations) * bearable
         if news.max() > 0:
             row = _argmin(median_s, news == news.max())
             return Proposal(row=row, expected_gain=float(gain[row] / best_s), reason="coverage")

@@ -23,8 +23,11 @@ class Spent:
 
 
 def coverage_runs(settings: SearchSettings) -> int:
-    """How many of the first runs are spread over the axes, not chosen by expected improvement: half the budget, at most 4."""
-    return min(MIN_RUNS, max(settings.budget_runs // 2, 1))
+    """How many of the first runs may be spent on showing axis values not yet seen, rather than on expected improvement.
+
+    It rarely takes all of them. A search that begins with earlier evidence does the same: software and hosts change.
+    """
+    return min(MIN_RUNS, settings.budget_runs)
 
 
 def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: float, proposal: Proposal | None) -> str | None:

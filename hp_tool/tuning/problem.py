@@ -39,13 +39,18 @@ class TuningProblem:
     prior: Prior
 
 
-def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -> TuningProblem:
-    """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what
-    the query asks about: a measurement belongs to the hardware it ran on."""
+def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -> TuningProblem | CostedSpace:
+    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
+
+    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
+    """
     problem = resolve_training(query)
     check_hardware(problem.cluster, hardware)
     space = cost_space(query=query, problem=problem)
-    candidates = space.candidates.take(_rows(space, capacity_bytes=_capacity(problem)))
+    rows = _rows(space, capacity_bytes=_capacity(problem))
+    if len(rows) == 0:
+        return space
+    candidates = space.candidates.take(rows)
     costs = problem.costs(candidates)
     overhead = costs.memory_parts["overhead"]
     table = CandidateTable(

@@ -8,9 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from hp_tool.app import CostedSpace
 from hp_tool.calibration import Calibration
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.errors import HpToolError
@@ -93,6 +95,24 @@ def make_result(
             gpu_seconds=spent.gpu_seconds,
             grid_gpu_seconds=_grid_gpu_seconds(problem, list(measured.values()), median_s=step.median_s[fits]),
             stopped_because=stopped_because,
+        ),
+    )
+
+
+def nothing_feasible(*, query: Query, space: CostedSpace, search_id: str, seconds: float) -> TuneResult:
+    """The result of a search that had nothing to run."""
+    return TuneResult(
+        id=query.id,
+        recommendations=(),
+        space=SpaceSummary(legal=len(space.candidates), feasible=0, seconds=seconds),
+        rejections=space.rejections,
+        search=SearchSummary(
+            id=search_id,
+            state=SearchState.SUCCEEDED,
+            profile_runs=0,
+            gpu_seconds=0.0,
+            grid_gpu_seconds=None,
+            stopped_because="nothing_feasible",
         ),
     )
 

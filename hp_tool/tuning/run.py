@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hp_tool.calibration import Calibration, fit_calibration
+from hp_tool.app import CostedSpace
+from hp_tool.calibration import Calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
@@ -22,7 +23,7 @@ from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
 from hp_tool.tuning.problem import TuningProblem, build_problem
-from hp_tool.tuning.result import TuneResult, make_result
+from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -90,10 +91,9 @@ def run_search(
         started = time.perf_counter()
         problem = build_problem(query=query, query_json=record.query, hardware=launcher.hardware())
         seconds = time.perf_counter() - started
+        if isinstance(problem, CostedSpace):
+            return _end(store, lease, nothing_feasible(query=query, space=problem, search_id=lease.search_id, seconds=seconds))
         on_event("started", {"search_id": lease.search_id, **_size(problem)})
-        if len(problem.search.table) == 0:
-            nothing = Outcome(state="succeeded", stopped_because="nothing_feasible")
-            return _conclude(store, lease, problem, nothing, calibration=fit_calibration(), seconds=seconds)
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
@@ -164,7 +164,7 @@ def default_holder() -> str:
 def _conclude(
     store: Store, lease: Lease, problem: TuningProblem, outcome: Outcome, *, calibration: Calibration, seconds: float
 ) -> TuneResult:
-    """Keep what was learnt, make the result, and end or let go of the search."""
+    """Keep what was learnt, and end or let go of the search with its result."""
     if calibration.measurement_ids:
         store.save_calibration(
             cluster_key=problem.search.cluster_key,
@@ -185,15 +185,20 @@ def _conclude(
         seconds=seconds,
         error=error,
     )
-    if state is SearchState.PAUSED:
+    return _end(store, lease, result)
+
+
+def _end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
+    """End the search with its result, or let go of a paused one."""
+    if result.search.state is SearchState.PAUSED:
         store.release_search(lease=lease, paused=True)
     else:
         store.finish_search(
             lease=lease,
-            state=state,
-            stopped_because=outcome.stopped_because,
+            state=result.search.state,
+            stopped_because=result.search.stopped_because,
             result=to_dict(result),
-            error=error.as_dict() if error else None,
+            error=result.error,
         )
     return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tables import DEVICE_BYTES, make_table, true_step_s
+from search_tables import DEVICE_BYTES, make_table, true_step_s
 
 from hp_tool.calibration import GPU_PRIOR, fit_calibration
 from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose

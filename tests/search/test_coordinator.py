@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import optuna
 import pytest
-from engine import MemoryEngine, best_row, make_problem
 from optuna.trial import TrialState
-from tables import true_step_s
+from search_engine import MemoryEngine, best_row, make_problem
+from search_tables import true_step_s
 
 from hp_tool.calibration import GPU_PRIOR
 from hp_tool.domain.measurement import Measurement

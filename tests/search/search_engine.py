@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from tables import make_table, true_step_s
+from search_tables import make_table, true_step_s
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import configuration_digest

@@ -1,0 +1,105 @@
+"""`hp-tool tune`: what goes to which stream, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cpu_engine import CpuEngine
+from typer.testing import CliRunner
+
+from hp_tool import launchers
+from hp_tool.cli.main import build
+from hp_tool.domain.measurement import Measurement
+from hp_tool.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    made = CpuEngine()
+    monkeypatch.setattr(launchers, "create", lambda name, **options: made)
+    monkeypatch.setenv("HP_DATABASE_URL", f"sqlite:///{tmp_path / 'hp.sqlite3'}")
+    monkeypatch.delenv("HP_SERVER", raising=False)
+    return made
+
+
+def run(*arguments):
+    return CliRunner().invoke(build(), ["tune", *arguments])
+
+
+def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
+    done = run(QUICKSTART, "--json", "--budget-runs", "4")
+    assert done.exit_code == 0
+    result = json.loads(done.stdout)
+    assert result["status"] == "ok"
+    assert set(result) >= {"id", "status", "recommendations", "space", "rejections", "search"}
+    assert result["search"]["profile_runs"] == 4
+    best = result["recommendations"][0]
+    assert set(best) == {"rank", "parallel", "estimate", "measurement", "calibrated_estimate"}
+    assert best["rank"] == 1
+    assert f"search {result['search']['id']}" in done.stderr
+    assert done.stderr.count("measured") == 4
+
+
+def test_the_table_sets_before_after_and_measured_side_by_side(engine):
+    done = run(QUICKSTART, "--budget-runs", "4")
+    assert done.exit_code == 0
+    for word in ("before", "after", "measured", "best: TP", "stopped because"):
+        assert word in done.stdout
+
+
+def test_resume_answers_a_finished_search_and_keeps_its_query(engine):
+    first = json.loads(run(QUICKSTART, "--json", "--budget-runs", "4").stdout)
+    runs = len(engine.requests)
+    again = run("--resume", first["search"]["id"], "--json")
+    assert json.loads(again.stdout)["search"] == first["search"]
+    assert len(engine.requests) == runs
+    refused = run("--resume", first["search"]["id"], "--budget-runs", "9")
+    assert isinstance(refused.exception, InputError)
+
+
+def test_interrupted_it_pauses_and_resume_finishes(engine, monkeypatch):
+    real, interrupted = CpuEngine.poll, []
+
+    def interrupt_once(self, handles):
+        if len(self.requests) == 2 and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return real(self, handles)
+
+    monkeypatch.setattr(CpuEngine, "poll", interrupt_once)
+    first = run(QUICKSTART, "--budget-runs", "4", "--json")
+    result = json.loads(first.stdout)
+    assert result["search"]["state"] == "paused"
+    resumed = json.loads(run("--resume", result["search"]["id"], "--json").stdout)
+    assert (resumed["search"]["state"], resumed["search"]["profile_runs"]) == ("succeeded", 4)
+
+
+def test_exit_codes(engine):
+    assert run(QUICKSTART, "--set", "model=gpt3-175b").exit_code == 3
+    engine.outcome = lambda request: Measurement(status="crashed", cause="broken", wall_s=1.0)
+    failed = run(QUICKSTART, "--json")
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["error"]["code"] == "all_runs_failed"
+
+
+def test_a_mismatch_of_hardware_exits_2_as_a_process(tmp_path):
+    too_many = ("--set", "cluster.num_gpus=4096", "--set", "training.global_batch_size=4096")
+    done = subprocess.run(
+        [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", QUICKSTART, *too_many],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}"},
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "the launcher can give one job" in done.stderr
+    assert done.stdout == ""
