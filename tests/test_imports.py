@@ -1,0 +1,171 @@
+"""The house stands: imports go down only, rooms on one floor do not know each other, and a start loads nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FLOORS = (
+    {"hp_tool", "domain", "errors", "units", "documents"},
+    {"cost", "space", "calibration"},
+    {"catalog", "search", "launchers", "exporters", "store"},
+    {"app", "problem", "answers", "schema", "tuning"},
+    {"cli", "service"},
+)
+LEAF = "profiler"
+"""Started by torchrun as a program of its own: it may read F0, and nobody imports it."""
+ISOLATED = FLOORS[2]
+"""Rooms that `app` and `tuning` wire together through ports; they do not import each other."""
+
+PURE = {"domain": set(), "cost": {"numpy"}, "space": {"numpy"}, "calibration": {"numpy", "scipy"}}
+"""What the core may import beside the standard library's own data structures and mathematics."""
+IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}
+HOMES = {
+    "torch": {LEAF},
+    "megatron": {LEAF},
+    "sqlalchemy": {"store"},
+    "alembic": {"store"},
+    "optuna": {"search", "tuning", "service"},
+    "fastapi": {"service"},
+    "starlette": {"service"},
+    "uvicorn": {"service"},
+    "httpx": {"service"},
+    "typer": {"cli", "service"},
+}
+"""Libraries that only some rooms may know."""
+HEAVY = ("torch", "megatron", "fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "optuna", "ray", "scipy", "httpx")
+
+
+@dataclass(frozen=True)
+class Import:
+    file: Path
+    line: int
+    room: str
+    target: str
+    """Dotted name."""
+    late: bool
+    """Inside a function."""
+
+    @property
+    def package(self) -> str:
+        return self.target.split(".")[0]
+
+    @property
+    def target_room(self) -> str | None:
+        """The room of our own it leads to; None for libraries."""
+        package, _, rest = self.target.partition(".")
+        if package == "service":
+            return package
+        return (room_of_module(rest) if rest else package) if package == "hp_tool" else None
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.target}"
+
+
+def room_of_module(dotted: str) -> str:
+    """The first name below hp_tool where it is a module, hp_tool itself where it is a name such as __version__."""
+    name = dotted.split(".")[0]
+    home = ROOT / "hp_tool"
+    return name if (home / name).is_dir() or (home / f"{name}.py").is_file() else "hp_tool"
+
+
+def room_of_file(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    if parts[0] == "service":
+        return "service"
+    return "hp_tool" if parts[1] == "__init__" else parts[1]
+
+
+def imports() -> Iterator[Import]:
+    for package in ("hp_tool", "service"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+            late = {id(node) for function in functions for node in ast.walk(function)}
+            for node in ast.walk(tree):
+                for target in targets(node):
+                    yield Import(file, node.lineno, room_of_file(file), target, id(node) in late)  # type: ignore[attr-defined]
+
+
+def targets(node: ast.AST) -> list[str]:
+    """Dotted names an import statement brings in; `from package import name` may mean a module, so it names both."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: imports are absolute"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def floor(room: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+ALL = tuple(imports())
+OURS = tuple(each for each in ALL if each.target_room is not None and each.target_room != each.room)
+
+
+def complaints(wrong: Iterator[Import]) -> str:
+    return "\n".join(str(each) for each in wrong)
+
+
+def test_every_module_has_a_floor() -> None:
+    rooms = {each.room for each in ALL}
+    assert {"domain", "cost", "store", "cli", "service"} <= rooms  # the walk found the project
+    assert rooms - {LEAF} <= set().union(*FLOORS), "say in FLOORS where a new module belongs"
+
+
+def test_imports_go_down_or_stay_on_the_floor() -> None:
+    climbing = (each for each in OURS if each.room != LEAF and LEAF != each.target_room and not allowed(each))
+    assert not complaints(climbing)
+
+
+def allowed(each: Import) -> bool:
+    assert each.target_room is not None
+    if each.target_room == "service":  # --server: the command line calls the service's client when asked to
+        return each.room == "cli" and each.late and each.target.startswith("service.client.")
+    here, there = floor(each.room), floor(each.target_room)
+    return there < here or (there == here and each.room not in ISOLATED)
+
+
+def test_rooms_form_no_cycle() -> None:
+    graph: dict[str, set[str]] = {}
+    for each in OURS:
+        if each.target_room != "service":
+            graph.setdefault(each.room, set()).add(str(each.target_room))
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError with the cycle
+
+
+def test_the_profiler_is_a_leaf() -> None:
+    assert not complaints(each for each in OURS if each.target_room == LEAF)
+    assert not complaints(each for each in OURS if each.room == LEAF and floor(str(each.target_room)) > 0)
+
+
+def test_the_core_is_pure() -> None:
+    def impure(each: Import) -> bool:
+        if each.target_room is not None or each.room not in PURE:
+            return False
+        stdlib = each.package in sys.stdlib_module_names and each.package not in IMPURE_STDLIB
+        return not stdlib and each.package not in PURE[each.room]
+
+    assert not complaints(each for each in ALL if impure(each))
+
+
+def test_libraries_stay_in_their_rooms() -> None:
+    assert not complaints(each for each in ALL if each.room not in HOMES.get(each.package, {each.room}))
+
+
+@pytest.mark.parametrize("statement", ["import hp_tool", "from hp_tool.cli import main; main.build()"])
+def test_a_start_loads_nothing_heavy(statement: str) -> None:
+    code = f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}} & set({HEAVY!r})))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout.split() == []
