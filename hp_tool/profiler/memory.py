@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-import psutil
 import torch
-
-CUDA_SOURCE = "cuda_allocator"
-CPU_SOURCE = "resident_set_growth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +17,9 @@ class PeakMemory:
     """Bytes at the fullest moment."""
 
     allocated: int
-    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set since before the model was built."""
+    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set, program text apart, since before the model."""
     reserved: int
-    """cuda: torch.cuda.max_memory_reserved(); cpu: the whole resident set at its peak."""
+    """cuda: torch.cuda.max_memory_reserved(); cpu: the whole resident set."""
 
 
 class MemoryMeter:
@@ -29,19 +27,25 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self.source = CUDA_SOURCE if self._cuda else CPU_SOURCE
-        gc.collect()
+        self.source: Literal["cuda_allocator", "resident_set_growth"] = (
+            "cuda_allocator" if self._cuda else "resident_set_growth"
+        )
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
-        else:
-            _reset_resident_peak()
-        self._resident_before = psutil.Process().memory_info().rss
+            return
+        # torch.optim loads the compiler at its first step: tens of MB that are not the model's.
+        importlib.import_module("torch._dynamo")
+        gc.collect()
+        _reset_resident_peak()
+        self._before = _resident("RssAnon")
 
     def peak(self) -> PeakMemory:
         if self._cuda:
             return PeakMemory(allocated=torch.cuda.max_memory_allocated(), reserved=torch.cuda.max_memory_reserved())
-        peak = _resident_peak()
-        return PeakMemory(allocated=max(0, peak - self._resident_before), reserved=peak)
+        peak = _resident("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        # Files stay mapped once touched, so what is mapped now was in the peak too: libraries, not the model.
+        files = _resident("RssFile") + _resident("RssShmem")
+        return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -59,9 +63,10 @@ def _reset_resident_peak() -> None:
         return
 
 
-def _resident_peak() -> int:
+def _resident(kind: str) -> int:
+    """One figure of /proc/self/status in bytes; 0 where the kernel does not give it."""
     try:
         status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        return int(status.partition(f"\n{kind}:")[2].split()[0]) * 1024
     except (OSError, IndexError, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return 0
