@@ -1,0 +1,68 @@
+"""Days to train GPT-3 175B on 300B tokens with 1,024 A100: today's stack with and without what arXiv 2205.05198 adds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hp_tool.app import recommend
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.units import SECONDS_PER_DAY
+
+PARAMETERS, TOKENS, GPUS = 175e9, 300e9, 1024
+PUBLISHED_FLOPS_PER_SECOND = 140e12
+"""What one A100 reached in arXiv 2104.04473 section 5.1."""
+
+
+def best(*, recompute: str, sequence_parallel: bool) -> Recommendation:
+    """Table 5's software and layout for 175B, sixteen replicas; ZeRO stage 0 or 1, whichever is faster and fits."""
+    query = Query(
+        kind="training", model="gpt3-175b", cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=GPUS),
+        training=TrainingWorkload(
+            sequence_length=2048, global_batch_size=1536, precision="fp16", attention="unfused", dropout=0.1,
+            total_tokens=TOKENS,
+        ),
+        parallel=ParallelQuery(
+            tensor_parallel_size=8, pipeline_parallel_size=8, virtual_pipeline_parallel_size=3, micro_batch_size=1,
+            recompute=recompute, sequence_parallel=sequence_parallel, zero_stage=(0, 1),  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+    found = recommend(query=query, top=1).recommendations
+    if not found:
+        raise RuntimeError("nothing fits")
+    return found[0]
+
+
+def published_days() -> float:
+    """8 T P / (n X): arXiv 2104.04473's rule, with its software of 2021."""
+    return 8.0 * TOKENS * PARAMETERS / (GPUS * PUBLISHED_FLOPS_PER_SECOND) / SECONDS_PER_DAY
+
+
+def evaluate() -> dict[str, Any]:
+    """Days of both, their ratio and configurations."""
+    selective = best(recompute="selective", sequence_parallel=True)
+    full = best(recompute="full", sequence_parallel=False)
+    days, full_days = selective.estimate.days, full.estimate.days
+    assert days is not None and full_days is not None
+    return {
+        "selective_sequence_parallel_days": days,
+        "full_recompute_days": full_days,
+        "ratio": full_days / days,
+        "configurations": [dataclasses.asdict(one.parallel) for one in (selective, full)],
+        "published_2021_days": published_days(),
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    return (
+        "GPT-3 175B, 300B tokens, 1,024 A100 80GB, batch 1,536  [headline]\n"
+        f"  sequence parallelism and selective recomputation {found['selective_sequence_parallel_days']:.2f} days\n"
+        f"  full recomputation, no sequence parallelism      {found['full_recompute_days']:.2f} days\n"
+        f"  ratio                                            {found['ratio']:.3f}\n"
+        f"  for comparison, 2021's software: 8TP/(nX) at 140 TFLOP/s gives {found['published_2021_days']:.1f} days "
+        "(arXiv 2104.04473 prints 34)"
+    )

@@ -1,0 +1,158 @@
+"""Published training runs that no constant was fitted on: dense models this version can express, one row a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.korthikanti import Comparison
+from hp_tool.app import estimate
+from hp_tool.catalog import model
+from hp_tool.domain.hardware import ClusterQuery, Precision
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.units import GIB
+
+SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
+SYSTEMS_BRIDGE = {"DGX-H100": "h100-sxm-80gb", "DGX-B200": "b200-sxm-180gb"}
+MODELS_BRIDGE = {
+    "LLAMA2-7B": "llama-2-7b",
+    "LLAMA2-13B": "llama-2-13b",
+    "LLAMA2-70B": "llama-2-70b",
+    "LLAMA3-8B": "llama-3-8b",
+    "LLAMA3_8B": "llama-3-8b",
+    "LLAMA3-70B": "llama-3-70b",
+    "LLAMA3_70B": "llama-3-70b",
+    "LLAMA3.1_405B": "llama-3.1-405b",
+    "GPT3-5B": "gpt3-5b",
+    "GPT3-20B": "gpt3-20b",
+    "GPT3-175B": "gpt3-175b",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A published run beside our estimate of it."""
+
+    name: str
+    what: str
+    estimate: Estimate
+    step_s: float
+    allocated_bytes: float | None = None
+
+    def step(self, source: str) -> Comparison:
+        assert self.estimate.time is not None
+        predicted = self.estimate.time.step_s
+        return Comparison(source=source, model=self.name, what=self.what, published=self.step_s, predicted=predicted)
+
+    def memory(self, source: str) -> Comparison:
+        assert self.estimate.memory is not None and self.allocated_bytes is not None
+        return Comparison(
+            source=source, model=self.name, what=self.what,
+            published=self.allocated_bytes / GIB, predicted=self.estimate.memory.allocated_bytes / GIB,
+        )  # fmt: skip
+
+
+def megatron_2020(folder: Path) -> list[Run]:
+    """GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step, everything recomputed."""
+    runs = []
+    for row in read(folder, "megatron_lm_2020_scaling.csv"):
+        gpu, per_node = SYSTEMS_2020[row["system"]]
+        shape = ModelSpec(
+            name=row["case"], num_hidden_layers=int(row["layers"]), hidden_size=int(row["hidden"]),
+            num_attention_heads=int(row["heads"]), vocab_size=51200, max_position_embeddings=1024,
+        )  # fmt: skip
+        query = Query(
+            kind="training", model=shape,
+            cluster=ClusterQuery(gpu=gpu, num_gpus=int(row["gpus"]), gpus_per_node=min(per_node, int(row["gpus"]))),
+            training=TrainingWorkload(
+                sequence_length=int(row["seq"]), global_batch_size=int(row["gbs"]), precision="fp16",
+                attention="unfused", dropout=0.1, gradient_precision="fp16",  # reduced as they are: fp32 was an option
+            ),
+            parallel=ParallelQuery(
+                tensor_parallel_size=int(row["tp"]), micro_batch_size=int(row["gbs"]) // int(row["dp"]),
+                sequence_parallel=False, recompute="full", zero_stage=0,
+            ),
+        )  # fmt: skip
+        what = f"{row['system']}, TP {row['tp']}, DP {row['dp']}"
+        runs.append(Run(name=row["case"], what=what, estimate=estimate(query=query), step_s=float(row["iter_ms"]) * 1e-3))
+    return runs
+
+
+def megatron_bridge(folder: Path) -> list[Run]:
+    """NVIDIA's published recipes on H100 and B200, fp8: releases of one configuration answer with their median."""
+    grouped: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    keys = ("system", "model", "gpus", "gbs", "mbs", "seq", "tp", "pp", "vp")
+    for row in read(folder, "training_megatron_bridge.csv"):
+        plain = row["model"] in MODELS_BRIDGE and row["cp"] == "1" and row["fsdp"] in ("", "0")
+        if plain and row["system"] in SYSTEMS_BRIDGE and _precision(row) is not None:
+            grouped[(str(_precision(row)), *(row[key] for key in keys))].append(row)
+    return [_bridge(rows) for rows in grouped.values()]
+
+
+def _precision(row: Row) -> Precision | None:
+    """Tensor-wise fp8 is what H100 runs; on B200 the second figure is block-scaled. Others are left out."""
+    if "MX" in row["precision"] and row["system"] == "DGX-B200":
+        return "mxfp8" if row["variant"] == "paren" else "fp8"
+    return "fp8" if row["precision"].startswith("FP8") and row["variant"] != "paren" else None
+
+
+def _bridge(rows: list[Row]) -> Run:
+    row, sequence = rows[0], int(rows[0]["seq"])
+    precision = _precision(row)
+    assert precision is not None
+    query = Query(
+        kind="training", model=MODELS_BRIDGE[row["model"]],
+        cluster=ClusterQuery(gpu=SYSTEMS_BRIDGE[row["system"]], num_gpus=int(row["gpus"])),
+        training=TrainingWorkload(
+            sequence_length=sequence, global_batch_size=int(row["gbs"]), precision=precision, cross_entropy="fused"
+        ),
+        parallel=ParallelQuery(
+            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
+            virtual_pipeline_parallel_size=int(row["vp"]) if row["vp"] not in ("", "n/a") else 1,
+            micro_batch_size=int(row["mbs"]),
+        ),
+    )  # fmt: skip
+    rate = median(float(one["tokens_per_s_gpu"]) for one in rows)
+    return Run(
+        name=MODELS_BRIDGE[row["model"]],
+        what=f"{row['system']} x{row['gpus']}, {precision}, TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, GBS {row['gbs']}",
+        estimate=estimate(query=query),
+        step_s=int(row["gbs"]) * sequence / (rate * int(row["gpus"])),
+    )
+
+
+def b200(folder: Path) -> list[Run]:
+    """Cut-down dense models on 8 B200: step time and allocated memory."""
+    runs = []
+    for row in read(folder, "memory_b200_megatron.csv"):
+        if row["model"] != "llama3-70b":
+            continue
+        sequence, micro, batches, dp = (
+            int(row[key]) for key in ("sequence_length", "micro_batch_size", "num_microbatches", "dp")
+        )
+        query = Query(
+            kind="training",
+            model=dataclasses.replace(model("llama-3-70b"), num_hidden_layers=int(row["num_hidden_layers"])),
+            cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=int(row["gpus"])),
+            training=TrainingWorkload(
+                sequence_length=sequence, global_batch_size=micro * batches * dp, cross_entropy="fused"
+            ),
+            parallel=ParallelQuery(
+                tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), micro_batch_size=micro
+            ),
+        )  # fmt: skip
+        runs.append(
+            Run(
+                name="llama-3-70b cut", what=f"TP {row['tp']}, PP {row['pp']}, DP {dp}, {batches} micro-batches",
+                estimate=estimate(query=query), step_s=float(row["real_ms"]) * 1e-3,
+                allocated_bytes=float(row["real_alloc_gib"]) * GIB,
+            )
+        )  # fmt: skip
+    return runs

@@ -1,0 +1,59 @@
+"""What a report is made of: comparisons in named sections, each with its errors and what its constants were fitted on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.accuracy.korthikanti import Comparison
+
+Role = Literal["headline", "in sample", "information"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Comparisons of one source against one profile."""
+
+    title: str
+    role: Role
+    """headline: held-out rows a limit is set on; in sample: the constants saw these rows; information: neither."""
+    fitted_on: str
+    """The rows behind the constants that predicted these."""
+    comparisons: list[Comparison]
+
+    def summary(self) -> dict[str, float]:
+        """Mean and worst absolute relative error; bias and spread are of log(published / predicted)."""
+        errors = np.array([comparison.error for comparison in self.comparisons])
+        logs = -np.log1p(errors)
+        return {
+            "rows": len(errors),
+            "mean_error": float(np.abs(errors).mean()),
+            "worst_error": float(np.abs(errors).max()),
+            "bias": float(math.expm1(-logs.mean())),
+            "log_sd": float(np.sqrt((logs**2).mean())),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [vars(comparison) | {"error": comparison.error} for comparison in self.comparisons]
+        return {"title": self.title, "role": self.role, "fitted_on": self.fitted_on, "rows": rows, **self.summary()}
+
+    def as_text(self) -> str:
+        """A table with one line a row, and the summary beneath."""
+        lines = [f"{self.title}  [{self.role}]", f"  constants from: {self.fitted_on}"]
+        lines += [
+            f"  {row.model:16} {row.what:50} {_number(row.published):>9} {_number(row.predicted):>9} {row.error:+7.1%}"
+            for row in self.comparisons
+        ]
+        s = self.summary()
+        lines.append(
+            f"  mean {s['mean_error']:.2%}, worst {s['worst_error']:.2%}, bias {s['bias']:+.2%}, "
+            f"log standard deviation around zero {s['log_sd']:.3f}, {s['rows']} rows"
+        )
+        return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
