@@ -10,14 +10,23 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError, MissingExtraError, NotFoundError, StoreError
+from hp_tool import schema
+from hp_tool.errors import (
+    ConflictError,
+    HpToolError,
+    InputError,
+    LauncherError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.views import EventView, MeasurementView, PageView, SearchView, TrialsView
 
@@ -33,6 +42,12 @@ ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
     502: LauncherError,
     503: StoreError,
 }
+ERROR_BY_CODE: dict[str, type[HpToolError]] = {
+    **{kind.code: kind for kind in (InputError, NotFoundError, UnsupportedError, ConflictError, LauncherError, StoreError)},
+    "launcher_mismatch": InputError,
+    "cancelled": ConflictError,
+}
+"""A search that failed stores its error's code; only the codes tell the kinds apart again."""
 
 
 class Client:
@@ -70,14 +85,14 @@ class Client:
         """{id, status, recommendations, space, rejections}, best first."""
         return self._object("POST", "/v1/recommendations", json=query, params={"top": top})
 
-    def batch(self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10) -> Iterator[bytes]:
+    def batch(self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10) -> Iterator[str]:
         """One answer line per query line, in order, as they come; neither side holds the whole."""
         content = (line.rstrip(b"\n") + b"\n" for line in lines)
         with self._http.stream(
             "POST", "/v1/batch", params={"task": task, "top": top}, content=content, headers={"Content-Type": NDJSON}
         ) as response:
             _raise(response)
-            yield from (line.encode() for line in response.iter_lines() if line)
+            yield from response.iter_lines()
 
     def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
         """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search."""
@@ -135,7 +150,10 @@ class Client:
                     name = ""
 
     def wait(self, *, search_id: str, on_event: Callable[[EventView], object] = lambda event: None) -> JsonObject:
-        """Follow a search to its end and return its result; survives dropped connections without losing an event."""
+        """Follow a search to its end and return its result; survives dropped connections without losing an event.
+
+        Raises HpToolError where the search ended without any result, as it would have in this process.
+        """
         seen = 0
         while True:
             try:
@@ -146,7 +164,7 @@ class Client:
                 pass  # fall through to the result, which waits and so keeps us from spinning
             result = self.result(search_id=search_id, wait_s=10.0)
             if result is not None:
-                return result
+                return _with_result(result)
 
     def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
         """Tell what a real training measured: {query, parallel, measurement}."""
@@ -180,6 +198,15 @@ class Client:
         return response
 
 
+def _with_result(answer: JsonObject) -> JsonObject:
+    """The answer, unless it is only an error. A failed search that ran something has both, and is answered."""
+    if "recommendations" in answer:
+        return answer
+    error = answer["error"]
+    kind = ERROR_BY_CODE.get(error["code"], HpToolError)
+    raise kind(error["message"], code=error["code"], field=error.get("field"))
+
+
 def _raise(response: httpx.Response) -> None:
     """The library's error that a problem+json stands for."""
     if response.is_success:
@@ -193,17 +220,12 @@ def _raise(response: httpx.Response) -> None:
         raise kind(f"{response.url} answered {response.status_code} {response.reason_phrase}", code="http_error") from None
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def _parse(kind: type[T], text: str | bytes) -> T:
+    adapter: TypeAdapter[T] = schema.adapter(cast(Any, kind))
     try:
-        value: T = _adapter(kind).validate_json(text)
+        return adapter.validate_json(text)
     except ValidationError as error:
         raise HpToolError(f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer") from error
-    return value
 
 
 def _read(kind: type[T], response: httpx.Response) -> T:

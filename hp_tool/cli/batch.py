@@ -52,8 +52,8 @@ def _local(source: BinaryIO, *, task: Literal["estimate", "recommend"], top: int
 def _remote(source: BinaryIO, *, server: str, task: Literal["estimate", "recommend"], top: int) -> Iterator[str]:
     from service.client import Client
 
-    with Client(server) as client:
-        yield from client.batch(_lines(source), task=task, top=top)
+    with Client(server=server) as client:
+        yield from client.batch(lines=_lines(source), task=task, top=top)
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -48,18 +49,18 @@ class Problem(BaseModel):
     """Dotted path of the input at fault."""
 
 
-def status_of(error: HpToolError) -> int:
-    """The HTTP status of an error. A name that is unknown *inside* a body (it has a field) is bad input, not a missing page."""
+def status_of(error: HpToolError, *, path_parameters: Collection[str] = ()) -> int:
+    """The HTTP status of an error. An unknown name is a missing page where it stands in the path, bad input where in a body."""
     if error.code in STATUS_BY_CODE:
         return STATUS_BY_CODE[error.code]
-    if isinstance(error, NotFoundError) and error.field is not None:
+    if isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters:
         return 422
     return next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
 
 
-def problem(error: HpToolError) -> JSONResponse:
+def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
     """The response an error becomes."""
-    return _response(status_of(error), code=error.code, detail=error.message, field=error.field)
+    return _response(status_of(error, path_parameters=path_parameters), code=error.code, detail=error.message, field=error.field)
 
 
 def install(app: FastAPI) -> None:
@@ -67,7 +68,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HpToolError)
     async def _ours(request: Request, error: HpToolError) -> JSONResponse:
-        return problem(error)
+        return problem(error, path_parameters=request.path_params)
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(request: Request, error: RequestValidationError) -> JSONResponse:
