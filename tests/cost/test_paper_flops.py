@@ -1,0 +1,89 @@
+"""FLOPs of arXiv 2205.05198, appendix A, and the utilisation columns of its table 5."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.domain.workload import TrainingWorkload
+from tests.cost.korthikanti_models import MODELS, SEQUENCE, Published, published_estimate
+
+each_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+PEAK = 312e12
+VOCABULARY = 51200
+
+
+def model_flops(model: Published) -> float:
+    """72 B L s h^2 (1 + s/6h + V/12hL)."""
+    s, h, layers = SEQUENCE, model.hidden, model.layers
+    return 72 * model.batch * layers * s * h**2 * (1 + s / (6 * h) + VOCABULARY / (12 * h * layers))
+
+
+def workload(model: Published) -> TrainingWorkload:
+    return TrainingWorkload(sequence_length=SEQUENCE, global_batch_size=model.batch)
+
+
+@each_model
+def test_model_flops_of_a_step(model: Published) -> None:
+    given = workload(model)
+    found = token_flops(catalogue_model(model.name), given).model * step_tokens(given)
+    assert found == pytest.approx(model_flops(model), rel=1e-12)
+
+
+def test_causal_counts_half_of_the_attention() -> None:
+    shape, given = catalogue_model("gpt3-175b"), workload(MODELS[1])
+    full = token_flops(shape, given)
+    half = token_flops(shape, dataclasses.replace(given, attention_mask_flops="causal"))
+    assert half.attention == full.attention / 2
+    assert (half.layers, half.logits) == (full.layers, full.logits)
+
+
+@each_model
+@pytest.mark.parametrize(
+    ("recompute", "share", "share_paper"),
+    [
+        # of model FLOPs over 72 B L s h^2: what each convention adds to 1 + s/6h + V/12hL
+        ("none", lambda s, h: 0.0, lambda s, h: 0.0),
+        ("selective", lambda s, h: s / (4.5 * h) - s / (6 * h), lambda s, h: s / (3 * h) - s / (6 * h)),
+        ("full", lambda s, h: (1 + s / (6 * h)) / 3, lambda s, h: (1 + s / (6 * h)) / 3),
+    ],
+)
+def test_hardware_flops_by_both_conventions(model: Published, recompute: str, share, share_paper) -> None:  # type: ignore[no-untyped-def]
+    s, h, layers = SEQUENCE, model.hidden, model.layers
+    estimate = published_estimate(model, recompute=recompute)
+    assert estimate.mfu and estimate.hfu and estimate.hfu_paper
+    whole = 1 + s / (6 * h) + VOCABULARY / (12 * h * layers)
+    assert estimate.hfu / estimate.mfu == pytest.approx(1 + share(s, h) / whole, rel=1e-12)
+    assert estimate.hfu_paper / estimate.mfu == pytest.approx(1 + share_paper(s, h) / whole, rel=1e-12)
+
+
+def test_full_recomputation_is_the_papers_96() -> None:
+    """96 B L s h^2 (1 + s/6h + V/16hL)."""
+    model = MODELS[1]
+    s, h, layers = SEQUENCE, model.hidden, model.layers
+    estimate = published_estimate(model, recompute="full")
+    assert estimate.hfu and estimate.mfu
+    hardware = 96 * model.batch * layers * s * h**2 * (1 + s / (6 * h) + VOCABULARY / (16 * h * layers))
+    assert estimate.hfu / estimate.mfu == pytest.approx(hardware / model_flops(model), rel=1e-12)
+
+
+@each_model
+def test_utilisation_columns_of_table_5(model: Published) -> None:
+    """From the measured seconds: MFU, and HFU by the paper's own count of what selective recomputation repeats."""
+    gpus = 8 * model.pipeline
+    mfu = model_flops(model) / (gpus * PEAK * model.seconds)
+    estimate = published_estimate(model, recompute="selective")
+    assert estimate.hfu_paper and estimate.mfu
+    assert 100 * mfu == pytest.approx(model.mfu, abs=0.2)
+    assert 100 * mfu * estimate.hfu_paper / estimate.mfu == pytest.approx(model.hfu, abs=0.2)
+
+
+@each_model
+def test_mfu_divides_model_flops_by_the_dense_peak(model: Published) -> None:
+    estimate = published_estimate(model, recompute="none")
+    assert estimate.time and estimate.mfu
+    flops = model_flops(model) * model.micro_batch / model.batch
+    assert estimate.mfu == pytest.approx(flops / (estimate.time.step_s * 8 * PEAK), rel=1e-12)

@@ -1,0 +1,104 @@
+"""Parameter counts: published totals, and slices that sum to the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hp_tool.catalog import cluster
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters, total_parameters
+from hp_tool.cost.states import end_parameters, state_costs
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("mistral-7b", 7_241_732_096),
+    ],
+)
+def test_released_checkpoints_to_the_parameter(name: str, published: int) -> None:
+    assert total_parameters(catalogue_model(name)) == published
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("gpt-22b", 22.0), ("gpt3-175b", 174.6), ("mt-nlg-530b", 529.6), ("gpt-1t", 1008.0)]
+)
+def test_gpt_models_as_their_papers_round_them(name: str, billions: float) -> None:
+    """P = 12 L h^2 (1 + 13/12h + (V+s)/12hL), arXiv 2104.04473 equation 2, with the final norm beside."""
+    shape = catalogue_model(name)
+    h, layers = shape.hidden_size, shape.num_hidden_layers
+    formula = 12 * layers * h**2 * (1 + 13 / (12 * h) + (shape.vocab_size + 2048) / (12 * h * layers))
+    assert total_parameters(shape, sequence_length=2048) == pytest.approx(formula + 2 * h, rel=1e-12)
+    assert total_parameters(shape, sequence_length=2048) == pytest.approx(billions * 1e9, rel=5e-3)
+
+
+SHAPES = [
+    ModelSpec(num_hidden_layers=8, hidden_size=512, num_attention_heads=8, vocab_size=1024),
+    ModelSpec(num_hidden_layers=8, hidden_size=512, num_attention_heads=8, vocab_size=1024, tie_word_embeddings=False),
+    ModelSpec(
+        num_hidden_layers=8, hidden_size=512, num_attention_heads=8, num_key_value_heads=4, vocab_size=1024, gated_mlp=True,
+        normalization="rmsnorm", intermediate_size=1536, tie_word_embeddings=False,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("t", (2, 4))
+def test_tensor_parallel_slices_sum_to_the_layer(shape: ModelSpec, t: int) -> None:
+    """All slices together hold each matrix once; norms and row-parallel biases are on every rank."""
+    repeated = 2 * norm_weights(shape) + shape.hidden_size * (int(shape.has_attention_bias) + int(shape.has_mlp_bias))
+    slices = t * float(layer_parameters(shape, tensor_parallel_size=t))
+    assert slices - (t - 1) * repeated == float(layer_parameters(shape))
+
+
+def test_ranks_beyond_the_key_value_heads_keep_whole_copies() -> None:
+    shape = dataclasses.replace(SHAPES[2], num_key_value_heads=2)
+    heads_each = {1: 2, 2: 1, 4: 1, 8: 1}
+    for t, heads in heads_each.items():
+        matrices = 512 * (2 * 512 / t + 2 * 64 * heads + 3 * 1536 / t)
+        assert float(layer_parameters(shape, tensor_parallel_size=t)) == matrices + 2 * 512
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("p", (1, 2, 4))
+def test_stages_sum_to_the_model(shape: ModelSpec, p: int) -> None:
+    """Ends, and p - 2 middles of L/p layers. Tied weights count once more where the ends are different stages."""
+    workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
+    candidates = Candidates.from_configs([ParallelConfig(pipeline_parallel_size=p)])
+    first, last = end_parameters(shape, workload, candidates)[:, 0]
+    copies = float(output_parameters(shape)) if shape.tie_word_embeddings and p > 1 else 0.0
+    middles = max(p - 2, 0) * shape.num_hidden_layers / p * float(layer_parameters(shape))
+    total = first if p == 1 else first + last + middles
+    assert total == total_parameters(shape, sequence_length=128) + copies
+
+
+def test_learned_positions_are_rows_of_their_table_or_of_the_sequence() -> None:
+    shape = SHAPES[0]
+    longer = dataclasses.replace(shape, max_position_embeddings=4096)
+    assert float(embedding_parameters(shape, sequence_length=128)) == (1024 + 128) * 512
+    assert float(embedding_parameters(longer, sequence_length=128)) == (1024 + 4096) * 512
+
+
+@pytest.mark.parametrize(("zero", "bytes_each"), [(0, (2, 4, 12)), (1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))])
+def test_eighteen_bytes_a_parameter_sharded_by_stage(zero: int, bytes_each: tuple[float, float, float]) -> None:
+    shape, machine = SHAPES[0], cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=4))
+    workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
+    states = state_costs(
+        model=shape, cluster=machine, workload=workload, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        candidates=Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)]),
+    )  # fmt: skip
+    found = np.array([states.weights[0, 0], states.gradients[0, 0], states.optimizer[0, 0]])
+    assert found == pytest.approx(np.array(bytes_each) * total_parameters(shape, sequence_length=128), rel=1e-14)
