@@ -28,7 +28,8 @@ from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
-LEASE_S = 60.0
+LEASE_S = 30.0
+"""A coordinator that died keeps its search from others this long; a living one renews far more often."""
 OnEvent = Callable[[str, JsonObject], None]
 
 
@@ -40,11 +41,13 @@ def tune(
     storage: BaseStorage | None = None,
     search_id: str | None = None,
     holder: str | None = None,
+    patience_s: float = LEASE_S + 2.0,
     on_event: OnEvent = lambda kind, payload: None,
 ) -> TuneResult:
     """Search in this process: a new search for `query`, or the one called `search_id` from where it stands.
 
-    A search that already succeeded is answered as it was. Raises ConflictError where another process works on it,
+    A search that already succeeded is answered as it was. One that a process which died had held is free once its
+    lease expired: that is waited for, `patience_s` at most. Raises ConflictError where another process works on it,
     InputError where the launcher is not the cluster's, and whatever made the search fail; it can then be resumed.
     """
     if search_id is None:
@@ -57,12 +60,8 @@ def tune(
         return done
     if record.state is SearchState.FAILED:
         store.resume_search(search_id=search_id)
-    claimed = store.claim_search(holder=holder or default_holder(), lease_s=LEASE_S, search_id=search_id)
-    if claimed is None:
-        current = store.get_search(search_id=search_id)
-        who = f"; {current.lease.holder} works on it" if current.lease else ""
-        raise ConflictError(f"search {search_id} is {current.state}{who}", field="search_id")
-    result = run_search(store=store, lease=claimed[1], launcher=launcher, storage=storage, on_event=on_event)
+    lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
+    result = run_search(store=store, lease=lease, launcher=launcher, storage=storage, on_event=on_event)
     if result is None:
         raise ConflictError(f"search {search_id} was handed back to the queue", code="released")
     return result
@@ -159,6 +158,20 @@ def study_storage(database_url: str | None) -> BaseStorage:
 def default_holder() -> str:
     """Who this process is, for people: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> Lease:
+    """Become this search's coordinator; ConflictError where it has ended or its holder goes on renewing the lease."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        claimed = store.claim_search(holder=holder, lease_s=LEASE_S, search_id=search_id)
+        if claimed is not None:
+            return claimed[1]
+        current = store.get_search(search_id=search_id)
+        if current.lease is None or time.monotonic() >= deadline:
+            who = f"; {current.lease.holder} works on it" if current.lease else ""
+            raise ConflictError(f"search {search_id} is {current.state}{who}", field="search_id")
+        time.sleep(0.5)
 
 
 def _conclude(

@@ -161,7 +161,14 @@ def test_a_search_that_another_process_works_on_is_left_alone(store, query):
     search_id = store.create_search(query=schema.to_dict(query)).id
     store.claim_search(holder="host-a:1", lease_s=60.0, search_id=search_id)
     with pytest.raises(ConflictError, match="host-a:1"):
-        tune(store=store, launcher=CpuEngine(), search_id=search_id)
+        tune(store=store, launcher=CpuEngine(), search_id=search_id, patience_s=0.0)
+
+
+def test_a_search_whose_process_died_is_free_once_its_lease_expired(store, query):
+    search_id = store.create_search(query=schema.to_dict(query)).id
+    store.claim_search(holder="host-a:1", lease_s=0.7, search_id=search_id)
+    result = tune(store=store, launcher=CpuEngine(), search_id=search_id)
+    assert result.search.state is SearchState.SUCCEEDED
 
 
 def test_a_worker_runs_the_same_function_and_may_let_go(store, query):
