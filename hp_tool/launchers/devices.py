@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+from dataclasses import replace
 
 import psutil
 
@@ -36,8 +37,14 @@ def detect(*, cpu_only: bool = False) -> Hardware:
     if gpus:
         return Hardware(gpu=catalogue_name(gpus[0]), device_name=gpus[0], num_gpus=gpus.count(gpus[0]), hosts=host)
     processes = OVERSUBSCRIPTION_LIMIT * (os.cpu_count() or 1)
+    return share(Hardware(gpu="cpu", hosts=host), num_gpus=processes)
+
+
+def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
+    """The part of this host that a job of num_gpus devices (cpu: processes) gets."""
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    return Hardware(gpu="cpu", num_gpus=processes, hosts=host, oversubscription=max(1.0, processes / cores))
+    crowding = max(1.0, num_gpus / cores) if hardware.gpu == "cpu" else 1.0
+    return replace(hardware, num_gpus=num_gpus, oversubscription=crowding)
 
 
 def catalogue_name(device_name: str) -> str:

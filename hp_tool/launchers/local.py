@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -100,7 +99,7 @@ class LocalLauncher:
             raise LauncherError(f"no job {handle} under {self._root}")
         if state in (JobState.QUEUED, JobState.RUNNING):
             raise LauncherError(f"job {handle} is still {state}")
-        hardware = replace(self.hardware(), num_gpus=job["num_gpus"])
+        hardware = devices.share(self.hardware(), num_gpus=job["num_gpus"])
         return measure(folder, ending=_ending(folder), timeout_s=job["timeout_s"], hardware=hardware)
 
     def _folder(self, job_name: str) -> Path:

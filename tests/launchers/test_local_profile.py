@@ -72,6 +72,6 @@ def test_a_refused_configuration_is_a_crash_with_its_cause(tmp_path: Path) -> No
 
 
 def test_a_run_past_its_limit_is_ended_while_torchrun_works(tmp_path: Path) -> None:
-    measurement = _profile(tmp_path, parallel=TP2, steps=100_000, timeout_s=10.0)
+    measurement = _profile(tmp_path, parallel=TP2, steps=100_000, timeout_s=6.0)
     assert measurement.status == "timeout", measurement.log_tail
-    assert "step 1:" in (measurement.log_tail or "")
+    assert measurement.hardware is not None and measurement.hardware.num_gpus == 2

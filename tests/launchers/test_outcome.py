@@ -1,0 +1,45 @@
+"""How a job without a result of its own is explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hp_tool.domain.measurement import Hardware
+from hp_tool.launchers.outcome import Ending, measure
+
+RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
+
+
+@pytest.mark.parametrize(
+    ("ending", "log", "status", "cause"),
+    [
+        (Ending(reason="exited", exit_code=1), "ValueError: no\n\n", "crashed", "exit code 1 without a result: ValueError: no"),
+        (Ending(reason="exited", exit_code=0), "", "crashed", "exit code 0 without a result: the log is empty"),
+        (Ending(reason="exited", exit_code=-9, oom_kills=1), "", "oom", "the kernel killed a process for want of host memory"),
+        (
+            Ending(reason="exited", exit_code=1, oom_kills=1),
+            RANK_KILLED,
+            "oom",
+            "the kernel killed a process for want of host memory",
+        ),
+        (Ending(reason="exited", exit_code=1), RANK_KILLED, "crashed", "a process was killed by signal 9"),
+        (Ending(reason="timeout"), "step 1", "timeout", "not done after 30 s"),
+        (Ending(reason="cancelled"), "step 1", "preempted", "cancelled on request"),
+        (Ending(reason="lost"), "", "preempted", "the machine was shut down or the job's supervisor killed"),
+    ],
+)
+def test_without_a_result(tmp_path: Path, ending: Ending, log: str, status: str, cause: str) -> None:
+    (tmp_path / "job.log").write_text(log)
+    hardware = Hardware(gpu="cpu", num_gpus=2)
+    found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=hardware)
+    assert (found.status, found.cause, found.log_tail, found.hardware) == (status, cause, log, hardware)
+
+
+def test_of_equal_accounts_the_first_is_the_cause(tmp_path: Path) -> None:
+    for rank in (2, 0, 1):
+        (tmp_path / f"result.rank{rank}.json").write_text(f'{{"status": "crashed", "cause": "rank {rank}"}}')
+        (tmp_path / f"result.rank{rank}.json").touch()
+    found = measure(tmp_path, ending=Ending(reason="exited", exit_code=1), timeout_s=30.0, hardware=Hardware(gpu="cpu"))
+    assert found.cause == "rank 2"
