@@ -31,7 +31,8 @@ class SearchProgress:
     def on_event(self, kind: str, payload: dict[str, Any]) -> None:
         """One event of a search; kinds that say nothing about progress are passed over."""
         if kind == "started":
-            self._progress.update(self._task, total=payload["budget_runs"], description="choosing")
+            done = payload.get("profile_runs", 0)
+            self._progress.update(self._task, total=payload["budget_runs"], completed=done, description="choosing")
             self._console.print(f"search {payload['search_id']}", highlight=False)
         elif kind == "run_started":
             self._progress.update(self._task, description=f"running {_label(payload)}")

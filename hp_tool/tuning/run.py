@@ -17,7 +17,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, NotFoundError
 from hp_tool.schema import parse, parse_query, to_dict
-from hp_tool.search.coordinator import Coordinator, Outcome
+from hp_tool.search.coordinator import Coordinator, Outcome, spent_by
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
@@ -92,7 +92,8 @@ def run_search(
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             return _end(store, lease, nothing_feasible(query=query, space=problem, search_id=lease.search_id, seconds=seconds))
-        on_event("started", {"search_id": lease.search_id, **_size(problem)})
+        earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
+        on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **_size(problem)})
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
