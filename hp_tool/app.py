@@ -87,24 +87,29 @@ def recommend(*, query: Query, top: int = 10) -> RecommendationResult:
         if not np.any(fewer.acceptable):
             break
         problem, space = smaller, fewer
-    rows = space.best(top)
-    chosen = space.candidates.take(rows)
-    costs = problem.costs(chosen)
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    recommendations = tuple(
-        Recommendation(
-            rank=rank + 1,
-            parallel=chosen.config(rank),
-            estimate=estimate_row(rank, costs=costs, candidates=chosen, **nouns),
-        )
-        for rank in range(len(rows))
-    )
+    recommendations = _described(space.candidates.take(space.best(top)), problem)
     summary = SpaceSummary(
         legal=len(space.candidates),
         feasible=int(np.count_nonzero(space.acceptable)),
         seconds=time.perf_counter() - start,
     )
     return RecommendationResult(recommendations=recommendations, space=summary, rejections=space.rejections)
+
+
+def _described(chosen: Candidates, problem: TrainingProblem) -> tuple[Recommendation, ...]:
+    """The chosen candidates in full, ranked in their order."""
+    if len(chosen) == 0:
+        return ()
+    costs = problem.costs(chosen)
+    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
+    return tuple(
+        Recommendation(
+            rank=rank + 1,
+            parallel=chosen.config(rank),
+            estimate=estimate_row(rank, costs=costs, candidates=chosen, **nouns),
+        )
+        for rank in range(len(chosen))
+    )
 
 
 def cost_space(*, query: Query, problem: TrainingProblem) -> CostedSpace:
