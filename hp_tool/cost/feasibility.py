@@ -114,8 +114,8 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         parts = c * (t if config.sequence_parallel else 1)
         return Reason(
             code=name,
-            message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel over "
-            f"tensor {t}); choose a multiple of {parts}",
+            message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel "
+            f"over tensor {t}); choose a multiple of {parts}",
             needed=parts,
             available=workload.sequence_length,
         )
@@ -129,8 +129,8 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
     m = batch // max(d * b, 1)
     return Reason(
         code=name,
-        message=f"interleaving needs the number of micro-batches ({m} = global_batch_size / (data {d} x micro {b})) to be a multiple "
-        f"of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
+        message=f"interleaving needs the number of micro-batches ({m} = global_batch_size / (data {d} x micro {b})) to be a "
+        f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
         needed=p,
         available=m,
     )
