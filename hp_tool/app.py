@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool.cost.breakdown import estimate_row
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeName
 from hp_tool.domain.query import Query
@@ -41,11 +43,11 @@ class CostedSpace:
     candidates: Candidates
     step_s: FloatArray
     memory_total_bytes: FloatArray
-    acceptable: FloatArray
+    acceptable: BoolArray
     """True where the candidate fits and keeps to the constraints."""
     rejections: dict[str, int]
 
-    def best(self, count: int) -> FloatArray:
+    def best(self, count: int) -> NDArray[np.intp]:
         """Indices of the `count` fastest acceptable candidates; equal times prefer less memory."""
         rows = np.flatnonzero(self.acceptable)
         if len(rows) > count:
@@ -61,7 +63,7 @@ def estimate(*, query: Query) -> Estimate:
     problem = resolve_training(query)
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
     candidates = Candidates.from_configs((config,))
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     code = int(legality(**nouns, candidates=candidates)[0])
     if code:
         return Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
@@ -101,7 +103,9 @@ def _described(chosen: Candidates, problem: TrainingProblem) -> tuple[Recommenda
     if len(chosen) == 0:
         return ()
     costs = problem.costs(chosen)
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
+    nouns: dict[str, Any] = {
+        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile
+    }  # fmt: skip
     return tuple(
         Recommendation(
             rank=rank + 1,

@@ -7,7 +7,6 @@ an InputError that names the field, the value and the mend.
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -24,10 +23,14 @@ MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
 
 
-@functools.cache
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """The (expensive to build) validator of a domain type, built once."""
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:

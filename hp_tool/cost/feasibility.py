@@ -45,8 +45,8 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
     )
-    code = broken[0].astype(np.int64)
-    for bit, rule in enumerate(broken[1:], start=1):
+    code: IntArray = np.zeros(len(candidates), dtype=np.int64)
+    for bit, rule in enumerate(broken):
         code |= rule.astype(np.int64) << bit
     return code
 

@@ -8,6 +8,7 @@ generalised to GQA, gated MLPs and fused attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ def layer_time(
     whole = np.full_like(t, h)
     n = np.stack((query + 2.0 * key_value, whole, gates * hidden, whole))
     k = np.stack((whole, query, whole, hidden))
-    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     matmul_forward = matmul_seconds(tokens, n, k, **matmul).sum(axis=0)
     # Weight gradients are added to an fp32 buffer: one read and one write of 4 bytes.
     weight_gradient = matmul_seconds(n, k, tokens, output_bytes=8.0, **matmul).sum(axis=0)

@@ -79,7 +79,7 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     layers = model.num_hidden_layers / p * layer_parameters(model, tensor_parallel_size=t)
     head = own_output + norm_weights(model)
     is_first, is_last = alone | _FIRST, alone | _LAST
-    return layers + is_first * embedding + is_last * head
+    return np.asarray(layers + is_first * embedding + is_last * head)
 
 
 def state_costs(

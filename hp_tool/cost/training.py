@@ -7,7 +7,7 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ def training_costs(
 ) -> TrainingCosts:
     """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million."""
     # Layers and states each depend on few axes: compute them once for each combination that occurs.
-    machine = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
+    machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
     times = _spread(layer_time(**machine, candidates=kinds), kind_of)
     ends = _spread(head_time(**machine, candidates=kinds), kind_of)
