@@ -118,6 +118,9 @@ class Coordinator:
         reused = self._reusable.get(configuration_digest(parallel=parallel))
         run = self._intend(parallel, predicted if reused is None else {**predicted, REUSED: reused})
         self._projection.bind(trial=trial, run=run)
+        told = {"calibrated_step_s": predicted["calibrated_step_s"], "chosen_by": proposal.reason}
+        payload = {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), **told}
+        self._store.append_event(lease=self._lease, kind="proposed", payload={**payload, "calibration": calibration.summary()})
 
     def _intend(self, parallel: ParallelConfig, predicted: JsonObject) -> RunRecord:
         return self._store.intend_run(lease=self._lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hp_tool.app import CostedSpace
@@ -15,7 +16,7 @@ from hp_tool.calibration import Calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
-from hp_tool.errors import ConflictError, HpToolError, NotFoundError
+from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFoundError, StoreError
 from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome, spent_by
 from hp_tool.search.sampler import CostModelSampler
@@ -124,7 +125,8 @@ def run_search(
         store.release_search(lease=lease, paused=True)
         raise
     except HpToolError as error:
-        if error.code != "lease_lost":
+        # With another coordinator at work, or the store away, it is not ours to end: the lease decides who goes on.
+        if error.code != "lease_lost" and not isinstance(error, StoreError):
             _fail(store, lease, error)
         raise
     except Exception as bug:
@@ -133,11 +135,16 @@ def run_search(
 
 
 def create_launcher(query: Query) -> Launcher:
-    """The launcher that a query names. A query about `cpu` runs on this host's cores even where it has GPUs."""
+    """The launcher that a query names; a query about `cpu` runs on this host's cores even where it has GPUs.
+
+    Raises MissingExtraError where jobs would run on this host and could not.
+    """
     from hp_tool.catalog import cluster
     from hp_tool.launchers import create
 
     name = query.search.launcher
+    if name == "local" and (find_spec("torch") is None or find_spec("megatron") is None):
+        raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
     on_cpu = name == "local" and cluster(query.cluster).gpu.kind == "cpu"
     return create(name, **({"cpu_only": True} if on_cpu else {}))
 
