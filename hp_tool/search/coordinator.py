@@ -223,14 +223,16 @@ class Coordinator:
         return wall_s * self._problem.cluster.num_gpus
 
     def _progress(self, runs: list[RunRecord], *, spent: Spent, expected_gain: float) -> None:
-        best = min((run.measurement.step_s for run in runs if run.measurement and run.measurement.step_s), default=None)
+        timed = [(run.measurement.step_s, run) for run in runs if run.measurement and run.measurement.step_s]
+        best_step_s, best = min(timed, key=lambda pair: pair[0], default=(None, None))
         self._store.set_progress(
             lease=self._lease,
             progress={
                 "profile_runs": spent.profile_runs,
                 "budget_runs": self._problem.settings.budget_runs,
                 "gpu_seconds": spent.gpu_seconds,
-                "best_step_s": best,
+                "best_step_s": best_step_s,
+                "best_parallel": asdict(best.parallel) if best else None,
                 "expected_gain_fraction": min(expected_gain, 1.0),
             },
         )

@@ -32,7 +32,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def http(store: Store, settings: Settings) -> Iterator[TestClient]:
-    app = create_app(settings=settings, store=store)
+    app = create_app(settings, store=store)
     with TestClient(app, base_url="http://127.0.0.1:8000") as client:
         yield client
 
@@ -40,7 +40,7 @@ def http(store: Store, settings: Settings) -> Iterator[TestClient]:
 @pytest.fixture
 def server(store: Store, settings: Settings) -> Iterator[str]:
     """The URL of the application behind a real socket, in a thread of this process, so that tests share its store."""
-    app = create_app(settings=settings, store=store)
+    app = create_app(settings, store=store)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run)

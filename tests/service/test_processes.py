@@ -14,7 +14,7 @@ from hp_tool.domain.records import RunState
 from hp_tool.tuning import TuneResult
 from service.client import Client
 from tests.conftest import skip_or_fail
-from tests.service.processes import api, of_home, process, ranks, wait_for
+from tests.service.processes import api, free_port, of_home, process, ranks, wait_for
 
 Query = dict[str, Any]
 
@@ -94,6 +94,28 @@ def test_a_worker_told_to_end_hands_its_search_over(tmp_path: Path, database_url
     assert result.search.profile_runs == 1
     assert [trial.run_id for trial in trials] == [job.run_id]
     assert trials[0].attempt == 0
+
+
+@pytest.mark.postgres
+def test_the_compose_layout_as_processes(tmp_path: Path, postgres_url: str, query: Query) -> None:
+    """PostgreSQL, then migrate, then the API and two workers, as docker-compose.yml starts them."""
+    query["search"]["budget_runs"] = 1
+    with process("serve", "--port", str(free_port()), database_url=postgres_url, home=tmp_path) as early:
+        assert early.wait(timeout=60) != 0  # a schema that nobody made is not served
+    with process("db", "upgrade", database_url=postgres_url, home=tmp_path) as migrate:
+        assert migrate.wait(timeout=60) == 0
+    with (
+        api(database_url=postgres_url, home=tmp_path) as url,
+        process("worker", database_url=postgres_url, home=tmp_path),
+        process("worker", database_url=postgres_url, home=tmp_path),
+        Client(server=url) as client,
+    ):
+        searches = [client.submit_search(query=query).id for _ in range(2)]
+        results = [_result(client.wait(search_id=search)) for search in searches]
+        trials = [client.trials(search_id=search).trials for search in searches]
+    assert [result.search.profile_runs for result in results] == [1, 1]
+    assert [len(found) for found in trials] == [1, 1]
+    wait_for(lambda: not of_home(tmp_path), timeout_s=30)
 
 
 def _running_second(client: Client, search: str, home: Path) -> bool:
