@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 """A coordinator that died keeps its search from others this long; a living one renews far more often."""
+_CREATE_ATTEMPTS = 5
 OnEvent = Callable[[str, JsonObject], None]
 
 
@@ -150,17 +151,30 @@ def create_launcher(query: Query) -> Launcher:
 
 
 def study_storage(database_url: str | None) -> BaseStorage:
-    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory."""
+    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory.
+
+    Safe to call from many processes at once on a new database. Raises StoreError where the database does not answer.
+    """
     import optuna
 
     if database_url is None:
         return optuna.storages.InMemoryStorage()
+    from sqlalchemy.exc import SQLAlchemyError
+
     from hp_tool.store.engine import BUSY_TIMEOUT_S, parse_url
 
     url = parse_url(database_url)
     # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
     options = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if url.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
-    return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=options)
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))
+        except SQLAlchemyError as error:
+            # Optuna creates its tables without a lock: of several processes that begin at once, all but one fail.
+            if attempt + 1 == _CREATE_ATTEMPTS:
+                raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("unreachable")
 
 
 def default_holder() -> str:
