@@ -159,8 +159,6 @@ def study_storage(database_url: str | None) -> BaseStorage:
 
     if database_url is None:
         return optuna.storages.InMemoryStorage()
-    from sqlalchemy.exc import SQLAlchemyError
-
     from hp_tool.store.engine import BUSY_TIMEOUT_S, parse_url
 
     url = parse_url(database_url)
@@ -169,7 +167,7 @@ def study_storage(database_url: str | None) -> BaseStorage:
     for attempt in range(_CREATE_ATTEMPTS):
         try:
             return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))
-        except SQLAlchemyError as error:
+        except Exception as error:  # the driver's, passed on as it is
             # Optuna creates its tables without a lock: of several processes that begin at once, all but one fail.
             if attempt + 1 == _CREATE_ATTEMPTS:
                 raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
