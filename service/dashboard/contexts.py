@@ -10,8 +10,10 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 from hp_tool import schema
+from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import SearchState
+from hp_tool.domain.result import Recommendation
 from service.api.views import PageView, SearchView, TrialView
 from service.dashboard.formats import arithmetic, details
 
@@ -72,10 +74,11 @@ class SearchesPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best configuration measured."""
+    """The best configuration: of those measured so far, and in the end the one recommended, which may be a mere prediction."""
 
     arithmetic: str
     details: str
+    measured: bool
     step_s: float | None
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None
@@ -157,8 +160,8 @@ def searches_page(*, page: PageView[SearchView], state: SearchState | None, serv
     )
 
 
-def search_page(*, view: SearchView, trials: Sequence[TrialView]) -> SearchPage:
-    """One search's context."""
+def search_page(*, view: SearchView, trials: Sequence[TrialView], recommended: Recommendation | None) -> SearchPage:
+    """One search's context; `recommended` is its result's first row, once there is a result."""
     best = best_of(trials)
     account = view.summary or view.progress
     return SearchPage(
@@ -172,12 +175,12 @@ def search_page(*, view: SearchView, trials: Sequence[TrialView]) -> SearchPage:
         requested=view.requested,
         actions=_actions(view),
         error=view.error,
-        best=_best(best) if best else None,
+        best=_recommended(recommended) if recommended else _best(best) if best else None,
         profile_runs=account.get("profile_runs", 0),
         budget_runs=_budget_runs(view.query),
         gpu_seconds=account.get("gpu_seconds", 0.0),
         grid_gpu_seconds=account.get("grid_gpu_seconds"),
-        stopped_because=view.stopped_because,
+        stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
         trials=tuple(_trial_row(trial, chosen=trial is best) for trial in trials),
         worker=view.worker,
         created_at=view.created_at,
@@ -213,12 +216,30 @@ def _search_row(view: SearchView) -> SearchRow:
     )
 
 
-def _best(trial: TrialView) -> Best:
-    measurement = trial.measurement
-    assert measurement is not None
+def _recommended(row: Recommendation) -> Best:
+    if row.measurement is not None:
+        return _measured(row.parallel, row.measurement)
+    estimate = row.calibrated_estimate or row.estimate
     return Best(
-        arithmetic=arithmetic(trial.parallel),
-        details=details(trial.parallel),
+        arithmetic=arithmetic(row.parallel),
+        details=details(row.parallel),
+        measured=False,
+        step_s=estimate.time.step_s if estimate.time else None,
+        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
+        peak_memory_bytes=int(estimate.memory.allocated_bytes) if estimate.memory else None,
+    )
+
+
+def _best(trial: TrialView) -> Best:
+    assert trial.measurement is not None
+    return _measured(trial.parallel, trial.measurement)
+
+
+def _measured(parallel: ParallelConfig, measurement: Measurement) -> Best:
+    return Best(
+        arithmetic=arithmetic(parallel),
+        details=details(parallel),
+        measured=True,
         step_s=measurement.step_s,
         tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=measurement.peak_memory_bytes,
