@@ -16,7 +16,8 @@ from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
 from service.api.trials import recommended, trials_of
 from service.api.views import PageView, SearchView
-from service.dashboard.contexts import SearchesPage, SearchPage, search_page, searches_page
+from service.dashboard.building import search_page, searches_page
+from service.dashboard.contexts import SearchesPage, SearchPage
 from service.dashboard.rendering import ASSETS, STATIC, render
 
 ROWS_A_PAGE = 50
