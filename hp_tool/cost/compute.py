@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.elementwise import maximum
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.errors import InputError
@@ -53,18 +52,16 @@ def roofline_seconds(
     flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
 ) -> FloatArray:
     """overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
-    bound = np.maximum(
+    bound = maximum(
         flops / (roof.peak_fraction * peak), traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     )
-    return np.asarray(roof.overhead_s + bound)
+    return roof.overhead_s + bound
 
 
-def additive_seconds(
-    flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
-) -> FloatArray:
+def additive_seconds(flops: FloatArray, traffic: FloatArray, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
     """overhead + FLOPs / reached peak + bytes / reached bandwidth: kernels that alternate between the two."""
     bandwidth = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
-    return np.asarray(roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth)
+    return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
 
 
 def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, profile: EfficiencyProfile) -> FloatArray:

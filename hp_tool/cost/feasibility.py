@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.candidates import Candidates, IntArray
+from hp_tool.cost.elementwise import where
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -29,7 +30,7 @@ MEMORY = "memory"
 
 
 def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates) -> IntArray:
-    """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape (n,)."""
+    """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape of the candidates."""
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
@@ -41,13 +42,11 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         model.num_hidden_layers % (p * v) != 0,
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
-        workload.sequence_length % (c.context_parallel_size * np.where(c.sequence_parallel > 0, t, 1)) != 0,
+        workload.sequence_length % (c.context_parallel_size * where(c.sequence_parallel > 0, t, 1)) != 0,
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
     )
-    code: IntArray = np.zeros(len(candidates), dtype=np.int64)
-    for bit, rule in enumerate(broken):
-        code |= rule.astype(np.int64) << bit
+    code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
 
 

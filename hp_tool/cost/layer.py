@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops
+from hp_tool.cost.elementwise import maximum, minimum, where, zeros_like
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -62,11 +61,11 @@ def activation_element_bytes(workload: TrainingWorkload) -> float:
     return 4.0 if workload.precision == "fp32" else ACTIVATION_BYTES
 
 
-def _shapes(model: ModelSpec, workload: TrainingWorkload, c: Candidates) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _shapes(model: ModelSpec, workload: TrainingWorkload, c: Candidates) -> tuple[IntArray, FloatArray, FloatArray]:
     """(t, T, number of ranks that share the norm and dropout work)."""
-    t = c.tensor_parallel_size.astype(np.float64)
+    t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
-    return t, tokens, np.where(c.sequence_parallel > 0, t, 1.0)
+    return t, tokens, where(c.sequence_parallel > 0, t, 1.0)
 
 
 def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> LayerBytes:
@@ -80,7 +79,7 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
     mask = 1.0 if workload.dropout > 0.0 else 0.0
     h = model.hidden_size
     query = model.num_attention_heads * model.head_size / t
-    key_value = model.head_size * np.maximum(model.kv_heads / t, 1.0)
+    key_value = model.head_size * maximum(model.kv_heads / t, 1.0)
     hidden = model.ffn_size / t
     gates = 2.0 if model.gated_mlp else 1.0
 
@@ -93,7 +92,7 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
     statistics = 4.0 * tokens * model.num_attention_heads / t if workload.attention == "flash" else 0.0
     linear = replicated + split
 
-    gathered = np.where(candidates.sequence_parallel > 0, 2.0 * tokens * h * e, 0.0)
+    gathered = where(candidates.sequence_parallel > 0, 2.0 * tokens * h * e, 0.0)
     mlp_gradients = tokens * e * (gates + 1.0) * hidden + tokens * h * e
     return LayerBytes(
         saved=linear + core + statistics,
@@ -108,7 +107,7 @@ def attention_core_bytes(*, model: ModelSpec, workload: TrainingWorkload, candid
     """Scores kept by unfused attention: 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without."""
     t, tokens, _ = _shapes(model, workload, candidates)
     if workload.attention == "flash":
-        return np.zeros_like(tokens)
+        return zeros_like(tokens)
     e = activation_element_bytes(workload)
     per_score = 2.0 * e + 1.0 if workload.dropout > 0.0 else e
     return tokens * workload.sequence_length * model.num_attention_heads / t * per_score
@@ -123,18 +122,16 @@ def layer_time(
     mask = 1.0 if workload.dropout > 0.0 else 0.0
     h = float(model.hidden_size)
     query = model.num_attention_heads * model.head_size / t
-    key_value = model.head_size * np.maximum(model.kv_heads / t, 1.0)
+    key_value = model.head_size * maximum(model.kv_heads / t, 1.0)
     hidden = model.ffn_size / t
     gates = 2.0 if model.gated_mlp else 1.0
 
-    # Outputs n and inputs k of the four weight matrices, shape (4, kinds): QKV, attention output, MLP up, MLP down.
-    whole = np.full_like(t, h)
-    n = np.stack((query + 2.0 * key_value, whole, gates * hidden, whole))
-    k = np.stack((whole, query, whole, hidden))
+    # Outputs n and inputs k of the four weight matrices: QKV, attention output, MLP up, MLP down.
+    matrices = ((query + 2.0 * key_value, h), (h, query), (gates * hidden, h), (h, hidden))
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
-    matmul_forward = matmul_seconds(tokens, n, k, **matmul).sum(axis=0)
+    matmul_forward = sum(matmul_seconds(tokens, n, k, **matmul) for n, k in matrices)
     # Weight gradients are added to an fp32 buffer: one read and one write of 4 bytes.
-    weight_gradient = matmul_seconds(n, k, tokens, output_bytes=8.0, **matmul).sum(axis=0)
+    weight_gradient = sum(matmul_seconds(n, k, tokens, output_bytes=8.0, **matmul) for n, k in matrices)
 
     core_forward, core_backward = _attention_seconds(
         model=model, cluster=cluster, workload=workload, profile=profile, candidates=candidates
@@ -159,14 +156,14 @@ def layer_time(
     all_reduce = 2.0 * tensor_group.seconds(2.0 * wire)
     sharded = candidates.sequence_parallel > 0
     overlap = profile.framework.tensor_parallel_overlap
-    exposed = all_reduce - overlap * np.minimum(all_reduce, weight_gradient)
-    exposed_sharded = 3.0 * gather - np.minimum(gather, matmul_forward) - overlap * np.minimum(gather, weight_gradient)
+    exposed = all_reduce - overlap * minimum(all_reduce, weight_gradient)
+    exposed_sharded = 3.0 * gather - minimum(gather, matmul_forward) - overlap * minimum(gather, weight_gradient)
     return LayerTime(
         forward=matmul_forward + core_forward + elementwise,
         backward=matmul_forward + weight_gradient + core_backward + elementwise_backward,
         attention_core=core_forward,
-        forward_communication=np.where(sharded, 2.0 * gather, all_reduce),
-        backward_communication=np.where(sharded, exposed_sharded, exposed),
+        forward_communication=where(sharded, 2.0 * gather, all_reduce),
+        backward_communication=where(sharded, exposed_sharded, exposed),
     )
 
 
@@ -181,7 +178,7 @@ def _attention_seconds(
     if workload.attention == "flash":
         visible = 0.5 if model.architecture == "decoder" else 1.0
         flops = 4.0 * tokens * s * heads * d * visible
-        traffic = tokens * e * d * (2.0 * heads + 2.0 * np.maximum(model.kv_heads / t, 1.0))
+        traffic = tokens * e * d * (2.0 * heads + 2.0 * maximum(model.kv_heads / t, 1.0))
         # Attention stays in 16 bits where the matmuls are narrower.
         peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates, FloatArray, IntArray
+from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates, FloatArray
+from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.layer import LayerBytes, activation_element_bytes
 from hp_tool.cost.pipeline import chunks_in_flight
 from hp_tool.cost.states import StateCosts
@@ -21,9 +20,6 @@ from hp_tool.domain.workload import TrainingWorkload
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 """They sum to the total."""
 
-_FIRST, _LAST = np.array([[True], [False]]), np.array([[False], [True]])
-"""The rows of the (2, n) arrays: first and last stage."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
@@ -33,7 +29,7 @@ class Memory:
     """By MEMORY_PARTS."""
     layer_activations: FloatArray
     """The transformer layers' share of `activations`."""
-    worst_stage: IntArray
+    worst_stage: FloatArray
     total: FloatArray
 
 
@@ -47,44 +43,52 @@ def memory(
     states: StateCosts,
     micro_batches: FloatArray,
 ) -> Memory:
-    """All parts on both ends, and the worse end picked; inner arrays have shape (2, n)."""
+    """All parts on both ends, and the worse end picked."""
     c, e = candidates, activation_element_bytes(workload)
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
-    alone = p == 1
-    is_first, is_last = alone | _FIRST, alone | _LAST
     hidden = workload.sequence_length * c.micro_batch_size / c.context_parallel_size * model.hidden_size
-    sharded = hidden / np.where(c.sequence_parallel > 0, t, 1)
-
-    in_flight = chunks_in_flight(c, from_end=(p - 1) * _FIRST, micro_batches=micro_batches)
-    layers = in_flight * chunk_activations(candidates=c, layer=layer, layers=model.num_hidden_layers / (p * v))
-    # Besides the layers: on the last stage the inputs of the final norm and of the output layer; on the first the
-    # embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
-    activations = layers + is_last * (2.0 * e * sharded)
-    if workload.dropout > 0.0:
-        activations = activations + is_first * (sharded * np.minimum(p, micro_batches))
-    # Logits in 16 bits and the loss's fp32 copy; a fused loss keeps no copy.
+    sharded = hidden / where(c.sequence_parallel > 0, t, 1)
+    chunk = chunk_activations(candidates=c, layer=layer, layers=model.num_hidden_layers / (p * v))
+    # The first stage keeps the embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
+    mask = sharded * minimum(p, micro_batches) if workload.dropout > 0.0 else 0.0
+    # The last stage keeps the inputs of the final norm and of the output layer, logits in 16 bits and the loss's fp32
+    # copy; a fused loss keeps no copy.
+    inputs = 2.0 * e * sharded
     per_logit = e if workload.cross_entropy == "fused" else e + 4.0
-    logits = is_last * (per_logit * model.vocab_size / model.hidden_size * hidden / t)
-    # The loss's memory is free again when the backward pass reaches the layers.
-    buffers = np.maximum(layer.backward_working + recomputed_working(candidates=c, layer=layer) - logits, 0.0)
+    loss = per_logit * model.vocab_size / model.hidden_size * hidden / t
+    working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
 
-    allocated = states.weights + states.gradients + states.optimizer + activations + logits + buffers
-    later = allocated[1] > allocated[0]
-    ends = {
-        "weights": states.weights,
-        "gradients": states.gradients,
-        "optimizer": states.optimizer,
-        "activations": activations,
-        "logits": logits,
-        "buffers": buffers,
-    }
-    parts = {name: np.where(later, size[1], size[0]) for name, size in ends.items()}
-    worst = np.maximum(allocated[0], allocated[1])
+    alone = p == 1
+    ends = []
+    for parameters, from_end, is_first, is_last in (
+        (states.first_parameters, p - 1, True, alone),
+        (states.last_parameters, 0, alone, True),
+    ):
+        layers = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
+        logits = is_last * loss
+        ends.append(
+            {
+                "weights": parameters * states.weight_bytes,
+                "gradients": parameters * states.gradient_bytes,
+                "optimizer": parameters * states.optimizer_bytes,
+                "activations": layers + is_last * inputs + is_first * mask,
+                "logits": logits,
+                # The loss's memory is free again when the backward pass reaches the layers.
+                "buffers": maximum(working - logits, 0.0),
+                "layers": layers,
+            }
+        )
+    first, last = ends
+    allocated, allocated_last = (sum(end[name] for name in MEMORY_PARTS[:-1]) for end in ends)
+    later = allocated_last > allocated
+    parts = {name: where(later, last[name], first[name]) for name in first}
+    worst = maximum(allocated, allocated_last)
+    layer_activations = parts.pop("layers")
     parts["overhead"] = profile.framework.memory_overhead_bytes + profile.framework.fragmentation_fraction * worst
     return Memory(
         parts=parts,
-        layer_activations=np.where(later, layers[1], layers[0]),
-        worst_stage=np.where(later, p - 1, 0),
+        layer_activations=layer_activations,
+        worst_stage=where(later, p - 1, 0),
         total=worst + parts["overhead"],
     )
 
@@ -96,29 +100,29 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
     layers keep their input, the others everything.
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
-    plain = layers * np.where(method == SELECTIVE, layer.saved_selective, layer.saved)
-    if int(method.max()) < FULL_UNIFORM:
+    plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
+    if not anywhere(method >= FULL_UNIFORM):
         return plain
-    blocked = np.where(count > 0, np.minimum(count, layers), layers)
+    blocked = where(count > 0, minimum(count, layers), layers)
     block = blocked * layer.saved_full + (layers - blocked) * layer.saved
-    uniform = np.ceil(layers / np.maximum(count, 1)) * layer.saved_full
-    return np.where(method == FULL_BLOCK, block, np.where(method == FULL_UNIFORM, uniform, plain))
+    uniform = ceil(layers / maximum(count, 1)) * layer.saved_full
+    return where(method == FULL_BLOCK, block, where(method == FULL_UNIFORM, uniform, plain))
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes) -> FloatArray:
     """Bytes that recomputation brings back at a time: one attention core, or the layers of one checkpoint."""
     method = candidates.recompute_method
-    core = np.where(method == SELECTIVE, layer.attention_core, 0.0)
-    if int(method.max()) < FULL_UNIFORM:
+    core = where(method == SELECTIVE, layer.attention_core, 0.0)
+    if not anywhere(method >= FULL_UNIFORM):
         return core
-    at_once = np.where(method == FULL_UNIFORM, np.maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
+    at_once = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
     return core + at_once * layer.saved
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: FloatArray) -> FloatArray:
     """Share of layers whose whole forward pass is run again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
-    if int(method.max()) < FULL_UNIFORM:
-        return np.zeros(len(candidates))
-    blocked = np.where(count > 0, np.minimum(count / layers_per_chunk, 1.0), 1.0)
-    return np.where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)
+    if not anywhere(method >= FULL_UNIFORM):
+        return zeros_like(method)
+    blocked = where(count > 0, minimum(count / layers_per_chunk, 1.0), 1.0)
+    return where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import cast
 
 from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.elementwise import maximum
 from hp_tool.domain.model import ModelSpec
 
 
@@ -30,26 +31,27 @@ def layer_parameters(model: ModelSpec, *, tensor_parallel_size: IntArray | int =
     Matrices and column-parallel biases are split t ways; norms and row-parallel biases are replicated. With fewer
     key/value heads than ranks each rank keeps one whole head (Megatron Core).
     """
-    t = np.asarray(tensor_parallel_size, dtype=np.float64)
+    t = tensor_parallel_size
     h, d, ffn = model.hidden_size, model.head_size, model.ffn_size
     query = model.num_attention_heads * d / t
-    key_value = 2.0 * d * np.maximum(model.kv_heads / t, 1.0)
+    key_value = 2.0 * d * maximum(model.kv_heads / t, 1.0)
     hidden = (2.0 if model.gated_mlp else 1.0) * ffn / t
     matrices = h * (2.0 * query + key_value) + h * (hidden + ffn / t)
     split_biases = model.has_attention_bias * (query + key_value) + model.has_mlp_bias * hidden
     whole_biases = h * (int(model.has_attention_bias) + int(model.has_mlp_bias))
-    return np.asarray(matrices + split_biases + whole_biases + 2.0 * norm_weights(model))
+    return matrices + split_biases + whole_biases + 2.0 * norm_weights(model)
 
 
 def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: IntArray | int = 1) -> FloatArray:
     """The input embedding on one rank: V h / t, and learned positions, which every rank keeps whole."""
     positions = (model.max_position_embeddings or sequence_length) if model.positions == "learned" else 0
-    return np.asarray(model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + positions * model.hidden_size)
+    return output_parameters(model, tensor_parallel_size=tensor_parallel_size) + positions * model.hidden_size
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: IntArray | int = 1) -> FloatArray:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
-    return np.asarray(model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size))
+    matrix: FloatArray = model.vocab_size * model.hidden_size / cast(IntArray, tensor_parallel_size)
+    return matrix
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:

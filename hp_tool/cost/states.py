@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import ring
+from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -27,11 +26,6 @@ STATE_AXES = (
 )
 """What everything here depends on."""
 
-_FIRST, _LAST = np.array([[True], [False]]), np.array([[False], [True]])
-"""The rows of the (2, n) arrays: first and last stage."""
-_ZERO_STAGES = np.array([[1], [2], [3]])
-"""From which ZeRO stage on the optimizer, the gradients and the weights are sharded."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesPerParameter:
@@ -45,11 +39,15 @@ class BytesPerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:
-    """Bytes have shape (2, n), first and last stage of each candidate; seconds have shape (n,)."""
+    """Arrays of shape (n,)."""
 
-    weights: FloatArray
-    gradients: FloatArray
-    optimizer: FloatArray
+    first_parameters: FloatArray
+    """On one rank of the pipeline's first stage."""
+    last_parameters: FloatArray
+    weight_bytes: FloatArray
+    """For each of a rank's parameters, under its ZeRO stage; likewise the next two."""
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
     reduction_s: FloatArray
     """Data-parallel communication of one step before any of it is hidden."""
     tied_reduction_s: FloatArray
@@ -67,19 +65,17 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     return BytesPerParameter(weights=weights, gradients=gradients, optimizer=states + master)
 
 
-def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> FloatArray:
-    """Parameters on one rank of the first and of the last stage, shape (2, n). Tied weights are kept on both where those
-    are different stages (Megatron Core), once where they are the same.
+def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[FloatArray, FloatArray]:
+    """Parameters on one rank of the first and of the last stage. Tied weights are kept on both where those are different
+    stages (Megatron Core), once where they are the same.
     """
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
-    embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
-    output = output_parameters(model, tensor_parallel_size=t)
-    own_output = output * (1.0 if not model.tie_word_embeddings else ~alone)
     layers = model.num_hidden_layers / p * layer_parameters(model, tensor_parallel_size=t)
-    head = own_output + norm_weights(model)
-    is_first, is_last = alone | _FIRST, alone | _LAST
-    return np.asarray(layers + is_first * embedding + is_last * head)
+    embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    own_output = (p > 1) if model.tie_word_embeddings else 1.0
+    head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
+    return layers + embedding + alone * head, layers + alone * embedding + head
 
 
 def state_costs(
@@ -92,19 +88,21 @@ def state_costs(
     """
     c, size = candidates, bytes_per_parameter(workload)
     replicas = c.data_parallel_size * c.context_parallel_size
-    parameters = end_parameters(model, workload, candidates)
-    largest = parameters.max(axis=0)
+    first, last = end_parameters(model, workload, candidates)
+    largest = maximum(first, last)
     shard = 1.0 / replicas
-    share = np.where(c.zero_stage >= _ZERO_STAGES, shard, 1.0)
+    optimizer_share = where(c.zero_stage >= 1, shard, 1.0)
 
-    sent = np.where(c.zero_stage >= 1, size.gradients + size.weights, 2.0 * size.gradients) * (1.0 - shard)
+    sent = where(c.zero_stage >= 1, size.gradients + size.weights, 2.0 * size.gradients) * (1.0 - shard)
     data = ring(group_size=replicas, stride=c.tensor_parallel_size, cluster=cluster, profile=profile)
-    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * share[0] + 2.0 * size.gradients
+    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * optimizer_share + 2.0 * size.gradients
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
     return StateCosts(
-        weights=parameters * (size.weights * share[2]),
-        gradients=parameters * (size.gradients * share[1]),
-        optimizer=parameters * (size.optimizer * share[0]),
+        first_parameters=first,
+        last_parameters=last,
+        weight_bytes=size.weights * where(c.zero_stage >= 3, shard, 1.0),
+        gradient_bytes=size.gradients * where(c.zero_stage >= 2, shard, 1.0),
+        optimizer_bytes=size.optimizer * optimizer_share,
         reduction_s=data.seconds(largest * sent),
         tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients),
         update_s=largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
@@ -116,8 +114,8 @@ def _tied_seconds(
 ) -> FloatArray:
     """First and last stage all-reduce the shared embedding's gradient: V h / t parameters, a group of two."""
     c, p = candidates, candidates.pipeline_parallel_size
-    if not model.tie_word_embeddings or int(p.max()) == 1:
-        return np.zeros(len(c))
-    far = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size * np.maximum(p - 1, 1)
+    if not (model.tie_word_embeddings and anywhere(p > 1)):
+        return zeros_like(p)
+    far = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size * maximum(p - 1, 1)
     wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * (p > 1)
-    return ring(group_size=np.minimum(p, 2), stride=far, cluster=cluster, profile=profile).seconds(wire)
+    return ring(group_size=minimum(p, 2), stride=far, cluster=cluster, profile=profile).seconds(wire)

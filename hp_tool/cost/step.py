@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import send_seconds
+from hp_tool.cost.elementwise import maximum, minimum, where, zeros_like
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime, activation_element_bytes
 from hp_tool.cost.memory import recomputed_layer_fraction
@@ -48,11 +47,11 @@ def time_parts(
     arXiv 2104.04473 section 2.2. Data-parallel communication hides at most behind one micro-batch's compute.
     """
     c, m = candidates, micro_batches
-    p = c.pipeline_parallel_size.astype(np.float64)
+    p = c.pipeline_parallel_size
     layers = model.num_hidden_layers / p
     whole = recomputed_layer_fraction(c, layers_per_chunk=layers / c.virtual_pipeline_parallel_size)
     again = whole * (layer.forward + layer.forward_communication)
-    again = again + np.where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
+    again = again + where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
 
     # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace.
     compute = layers * (layer.forward + layer.backward)
@@ -60,14 +59,14 @@ def time_parts(
     communication = layers * (layer.forward_communication + layer.backward_communication)
     output = head.output + head.output_communication
     both_ends = head.embedding + output
-    end = np.where(p > 1.0, np.maximum(head.embedding, output), both_ends)
-    output_share = np.where(end > head.embedding, head.output_communication, 0.0)
+    end = where(p > 1.0, maximum(head.embedding, output), both_ends)
+    output_share = where(end > head.embedding, head.output_communication, 0.0)
     stage = compute + recompute + communication + end
     everything = p * (compute + recompute + communication) + both_ends
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
     chunks = c.virtual_pipeline_parallel_size
     overlap = profile.framework
-    none = np.zeros_like(p)
+    none = zeros_like(p)
     return {
         "compute": m * (compute + end - output_share),
         "recompute": m * recompute,
@@ -77,7 +76,7 @@ def time_parts(
         "pipeline_bubble": (everything - stage) / chunks + 2.0 * (p - 1.0) * transfer,
         "pipeline_p2p": (2.0 * (1.0 - overlap.pipeline_overlap)) * m * chunks * transfer,
         "data_parallel": states.reduction_s
-        - overlap.data_parallel_overlap * np.minimum(states.reduction_s, compute)
+        - overlap.data_parallel_overlap * minimum(states.reduction_s, compute)
         + states.tied_reduction_s,
         "optimizer": states.update_s,
         "overhead": none + overlap.step_overhead_s,
@@ -96,4 +95,4 @@ def transfer_seconds(
     message = tokens * model.hidden_size * activation_element_bytes(workload) / t
     distance = t * c.context_parallel_size * c.data_parallel_size
     seconds = send_seconds(message, distance=distance, cluster=cluster, profile=profile)
-    return np.where(c.pipeline_parallel_size > 1, seconds, 0.0)
+    return where(c.pipeline_parallel_size > 1, seconds, 0.0)

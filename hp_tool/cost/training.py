@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.distinct import distinct_rows
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LAYER_AXES, LayerBytes, LayerTime, layer_bytes, layer_time
@@ -30,12 +30,12 @@ Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime, StateCosts)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates; arrays of shape (n,), bytes and seconds."""
+    """Predictions for n candidates; arrays of shape (n,), or numbers of one alone; bytes and seconds."""
 
     memory_parts: dict[str, FloatArray]
     """By MEMORY_PARTS, on the worst stage."""
     layer_activations_bytes: FloatArray
-    worst_stage: IntArray
+    worst_stage: FloatArray
     memory_total_bytes: FloatArray
     capacity_bytes: float
     parts: dict[str, FloatArray]
@@ -47,8 +47,19 @@ class TrainingCosts:
         """Fits in memory; whether it is legal was decided before it became a candidate."""
         return self.memory_total_bytes <= self.capacity_bytes
 
-    def __len__(self) -> int:
-        return len(self.step_s)
+    def row(self, index: int) -> TrainingCosts:
+        """One of the rows alone."""
+
+        def numbers(columns: dict[str, FloatArray]) -> dict[str, Any]:
+            return {name: column[index].item() for name, column in columns.items()}
+
+        names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
+        return TrainingCosts(
+            memory_parts=numbers(self.memory_parts),
+            parts=numbers(self.parts),
+            capacity_bytes=self.capacity_bytes,
+            **numbers({name: getattr(self, name) for name in names}),
+        )
 
 
 def training_costs(
@@ -90,4 +101,4 @@ def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
     """Each row's own entry of every column; None: every row is its own kind."""
     if kind_of is None:
         return columns
-    return type(columns)(**{f.name: getattr(columns, f.name)[..., kind_of] for f in fields(columns)})
+    return type(columns)(**{f.name: getattr(columns, f.name)[kind_of] for f in fields(columns)})

@@ -55,7 +55,7 @@ def test_parts_sum_to_totals_and_everything_is_finite(case: tuple[Problem, Paral
 @few
 @given(problems(), st.randoms(use_true_random=False))
 def test_a_row_depends_on_nothing_but_its_configuration(case: tuple[Problem, ParallelConfig], random) -> None:  # type: ignore[no-untyped-def]
-    """Alone, in a batch, or in another order: the same numbers."""
+    """Alone, in a batch of one, in a large batch, or in another order: the same numbers."""
     problem, _ = case
     candidates = space(problem)
     order = list(range(len(candidates)))
@@ -64,9 +64,11 @@ def test_a_row_depends_on_nothing_but_its_configuration(case: tuple[Problem, Par
     for name, column in whole.items():
         np.testing.assert_array_equal(shuffled[name], column[order], err_msg=name)
     for index in order[:5]:
-        alone = columns(problem.costs(candidates.take(slice(index, index + 1))))
+        one = columns(problem.costs(candidates.take(slice(index, index + 1))))
+        alone = columns(problem.costs(Candidates.alone(candidates.config(index))))
         for name, column in whole.items():
-            np.testing.assert_allclose(alone[name], column[index : index + 1], rtol=EXACT, err_msg=name)
+            np.testing.assert_allclose(one[name], column[index : index + 1], rtol=EXACT, err_msg=name)
+            assert alone[name] == one[name][0] and not isinstance(alone[name], np.ndarray), name
 
 
 @few
