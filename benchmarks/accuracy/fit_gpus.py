@@ -68,8 +68,8 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
     peak, overhead = robust_fit(of_large, [0.7, 5e-6], [0.05, 1e-7], [1.2, 1e-4])
     errors = np.abs(np.expm1(of_large(np.array([peak, overhead]))))
     print(
-        f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} overhead {overhead * 1e6:.1f} us; "
-        f"m >= 1024: {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
+        f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} "
+        f"overhead {overhead * 1e6:.1f} us; m >= 1024: {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
     )
     return roofline(peak, everywhere[1], overhead), roofline(*everywhere)
 
