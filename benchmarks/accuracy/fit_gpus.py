@@ -70,7 +70,8 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
     errors = np.abs(np.expm1(of_large(np.array([peak, overhead]))))
     print(
         f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} "
-        f"overhead {overhead * 1e6:.1f} us; m >= 1024: {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
+        f"overhead {overhead * 1e6:.1f} us; m >= 1024: {large.sum()} shapes, "
+        f"median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
     )
     return roofline(peak, everywhere[1], overhead), roofline(*everywhere)
 
