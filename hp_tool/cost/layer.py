@@ -13,7 +13,7 @@ from typing import Any
 from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops
-from hp_tool.cost.elementwise import maximum, minimum, where, zeros_like
+from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -85,18 +85,18 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
 
     # Inputs of two norms and of two column-parallel matmuls, and two dropout masks: whole, or sharded by SP.
     replicated = tokens * h * (4.0 * e + 2.0 * mask) / shards
+    # Rotated queries and keys are new tensors, while the values, a view, keep the whole QKV projection's output.
+    rotated = query + key_value if model.positions == "rotary" else 0.0
     # Q, K, V and the attention output; the MLP's pre-activation(s) and activation: always split by TP.
-    split = tokens * e * (2.0 * query + 2.0 * key_value + (gates + 1.0) * hidden)
+    split = tokens * e * (2.0 * query + 2.0 * key_value + rotated + (gates + 1.0) * hidden)
     core = attention_core_bytes(model=model, workload=workload, candidates=candidates)
-    # fp32 log-sum-exp of fused attention, kept to rebuild the scores in the backward pass.
-    statistics = 4.0 * tokens * model.num_attention_heads / t if workload.attention == "flash" else 0.0
     linear = replicated + split
 
     gathered = where(candidates.sequence_parallel > 0, 2.0 * tokens * h * e, 0.0)
     mlp_gradients = tokens * e * (gates + 1.0) * hidden + tokens * h * e
     return LayerBytes(
-        saved=linear + core + statistics,
-        saved_selective=linear + statistics,
+        saved=linear + core,
+        saved_selective=linear,
         saved_full=e * tokens * h / shards,
         attention_core=core,
         backward_working=gathered + mlp_gradients,
@@ -104,13 +104,18 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
 
 
 def attention_core_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> FloatArray:
-    """Scores kept by unfused attention: 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without."""
+    """What attention keeps besides queries, keys, values and its output, and selective recomputation does not.
+
+    Fused: the fp32 log-sum-exp from which the backward pass rebuilds the scores, 4asb/t. Unfused: 5as^2b/t with dropout
+    (softmax, mask, dropped softmax), 2as^2b/t without.
+    """
     t, tokens, _ = _shapes(model, workload, candidates)
+    heads = model.num_attention_heads / t
     if workload.attention == "flash":
-        return zeros_like(tokens)
+        return 4.0 * tokens * heads
     e = activation_element_bytes(workload)
     per_score = 2.0 * e + 1.0 if workload.dropout > 0.0 else e
-    return tokens * workload.sequence_length * model.num_attention_heads / t * per_score
+    return tokens * workload.sequence_length * heads * per_score
 
 
 def layer_time(
