@@ -52,10 +52,9 @@ def memory(
     # The first stage keeps the embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
     mask = sharded * minimum(p, micro_batches) if workload.dropout > 0.0 else 0.0
     # The last stage keeps the inputs of the final norm and of the output layer, logits in 16 bits and the loss's fp32
-    # copy; a fused loss keeps no copy.
+    # copy, which Megatron Core's fused loss makes as well (then the softmax, and beside its gradient in 16 bits).
     inputs = 2.0 * e * sharded
-    per_logit = e if workload.cross_entropy == "fused" else e + 4.0
-    loss = per_logit * model.vocab_size / model.hidden_size * hidden / t
+    loss = (e + 4.0) * model.vocab_size / model.hidden_size * hidden / t
     working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
 
     alone = p == 1
