@@ -51,6 +51,13 @@ class Run:
         predicted = self.estimate.time.step_s
         return Comparison(source=source, model=self.name, what=self.what, published=self.step_s, predicted=predicted)
 
+    @property
+    def is_within_interval(self) -> bool:
+        """Whether the stated interval holds the published step time."""
+        assert self.estimate.intervals is not None
+        low, high = self.estimate.intervals.step_s
+        return low <= self.step_s <= high
+
     def memory(self, source: str) -> Comparison:
         assert self.estimate.memory is not None and self.allocated_bytes is not None
         return Comparison(

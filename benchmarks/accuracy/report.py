@@ -66,17 +66,22 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     return found
 
 
-def refused_runs(folder: Path) -> dict[str, Any]:
-    """Configurations that really ran and that the model calls infeasible; the grid's are counted there."""
+def published_runs(folder: Path) -> dict[str, Any]:
+    """Of runs that nothing was fitted on: those the model calls infeasible (the grid's are counted there), and the share
+    whose step time lies within the interval stated with the prediction.
+    """
     runs = [run for source in (heldout.megatron_2020, heldout.megatron_bridge, heldout.b200) for run in source(folder)]
+    if not runs:
+        return {"ran": 0, "refused": [], "within_interval_share": None}
     refused = [f"{run.name} {run.what}: {run.estimate.reasons[0].message}" for run in runs if not run.estimate.feasible]
-    return {"ran": len(runs), "refused": refused}
+    within = sum(run.is_within_interval for run in runs) / len(runs)
+    return {"ran": len(runs), "refused": refused, "within_interval_share": within}
 
 
 def evaluate(folder: Path | None) -> dict[str, Any]:
-    """{days, sections, table4_differences, grid, refused_runs}; without a folder only the days, which need no data."""
+    """{days, sections, table4_differences, grid, published_runs}; without a folder only the days, which need no data."""
     if folder is None:
-        return {"days": days.evaluate(), "sections": [], "table4_differences": [], "grid": None, "refused_runs": None}
+        return {"days": days.evaluate(), "sections": [], "table4_differences": [], "grid": None, "published_runs": None}
     found = sections(folder)
     layer = next((section.comparisons for section in found if section.title.startswith("Table 4")), [])
     return {
@@ -84,7 +89,7 @@ def evaluate(folder: Path | None) -> dict[str, Any]:
         "sections": found,
         "table4_differences": table4_differences(layer),
         "grid": grid.evaluate(folder),
-        "refused_runs": refused_runs(folder),
+        "published_runs": published_runs(folder),
     }
 
 
@@ -104,9 +109,13 @@ def as_text(report: dict[str, Any]) -> str:
         )
     if report["grid"] is not None:
         blocks.append(grid.as_text(report["grid"]))
-    if report["refused_runs"] is not None:
-        found = report["refused_runs"]
-        blocks.append(
-            "\n  ".join([f"Published runs called infeasible: {len(found['refused'])} of {found['ran']}", *found["refused"]])
-        )
+    found = report["published_runs"]
+    if found is not None and found["ran"]:
+        lines = [
+            f"Published runs that nothing was fitted on: {found['ran']}  [information]",
+            f"step time within the stated 90 % interval: {found['within_interval_share']:.0%}",
+            f"called infeasible: {len(found['refused'])}",
+            *found["refused"],
+        ]
+        blocks.append("\n  ".join(lines))
     return "\n\n".join(blocks)
