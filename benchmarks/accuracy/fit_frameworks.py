@@ -42,6 +42,9 @@ FIXED = FrameworkEfficiency(
     elementwise_traffic_factor=1.0,
     attention_backward_slowdown=1.25,  # FlashAttention-2 and -3 reach 1.2 to 1.3 times their backward FLOP/s forward
     tensor_parallel_overlap=0.0,
+    tensor_parallel_forward_overlap=0.0,  # these runs wait for their forward collectives
+    context_parallel_overlap=0.9,  # ring attention: the transfer runs beside the attention of the step before
+    expert_parallel_overlap=0.0,  # Megatron Core's default dispatcher waits for its all-to-all
     data_parallel_overlap=0.0,  # these runs reduce gradients after the backward pass
     pipeline_overlap=0.0,
     network=Link(bandwidth_fraction=0.7, latency_s=1e-5, latency_per_peer_s=2e-6, ramp_bytes=1.4e7),
@@ -49,7 +52,6 @@ FIXED = FrameworkEfficiency(
     step_overhead_s=0.0,
     time_log_sd=0.08,
     memory_log_sd=0.03,
-    memory_overhead_bytes=1.5 * 2**30,
     fragmentation_fraction=0.03,
     fitted_on="",
 )

@@ -41,7 +41,7 @@ def matmul_seconds(
 
     `output_bytes` is what one output element costs to write (8 where it is accumulated into an fp32 buffer).
     """
-    roof = profile.gpu.matmul.get(precision, profile.gpu.matmul["bf16"])
+    roof = _matmul_roofline(profile, precision)
     element = ELEMENT_BYTES[precision]
     flops = 2.0 * batch * m * n * k
     traffic = batch * (element * (m * k + n * k) + output_bytes * m * n)
@@ -72,3 +72,21 @@ def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, pr
     moved = traffic * profile.framework.elementwise_traffic_factor
     reached = profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
+
+
+def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
+    """The measured constants of this precision; of plain fp8 for block-scaled fp8; else those of bf16."""
+    measured = profile.gpu.matmul
+    return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
+
+
+def cast_traffic(precision: Precision, *, inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray | float, FloatArray | float]:
+    """Bytes a token that quantising moves (forward, backward) around matmuls of these input and output widths.
+
+    Each input is read in 16 bits and written in 8 as rows and as columns (the weight gradient needs the transpose);
+    backward the same for each output's gradient. Nothing in 16 bits and above.
+    """
+    if ELEMENT_BYTES[precision] >= 2.0:
+        return 0.0, 0.0
+    moved = 2.0 + 2.0 * ELEMENT_BYTES[precision]
+    return moved * inputs, moved * outputs

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates, FloatArray, IntArray
-from hp_tool.cost.layer import LayerBytes, activation_element_bytes
+from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.pipeline import chunks_in_flight
-from hp_tool.cost.states import StateCosts
+from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.stages import FIRST, LAST, StageLayers
+from hp_tool.cost.states import StateCosts, bytes_per_parameter
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 """They sum to the total."""
-
-_FIRST, _LAST = np.array([[True], [False]]), np.array([[False], [True]])
-"""The rows of the (2, n) arrays: first and last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,7 @@ def memory(
     profile: EfficiencyProfile,
     candidates: Candidates,
     layer: LayerBytes,
+    stages: StageLayers,
     states: StateCosts,
     micro_batches: FloatArray,
 ) -> Memory:
@@ -51,22 +51,28 @@ def memory(
     c, e = candidates, activation_element_bytes(workload)
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     alone = p == 1
-    is_first, is_last = alone | _FIRST, alone | _LAST
+    is_first, is_last = alone | FIRST, alone | LAST
     hidden = workload.sequence_length * c.micro_batch_size / c.context_parallel_size * model.hidden_size
     sharded = hidden / np.where(c.sequence_parallel > 0, t, 1)
 
-    in_flight = chunks_in_flight(c, from_end=(p - 1) * _FIRST, micro_batches=micro_batches)
-    layers = in_flight * chunk_activations(candidates=c, layer=layer, layers=model.num_hidden_layers / (p * v))
+    in_flight = chunks_in_flight(c, from_end=(p - 1) * FIRST, micro_batches=micro_batches)
+    layers = in_flight * chunk_activations(candidates=c, layer=layer, layers=stages.total / v)
     # Besides the layers: on the last stage the inputs of the final norm and of the output layer; on the first the
     # embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
     activations = layers + is_last * (2.0 * e * sharded)
     if workload.dropout > 0.0:
         activations = activations + is_first * (sharded * np.minimum(p, micro_batches))
-    # Logits in 16 bits and the loss's fp32 copy; a fused loss keeps no copy.
-    per_logit = e if workload.cross_entropy == "fused" else e + 4.0
-    logits = is_last * (per_logit * model.vocab_size / model.hidden_size * hidden / t)
+    # Logits in 16 bits and the loss's fp32 copy, on which even the fused loss works.
+    per_logit = e + 4.0
+    logits = is_last * (per_logit * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t)
     # The loss's memory is free again when the backward pass reaches the layers.
-    buffers = np.maximum(layer.backward_working + recomputed_working(candidates=c, layer=layer) - logits, 0.0)
+    working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
+    if int(c.zero_stage.max()) >= 3:
+        # Weights of two layers are gathered at a time: the running one and the prefetched next.
+        sent = bytes_per_parameter(workload).communicated_weights / bytes_per_parameter(workload).weights
+        whole = states.weights * sent * (c.data_parallel_size * c.context_parallel_size)
+        working = working + (c.zero_stage >= 3) * whole * np.minimum(2.0 / stages.total, 1.0)
+    buffers = np.maximum(working - logits, 0.0)
 
     allocated = states.weights + states.gradients + states.optimizer + activations + logits + buffers
     later = allocated[1] > allocated[0]
@@ -80,7 +86,7 @@ def memory(
     }
     parts = {name: np.where(later, size[1], size[0]) for name, size in ends.items()}
     worst = np.maximum(allocated[0], allocated[1])
-    parts["overhead"] = profile.framework.memory_overhead_bytes + profile.framework.fragmentation_fraction * worst
+    parts["overhead"] = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * worst
     return Memory(
         parts=parts,
         layer_activations=np.where(later, layers[1], layers[0]),

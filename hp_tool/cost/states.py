@@ -8,7 +8,16 @@ import numpy as np
 
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import ring
-from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters
+from hp_tool.cost.parameters import (
+    embedding_parameters,
+    expert_parameters,
+    layer_parameters,
+    moe_shared_parameters,
+    norm_weights,
+    output_parameters,
+)
+from hp_tool.cost.stages import FIRST, LAST, StageLayers, stage_layers
+from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -22,13 +31,13 @@ STATE_AXES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
     "data_parallel_size",
     "zero_stage",
 )
 """What everything here depends on."""
 
-_FIRST, _LAST = np.array([[True], [False]]), np.array([[False], [True]])
-"""The rows of the (2, n) arrays: first and last stage."""
 _ZERO_STAGES = np.array([[1], [2], [3]])
 """From which ZeRO stage on the optimizer, the gradients and the weights are sharded."""
 
@@ -41,6 +50,8 @@ class BytesPerParameter:
     gradients: float
     optimizer: float
     """Adam's two states and the master copy."""
+    communicated_weights: float
+    """What an all-gather of weights sends: the matmuls' 16 bits even where the shards are kept in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +61,10 @@ class StateCosts:
     weights: FloatArray
     gradients: FloatArray
     optimizer: FloatArray
-    reduction_s: FloatArray
-    """Data-parallel communication of one step before any of it is hidden."""
+    reduce_s: FloatArray
+    """One reduction of the gradients over the replicas, before any of it is hidden."""
+    gather_s: FloatArray
+    """One all-gather of the weights, before any of it is hidden."""
     tied_reduction_s: FloatArray
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
     update_s: FloatArray
@@ -60,54 +73,84 @@ class StateCosts:
 
 def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states."""
-    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if workload.precision == "fp32" else "bf16")]
+    # FSDP's mixed precision keeps fp32 shards and gathers 16 bits; no master copy is needed then.
+    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
+    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
     gradients = STATE_BYTES[workload.gradient_precision or "fp32"]
     states = ADAM_LIKE_STATES[workload.optimizer] * STATE_BYTES[workload.optimizer_precision or "fp32"]
     master = 4.0 if weights < 4.0 else 0.0
-    return BytesPerParameter(weights=weights, gradients=gradients, optimizer=states + master)
+    return BytesPerParameter(
+        weights=weights,
+        gradients=gradients,
+        optimizer=states + master,
+        communicated_weights=min(weights, activation_element_bytes(workload)),
+    )
 
 
-def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> FloatArray:
-    """Parameters on one rank of the first and of the last stage, shape (2, n). Tied weights are kept on both where those
-    are different stages (Megatron Core), once where they are the same.
+def end_parameters(
+    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, stages: StageLayers
+) -> tuple[FloatArray, FloatArray | float]:
+    """Parameters on one rank of the first and of the last stage, shape (2, n): (all but routed experts, routed experts).
+
+    Tied weights are kept on both ends where those are different stages (Megatron Core), once where they are the same.
     """
-    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    alone = p == 1
+    t, alone = candidates.tensor_parallel_size, candidates.pipeline_parallel_size == 1
     embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
     output = output_parameters(model, tensor_parallel_size=t)
     own_output = output * (1.0 if not model.tie_word_embeddings else ~alone)
-    layers = model.num_hidden_layers / p * layer_parameters(model, tensor_parallel_size=t)
+    layer = layer_parameters(model, tensor_parallel_size=t)
+    experts: FloatArray | float = 0.0
+    if model.num_experts:
+        layer = layer + stages.moe_fraction * (moe_shared_parameters(model, tensor_parallel_size=t) - layer)
+        shards = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+        experts = stages.total * stages.moe_fraction * (expert_parameters(model) / shards)
     head = own_output + norm_weights(model)
-    is_first, is_last = alone | _FIRST, alone | _LAST
-    return layers + is_first * embedding + is_last * head
+    # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
+    head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
+    return stages.total * layer + (FIRST | alone) * embedding + (LAST | alone) * head, experts
 
 
 def state_costs(
     *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
 ) -> StateCosts:
-    """States under ZeRO: stage 1 shards the optimizer over the d c replicas, 2 gradients too, 3 weights too.
+    """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. The replicas of
+    everything but routed experts are the d c ranks of a tensor and pipeline position; those of an expert are t d c / (e_p e_t).
 
-    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of updated weights.
+    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights.
     Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
     """
     c, size = candidates, bytes_per_parameter(workload)
-    replicas = c.data_parallel_size * c.context_parallel_size
-    parameters = end_parameters(model, workload, candidates)
-    largest = parameters.max(axis=0)
-    shard = 1.0 / replicas
-    share = np.where(c.zero_stage >= _ZERO_STAGES, shard, 1.0)
+    t, replicas = c.tensor_parallel_size, c.data_parallel_size * c.context_parallel_size
+    parameters, experts = end_parameters(model, workload, candidates, stage_layers(model, candidates))
+    groups = [(parameters, replicas, t)]
+    if model.num_experts:
+        expert_ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
+        groups.append((np.asarray(experts), np.maximum(t * replicas // expert_ranks, 1), expert_ranks))
 
-    sent = np.where(c.zero_stage >= 1, size.gradients + size.weights, 2.0 * size.gradients) * (1.0 - shard)
-    data = ring(group_size=replicas, stride=c.tensor_parallel_size, cluster=cluster, profile=profile)
-    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * share[0] + 2.0 * size.gradients
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
+    per_byte = profile.framework.optimizer_traffic_factor / reached
+    weights = gradients = optimizer = reduce = gather = update = 0.0
+    for held, copies, stride in groups:
+        shard = 1.0 / copies
+        share = np.where(c.zero_stage >= _ZERO_STAGES, shard, 1.0)
+        weights = weights + held * (size.weights * share[2])
+        gradients = gradients + held * (size.gradients * share[1])
+        optimizer = optimizer + held * (size.optimizer * share[0])
+        largest = held.max(axis=0)
+        data = ring(group_size=copies, stride=stride, cluster=cluster, profile=profile)
+        sharded = c.zero_stage >= 1
+        reduce = reduce + data.seconds(largest * (1.0 - shard) * (size.gradients * np.where(sharded, 1.0, 2.0)))
+        gather = gather + data.seconds(largest * (1.0 - shard) * (size.communicated_weights * sharded))
+        traffic = (2.0 * size.optimizer + size.gradients + size.weights) * share[0] + 2.0 * size.gradients * share[1]
+        update = update + largest * traffic * per_byte
     return StateCosts(
-        weights=parameters * (size.weights * share[2]),
-        gradients=parameters * (size.gradients * share[1]),
-        optimizer=parameters * (size.optimizer * share[0]),
-        reduction_s=data.seconds(largest * sent),
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        reduce_s=reduce,
+        gather_s=gather,
         tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients),
-        update_s=largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
+        update_s=update,
     )
 
 

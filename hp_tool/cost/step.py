@@ -7,8 +7,9 @@ import numpy as np
 from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import send_seconds
 from hp_tool.cost.head import HeadTime
-from hp_tool.cost.layer import LayerTime, activation_element_bytes
+from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -49,39 +50,70 @@ def time_parts(
     """
     c, m = candidates, micro_batches
     p = c.pipeline_parallel_size.astype(np.float64)
+    chunks = c.virtual_pipeline_parallel_size
     layers = model.num_hidden_layers / p
-    whole = recomputed_layer_fraction(c, layers_per_chunk=layers / c.virtual_pipeline_parallel_size)
-    again = whole * (layer.forward + layer.forward_communication)
+    whole = recomputed_layer_fraction(c, layers_per_chunk=layers / chunks)
+    again = whole * (layer.forward + layer.tensor + layer.context + layer.expert)
     again = again + np.where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
 
     # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace.
     compute = layers * (layer.forward + layer.backward)
     recompute = layers * again
-    communication = layers * (layer.forward_communication + layer.backward_communication)
-    output = head.output + head.output_communication
+    tensor = layers * (layer.tensor + layer.tensor_backward)
+    context = layers * (layer.context + layer.context_backward)
+    expert = layers * (layer.expert + layer.expert_backward)
+    # Multi-token prediction: each depth is one more layer and one more pass through the output layer.
+    extra = model.num_nextn_predict_layers
+    output = (1.0 + extra) * (head.output + head.output_communication)
+    if extra:
+        output = output + extra / layers * (compute + recompute + tensor + context + expert)
     both_ends = head.embedding + output
     end = np.where(p > 1.0, np.maximum(head.embedding, output), both_ends)
-    output_share = np.where(end > head.embedding, head.output_communication, 0.0)
-    stage = compute + recompute + communication + end
-    everything = p * (compute + recompute + communication) + both_ends
+    output_share = np.where(end > head.embedding, (1.0 + extra) * head.output_communication, 0.0)
+    body = compute + recompute + tensor + context + expert
+    others = (p - 1.0) * body + both_ends - end
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
-    chunks = c.virtual_pipeline_parallel_size
-    overlap = profile.framework
-    none = np.zeros_like(p)
+    framework = profile.framework
     return {
         "compute": m * (compute + end - output_share),
         "recompute": m * recompute,
-        "tensor_parallel": m * (communication + output_share),
-        "context_parallel": none,
-        "expert_parallel": none,
-        "pipeline_bubble": (everything - stage) / chunks + 2.0 * (p - 1.0) * transfer,
-        "pipeline_p2p": (2.0 * (1.0 - overlap.pipeline_overlap)) * m * chunks * transfer,
-        "data_parallel": states.reduction_s
-        - overlap.data_parallel_overlap * np.minimum(states.reduction_s, compute)
-        + states.tied_reduction_s,
+        "tensor_parallel": m * (tensor + output_share),
+        "context_parallel": m * context,
+        "expert_parallel": m * expert,
+        "pipeline_bubble": others / chunks + 2.0 * (p - 1.0) * transfer,
+        "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer,
+        "data_parallel": data_parallel_seconds(
+            profile=profile, candidates=c, states=states, micro_batches=m, forward=layers * layer.forward, compute=compute
+        ),
         "optimizer": states.update_s,
-        "overhead": none + overlap.step_overhead_s,
+        "overhead": np.full_like(p, framework.step_overhead_s),
     }
+
+
+def data_parallel_seconds(
+    *,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    states: StateCosts,
+    micro_batches: FloatArray,
+    forward: FloatArray,
+    compute: FloatArray,
+) -> FloatArray:
+    """Exposed seconds of gradients and weights in one step.
+
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch's compute.
+    ZeRO 2: gradients after every micro-batch. ZeRO 3: besides, weights are gathered for every forward and backward pass.
+    """
+    overlap = profile.framework.data_parallel_overlap
+    once = states.reduce_s + states.gather_s
+    total = once - overlap * np.minimum(once, compute)
+    zero = candidates.zero_stage
+    if int(zero.max()) >= 2:
+        each = states.reduce_s + np.where(zero >= 3, 2.0 * states.gather_s, 0.0)
+        repeated = micro_batches * (each - overlap * np.minimum(each, compute))
+        weights = states.gather_s - overlap * np.minimum(states.gather_s, forward)
+        total = np.where(zero >= 2, repeated + np.where(zero >= 3, 0.0, weights), total)
+    return total + states.tied_reduction_s
 
 
 def transfer_seconds(

@@ -1,0 +1,55 @@
+"""What the two blocks of a layer (attention, MLP) report; a layer is their sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from hp_tool.cost.candidates import FloatArray
+
+Column = FloatArray | float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTime:
+    """Seconds per layer and micro-batch on one rank; shape (k,) or a scalar."""
+
+    matmul: Column
+    """Weight matmuls of the forward pass; the input gradients take as long again."""
+    weight_gradient: Column
+    core: Column = 0.0
+    """Attention core, forward: what selective recomputation repeats."""
+    core_backward: Column = 0.0
+    elementwise: Column
+    elementwise_backward: Column
+    context: Column = 0.0
+    """Exposed context-parallel communication, forward."""
+    context_backward: Column = 0.0
+    expert: Column = 0.0
+    """Exposed expert-parallel communication, forward."""
+    expert_backward: Column = 0.0
+
+    def __add__(self, other: BlockTime) -> BlockTime:
+        return BlockTime(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBytes:
+    """Bytes per layer and micro-batch on one rank; shape (k,) or a scalar."""
+
+    saved: Column
+    """Kept for the backward pass besides the attention core."""
+    core: Column = 0.0
+    """Kept by unfused attention: the scores."""
+    working: Column
+    """Gradients and gathered inputs alive at the worst moment of the backward pass."""
+
+    def __add__(self, other: BlockBytes) -> BlockBytes:
+        return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=max_(self.working, other.working))
+
+
+def max_(a: Column, b: Column) -> Column:
+    """Elementwise maximum: the blocks run one after the other."""
+
+    return np.maximum(a, b)
