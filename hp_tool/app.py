@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool.cost.breakdown import estimate_row
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeName
 from hp_tool.domain.query import Query
@@ -41,11 +43,11 @@ class CostedSpace:
     candidates: Candidates
     step_s: FloatArray
     memory_total_bytes: FloatArray
-    acceptable: FloatArray
+    acceptable: BoolArray
     """True where the candidate fits and keeps to the constraints."""
     rejections: dict[str, int]
 
-    def best(self, count: int) -> FloatArray:
+    def best(self, count: int) -> NDArray[np.intp]:
         """Indices of the `count` fastest acceptable candidates; equal times prefer less memory."""
         rows = np.flatnonzero(self.acceptable)
         if len(rows) > count:
@@ -61,7 +63,7 @@ def estimate(*, query: Query) -> Estimate:
     problem = resolve_training(query)
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
     candidates = Candidates.from_configs((config,))
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     code = int(legality(**nouns, candidates=candidates)[0])
     if code:
         return Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
@@ -87,24 +89,31 @@ def recommend(*, query: Query, top: int = 10) -> RecommendationResult:
         if not np.any(fewer.acceptable):
             break
         problem, space = smaller, fewer
-    rows = space.best(top)
-    chosen = space.candidates.take(rows)
-    costs = problem.costs(chosen)
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    recommendations = tuple(
-        Recommendation(
-            rank=rank + 1,
-            parallel=chosen.config(rank),
-            estimate=estimate_row(rank, costs=costs, candidates=chosen, **nouns),
-        )
-        for rank in range(len(rows))
-    )
+    recommendations = _described(space.candidates.take(space.best(top)), problem)
     summary = SpaceSummary(
         legal=len(space.candidates),
         feasible=int(np.count_nonzero(space.acceptable)),
         seconds=time.perf_counter() - start,
     )
     return RecommendationResult(recommendations=recommendations, space=summary, rejections=space.rejections)
+
+
+def _described(chosen: Candidates, problem: TrainingProblem) -> tuple[Recommendation, ...]:
+    """The chosen candidates in full, ranked in their order."""
+    if len(chosen) == 0:
+        return ()
+    costs = problem.costs(chosen)
+    nouns: dict[str, Any] = {
+        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile
+    }  # fmt: skip
+    return tuple(
+        Recommendation(
+            rank=rank + 1,
+            parallel=chosen.config(rank),
+            estimate=estimate_row(rank, costs=costs, candidates=chosen, **nouns),
+        )
+        for rank in range(len(chosen))
+    )
 
 
 def cost_space(*, query: Query, problem: TrainingProblem) -> CostedSpace:

@@ -14,6 +14,9 @@ from hp_tool.errors import InputError
 MAX_FILE_BYTES = 4 * 2**20
 """Far above any catalogue file or config.json; keeps a wrong path from filling memory."""
 
+MAX_DEPTH = 32
+"""Of lists and mappings in one another; queries and catalogue files have fewer than ten."""
+
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -52,9 +55,16 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """The value of one YAML document. Aliases are refused: with them a small text grows into a large structure."""
-    if b"*" in (text if isinstance(text, bytes) else text.encode()):
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.events.AliasEvent):
-                raise yaml.YAMLError(f"aliases (*{event.anchor}) are not accepted")
+    """The value of one YAML document.
+
+    Aliases are refused: with them a small text grows into a large structure. So is deep nesting: libyaml builds what
+    it reads by recursion, and a few thousand brackets end the process.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.events.AliasEvent):
+            raise yaml.YAMLError(f"aliases (*{event.anchor}) are not accepted")
+        depth += isinstance(event, yaml.events.CollectionStartEvent) - isinstance(event, yaml.events.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"lists and mappings are nested more than {MAX_DEPTH} deep")
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from hp_tool.catalog import checked_model, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog import model_from_mapping
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import peak_flops
@@ -19,6 +19,8 @@ from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName, Str
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
+
+MAX_RECOMPUTE_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def resolve_training(query: Query) -> TrainingProblem:
 
 def _model(query: Query) -> ModelSpec:
     if isinstance(query.model, ModelSpec):
-        return query.model
+        return checked_model(query.model)
     return catalogue_model(query.model) if isinstance(query.model, str) else model_from_mapping(query.model)
 
 
@@ -145,5 +147,7 @@ def _check_recompute(value: RecomputeName | Recompute | None) -> None:
         raise InputError(
             f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method"
         )
-    if spec.num_layers is not None and spec.num_layers < 1:
-        raise InputError(f"recompute.num_layers must be at least 1, got {spec.num_layers}", field=f"{field}.num_layers")
+    if spec.num_layers is not None and not 1 <= spec.num_layers <= MAX_RECOMPUTE_LAYERS:
+        raise InputError(
+            f"recompute.num_layers must be from 1 to {MAX_RECOMPUTE_LAYERS}, got {spec.num_layers}", field=f"{field}.num_layers"
+        )

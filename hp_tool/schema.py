@@ -7,7 +7,6 @@ an InputError that names the field, the value and the mend.
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,17 +16,21 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from hp_tool.documents import load_yaml
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Query, Targets
 from hp_tool.errors import InputError
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
 
 
-@functools.cache
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """The (expensive to build) validator of a domain type, built once."""
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
@@ -154,14 +157,26 @@ def _options(node: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str
     return [node]
 
 
-_POSITIVE = {
-    "training": ("sequence_length", "global_batch_size", "total_tokens"),
-    "inference": ("input_length", "output_length", "concurrency", "request_rate_per_second"),
-    "constraints": ("max_days", "max_cost"),
-    "search": ("budget_runs", "budget_gpu_seconds", "run_timeout_s", "steps"),
+_COUNT = (1, 1 << 31)
+_AMOUNT = (1e-9, 1e18)
+_FRACTION = (0.0, 0.99)
+_RANGES: dict[str, dict[str, tuple[float, float]]] = {
+    "training": {"sequence_length": _COUNT, "global_batch_size": _COUNT, "total_tokens": (1.0, 1e18), "dropout": _FRACTION},
+    "inference": {"input_length": _COUNT, "output_length": _COUNT, "concurrency": _COUNT, "request_rate_per_second": _AMOUNT},
+    "constraints": {"max_days": _AMOUNT, "max_cost": _AMOUNT, "memory_headroom_fraction": _FRACTION},
+    "search": {
+        "budget_runs": (1, 100_000),
+        "budget_gpu_seconds": _AMOUNT,
+        "run_timeout_s": (1e-3, 1e7),
+        "steps": (1, 100_000),
+        "warmup_steps": (0, 100_000),
+        "min_gain_fraction": _FRACTION,
+        "seed": (0, (1 << 32) - 1),
+    },
+    "targets": dict.fromkeys(Targets.__slots__, _AMOUNT),
 }
-_PARALLEL_LIMIT = 1 << 20
-_SIZE_LIMIT = 1 << 31
+"""Smallest and largest value: wide enough for anyone's work, narrow enough that no formula overflows."""
+_PARALLEL_SIZE = (1, 1 << 20)
 
 
 def _check(query: Query) -> None:
@@ -174,32 +189,17 @@ def _check(query: Query) -> None:
         raise InputError(
             "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
         )
-    for section, names in _POSITIVE.items():
+    for section, ranges in _RANGES.items():
         values = getattr(query, section)
-        for name in names if values is not None else ():
-            value = getattr(values, name)
-            if value is not None and not value > 0:
-                raise InputError(
-                    f"{section}.{name} must be above zero, got {value}", field=f"{section}.{name}", code="invalid_value"
-                )
-            if isinstance(value, int) and value > _SIZE_LIMIT:
-                raise InputError(
-                    f"{section}.{name} must be at most {_SIZE_LIMIT}, got {value}",
-                    field=f"{section}.{name}",
-                    code="invalid_value",
-                )
-    headroom = query.constraints.memory_headroom_fraction
-    if not 0.0 <= headroom < 1.0:
-        raise InputError(
-            f"constraints.memory_headroom_fraction must be in [0, 1), got {headroom}",
-            field="constraints.memory_headroom_fraction",
-            code="invalid_value",
-        )
-    if query.training is not None and not 0.0 <= query.training.dropout < 1.0:
-        raise InputError(
-            f"training.dropout must be in [0, 1), got {query.training.dropout}", field="training.dropout", code="invalid_value"
-        )
+        for name, limits in ranges.items() if values is not None else ():
+            _check_range(getattr(values, name), limits, field=f"{section}.{name}")
     _check_parallel(query)
+
+
+def _check_range(value: float | None, limits: tuple[float, float], *, field: str) -> None:
+    low, high = limits
+    if value is not None and not low <= value <= high:  # not: NaN is in no range
+        raise InputError(f"{field} must be from {low:g} to {high:g}, got {value}", field=field, code="invalid_value")
 
 
 def _check_parallel(query: Query) -> None:
@@ -211,9 +211,6 @@ def _check_parallel(query: Query) -> None:
             )
         if not name.endswith("_size") and name != "zero_stage":
             continue
-        low, high = (0, 3) if name == "zero_stage" else (1, _PARALLEL_LIMIT)
+        limits = (0, 3) if name == "zero_stage" else _PARALLEL_SIZE
         for one in value if isinstance(value, tuple) else (value,):
-            if one is not None and not low <= one <= high:
-                raise InputError(
-                    f"parallel.{name} must be from {low} to {high}, got {one}", field=f"parallel.{name}", code="invalid_value"
-                )
+            _check_range(one, limits, field=f"parallel.{name}")

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from hp_tool import __version__
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
+from hp_tool.store import open_store
 from service.api import batch, catalog, estimates, events, health, measurements, openapi, problems, searches
 from service.api.reports import MeasurementReport
 from service.dashboard import pages
@@ -21,22 +22,18 @@ with a few real profiling runs, and learn from what was measured. Errors are pro
 at fault."""
 
 
-def create_app(*, settings: Settings, store: Store | None = None) -> FastAPI:
-    """The application. Without a `store` it opens the settings' database at start and closes it at the end."""
+def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
+    """The application over `store`; without one it opens the settings' database, and closes it when the application ends.
+
+    Raises StoreError where the database does not answer or has another version's schema.
+    """
+    opened = store or open_store(settings.database_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if store is not None:
-            app.state.store = store
-            yield
-            return
-        from hp_tool.store import open_store
-
-        app.state.store = open_store(settings.database_url)
-        try:
-            yield
-        finally:
-            app.state.store.close()
+        yield
+        if store is None:
+            opened.close()
 
     app = FastAPI(
         title="hp_tool",
@@ -48,6 +45,7 @@ def create_app(*, settings: Settings, store: Store | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
+    app.state.store = opened
     problems.install(app)
     for module in (estimates, batch, searches, events, measurements, catalog):
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)

@@ -11,7 +11,7 @@ from service.settings import Settings
 def run(*, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
     uvicorn.run(
-        create_app(settings=settings),
+        create_app(settings),
         host=settings.host,
         port=settings.port,
         access_log=False,

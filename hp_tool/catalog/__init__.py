@@ -2,11 +2,12 @@
 
 from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_types
 from hp_tool.catalog.library import Entry, Kind, entries, entry
-from hp_tool.catalog.models import model, model_from_mapping, models
+from hp_tool.catalog.models import checked_model, model, model_from_mapping, models
 
 __all__ = [
     "Entry",
     "Kind",
+    "checked_model",
     "cluster",
     "entries",
     "entry",

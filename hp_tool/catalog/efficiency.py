@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 from hp_tool import documents
 from hp_tool.catalog import records
@@ -36,7 +37,7 @@ def gpu_efficiency(name: str) -> GpuEfficiency:
     if path.parent != _FOLDER / "gpus" or not path.is_file():
         return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
     fields = documents.parse(documents.read_text(path), origin=path)
-    links = {key: records.build(Link, fields[key], field=key, origin=path) for key in ("nvlink", "all_to_all")}
+    links: dict[str, Any] = {key: records.build(Link, fields[key], field=key, origin=path) for key in ("nvlink", "all_to_all")}
     attention = records.build(Roofline, fields["attention"], field="attention", origin=path)
     matmul = {
         precision: records.build(Roofline, roof, field="matmul", origin=path) for precision, roof in fields["matmul"].items()

@@ -12,8 +12,9 @@ from hp_tool.errors import InputError, UnsupportedError
 
 S = TypeVar("S", GpuSpec, NodeType, ClusterQuery)
 
-_SIZES = {"num_gpus", "gpus_per_node", "nvlink_domain_size", "memory_bytes"}
-"""Fields that must be above zero, as must every bandwidth; prices, powers and latencies may be zero."""
+_DEVICES = (1, 1 << 20)
+_LARGEST = 1e24
+"""Of any byte count, rate, price or power; keeps the arithmetic far from overflow."""
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
@@ -89,12 +90,19 @@ def _checked(spec: S, *, field: str) -> S:
         for number in value.values() if isinstance(value, dict) else (value,):
             if not isinstance(number, int | float):
                 continue
-            if name in _SIZES or name.endswith("_per_second"):
-                if not number > 0:
-                    raise InputError(f"{name} {number} must be positive", field=f"{field}.{name}")
-            elif not number >= 0:
-                raise InputError(f"{name} {number} must not be negative", field=f"{field}.{name}")
+            low, high = _range(name)
+            if not number >= low:
+                raise InputError(f"{name} {number} must {'be positive' if low else 'not be negative'}", field=f"{field}.{name}")
+            if number > high:
+                raise InputError(f"{name} {number} must be at most {high:g}", field=f"{field}.{name}")
     return spec
+
+
+def _range(name: str) -> tuple[float, float]:
+    """Smallest and largest value of a field; prices, powers and latencies may be zero."""
+    if name in ("num_gpus", "gpus_per_node", "nvlink_domain_size"):
+        return _DEVICES
+    return (1.0 if name == "memory_bytes" or name.endswith("_per_second") else 0.0), _LARGEST
 
 
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:

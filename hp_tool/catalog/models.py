@@ -14,6 +14,9 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
 
 _MAY_BE_ZERO = {"num_shared_experts", "first_k_dense_replace", "num_nextn_predict_layers"}
+_MOST_LAYERS = 10_000
+_LARGEST_SIZE = 1 << 26
+"""Far above any model; keeps a slip of the keyboard, or worse, from overflowing the arithmetic."""
 
 
 def model(name: str, *, allow_files: bool = True) -> ModelSpec:
@@ -23,7 +26,7 @@ def model(name: str, *, allow_files: bool = True) -> ModelSpec:
     that takes names from strangers passes allow_files=False. NotFoundError names the nearest names.
     """
     path = Path(name)
-    if path.suffix in documents.SUFFIXES or (allow_files and (path / "config.json").is_file()):
+    if path.suffix in documents.SUFFIXES or (allow_files and _holds_config(path)):
         if not allow_files:
             raise InputError(f"model {name!r} is a file; send its content as a mapping instead", field="model")
         return _from_file(path / "config.json" if path.is_dir() else path)
@@ -62,16 +65,27 @@ def _from_mapping(mapping: Mapping[str, Any], *, origin: Path | None) -> ModelSp
         spec = huggingface.read_config(mapping)
     else:
         spec = records.build(ModelSpec, mapping, field="model", origin=origin)
-    _check(spec)
-    return spec
+    return checked_model(spec)
 
 
-def _check(spec: ModelSpec) -> None:
-    """Refuse a shape that no transformer has; InputError names the field, its value and the mend."""
+def _holds_config(path: Path) -> bool:
+    try:
+        return (path / "config.json").is_file()
+    except OSError:  # too long for a path, so it is none
+        return False
+
+
+def checked_model(spec: ModelSpec) -> ModelSpec:
+    """The spec itself, unless no transformer has this shape: InputError names the field, its value and the mend."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
-        if isinstance(value, int) and not isinstance(value, bool) and value < (0 if field.name in _MAY_BE_ZERO else 1):
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if value < (0 if field.name in _MAY_BE_ZERO else 1):
             raise InputError(f"{field.name} {value} must be positive", field=f"model.{field.name}")
+        largest = _MOST_LAYERS if field.name.endswith("_layers") else _LARGEST_SIZE
+        if value > largest:
+            raise InputError(f"{field.name} {value} must be at most {largest:,}", field=f"model.{field.name}")
     heads = spec.num_attention_heads
     if spec.head_dim is None and spec.kv_lora_rank is None and spec.hidden_size % heads:
         raise InputError(
@@ -90,3 +104,4 @@ def _check(spec: ModelSpec) -> None:
             f"num_experts_per_tok {spec.num_experts_per_tok} is more than num_experts {spec.num_experts}",
             field="model.num_experts_per_tok",
         )
+    return spec

@@ -31,9 +31,10 @@ class SearchProgress:
     def on_event(self, kind: str, payload: dict[str, Any]) -> None:
         """One event of a search; kinds that say nothing about progress are passed over."""
         if kind == "started":
-            self._progress.update(self._task, total=payload["budget_runs"], description="choosing")
+            done = payload.get("profile_runs", 0)
+            self._progress.update(self._task, total=payload["budget_runs"], completed=done, description="choosing")
             self._console.print(f"search {payload['search_id']}", highlight=False)
-        elif kind == "run_started":
+        elif kind in ("run_started", "proposed"):
             self._progress.update(self._task, description=f"running {_label(payload)}")
         elif kind == "run_finished":
             self._progress.update(self._task, advance=1, description="choosing")
@@ -47,14 +48,13 @@ class SearchProgress:
         if payload["state"] == "finished":
             self._progress.update(self._task, advance=1, description="choosing")
             self._console.print(f"run {payload['number']}: {_outcome(payload)}", highlight=False)
-        else:
-            self._progress.update(self._task, description=f"run {payload['number']} {payload['state']}")
 
 
 def _label(payload: dict[str, Any]) -> str:
     from hp_tool.cli.tables import arithmetic
+    from hp_tool.schema import parse
 
-    return arithmetic(ParallelConfig(**payload["parallel"]))
+    return arithmetic(parse(ParallelConfig, payload["parallel"]))
 
 
 def _outcome(payload: dict[str, Any]) -> str:

@@ -46,7 +46,9 @@ class BlockBytes:
     """Gradients and gathered inputs alive at the worst moment of the backward pass."""
 
     def __add__(self, other: BlockBytes) -> BlockBytes:
-        return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=max_(self.working, other.working))
+        return BlockBytes(
+            saved=self.saved + other.saved, core=self.core + other.core, working=max_(self.working, other.working)
+        )
 
 
 def max_(a: Column, b: Column) -> Column:

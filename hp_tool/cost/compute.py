@@ -80,7 +80,9 @@ def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofli
     return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
 
 
-def cast_traffic(precision: Precision, *, inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray | float, FloatArray | float]:
+def cast_traffic(
+    precision: Precision, *, inputs: FloatArray, outputs: FloatArray
+) -> tuple[FloatArray | float, FloatArray | float]:
     """Bytes a token that quantising moves (forward, backward) around matmuls of these input and output widths.
 
     Each input is read in 16 bits and written in 8 as rows and as columns (the weight gradient needs the transpose);

@@ -14,12 +14,12 @@ MAX_TABLE = 1 << 22
 
 def distinct_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, NDArray[np.intp] | None]:
     """(kinds, kind_of): one candidate for each combination of the named axes, and for each row which one is its own
-    (None for a single row, its own kind).
+    (None for at most one row, its own kind).
 
     Axes hold small integers, so combinations are numbered by mixed radix in a table: linear in n, without a sort.
     """
     n = len(candidates)
-    if n == 1:
+    if n <= 1:
         return candidates, None
     key = np.zeros(n, dtype=np.int64)
     size = 1

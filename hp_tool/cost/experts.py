@@ -91,7 +91,13 @@ def expert_time(
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
 
     sent = s.tokens / s.t * (model.num_experts_per_tok or 1) * s.h * s.e
-    exchange = all_to_all_seconds(sent * (ep - 1.0) / ep, group_size=c.expert_parallel_size, stride=c.expert_tensor_parallel_size, cluster=cluster, profile=profile)
+    exchange = all_to_all_seconds(
+        sent * (ep - 1.0) / ep,
+        group_size=c.expert_parallel_size,
+        stride=c.expert_tensor_parallel_size,
+        cluster=cluster,
+        profile=profile,
+    )
     around = ring(group_size=c.expert_tensor_parallel_size, stride=1, cluster=cluster, profile=profile)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * np.minimum(communication, forward)

@@ -47,15 +47,19 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
     )
-    code = broken[0].astype(np.int64)
-    for bit, rule in enumerate(broken[1:], start=1):
+    code: IntArray = np.zeros(len(candidates), dtype=np.int64)
+    for bit, rule in enumerate(broken):
         code |= rule.astype(np.int64) << bit
     return code
 
 
 def _sequence_pieces(c: Candidates) -> IntArray:
     """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
-    return c.context_parallel_size * np.where(c.context_parallel_size > 1, 2, 1) * np.where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
+    return (
+        c.context_parallel_size
+        * np.where(c.context_parallel_size > 1, 2, 1)
+        * np.where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
+    )
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
@@ -131,8 +135,8 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         parts = c * (2 if c > 1 else 1) * (t if config.sequence_parallel else 1)
         return Reason(
             code=name,
-            message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel over "
-            f"tensor {t}); choose a multiple of {parts}",
+            message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel "
+            f"over tensor {t}); choose a multiple of {parts}",
             needed=parts,
             available=workload.sequence_length,
         )
@@ -160,8 +164,8 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
     m = batch // max(d * b, 1)
     return Reason(
         code=name,
-        message=f"interleaving needs the number of micro-batches ({m} = global_batch_size / (data {d} x micro {b})) to be a multiple "
-        f"of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
+        message=f"interleaving needs the number of micro-batches ({m} = global_batch_size / (data {d} x micro {b})) to be a "
+        f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
         needed=p,
         available=m,
     )

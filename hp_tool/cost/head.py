@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def head_time(
 
     # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
     embedding = elementwise_seconds(tokens * h * (4.0 * e + 8.0) / shards, kernels=4.0, gpu=gpu, profile=profile)
-    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     output = 2.0 * matmul_seconds(tokens, local_vocab, h, **matmul)
     output = output + matmul_seconds(local_vocab, h, tokens, output_bytes=8.0, **matmul)
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]

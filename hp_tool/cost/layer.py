@@ -7,6 +7,7 @@ GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def layer_time(
 ) -> LayerTime:
     """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient."""
     s = shapes(model=model, workload=workload, candidates=candidates)
-    machine = {"model": model, "workload": workload, "profile": profile, "s": s}
+    machine: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "s": s}
     attention = attention_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     if moe:
         both = attention + expert_time(**machine, cluster=cluster, candidates=candidates)

@@ -20,9 +20,7 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     split = s.tokens * hidden * (gates * s.e + s.saved_input)
     gathered = np.where(s.sharded, 2.0, 0.0) + 1.0
-    return BlockBytes(
-        saved=replicated + split, working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden)
-    )
+    return BlockBytes(saved=replicated + split, working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden))
 
 
 def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, profile: EfficiencyProfile, s: Shapes) -> BlockTime:

@@ -16,8 +16,8 @@ from hp_tool.cost.parameters import (
     norm_weights,
     output_parameters,
 )
-from hp_tool.cost.stages import FIRST, LAST, StageLayers, stage_layers
 from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.stages import FIRST, LAST, StageLayers, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

@@ -7,7 +7,7 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ def training_costs(
 ) -> TrainingCosts:
     """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million."""
     # Layers and states each depend on few axes: compute them once for each combination that occurs.
-    machine = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
+    machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
     stages = stage_layers(model, candidates)
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
     ends = _spread(head_time(**machine, candidates=kinds), kind_of)
@@ -114,6 +114,4 @@ def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
 def _mix(dense: Columns, sparse: Columns, moe_fraction: FloatArray | float) -> Columns:
     """The mean layer of a stage with this share of mixture-of-experts layers."""
     names = [f.name for f in fields(dense)]
-    return type(dense)(
-        **{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names}
-    )
+    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

@@ -26,9 +26,9 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth), W wire bytes.
+    """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
 
-    The root term is the slow approach to full bandwidth that NCCL shows between 1 MB and 1 GB.
+    W are the bytes on the wire. The root term is the slow approach to full bandwidth that NCCL shows between 1 MB and 1 GB.
     """
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}

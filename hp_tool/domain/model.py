@@ -12,7 +12,7 @@ PositionEmbedding = Literal["learned", "rotary", "relative", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A transformer's shape. A value of None means "derived": read the property of the same name without `num_`/with `_size`."""
+    """A transformer's shape. A value of None means "derived": read the property of that meaning below the fields."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 

@@ -19,7 +19,7 @@ class Recompute:
     granularity: RecomputeName
     """none, selective (named modules), full (whole layers); torch-fsdp: per_op, per_layer."""
     method: Literal["uniform", "block"] | None = None
-    """full only. uniform (default): checkpoints every num_layers layers; block: recomputes the first num_layers of each model chunk."""
+    """full only. uniform (default): a checkpoint every num_layers layers; block: the first num_layers of each chunk."""
     num_layers: int | None = None
     """full only. uniform: layers per checkpoint (default 1); block: layers recomputed per model chunk (default: all)."""
     modules: tuple[str, ...] | None = None

@@ -13,7 +13,7 @@ from hp_tool.launchers import jobs
 
 # All that a job inherits. Database addresses, API keys and the like stay with the worker.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV")
-_INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "NVTE_", "TORCH_", "TRITON_")
+_INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 
 
 def profiler_command(*, num_processes: int) -> tuple[str, ...]:

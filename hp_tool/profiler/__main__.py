@@ -12,9 +12,11 @@ import warnings
 from pathlib import Path
 
 from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.profiler import support
 from hp_tool.profiler.files import failure_path, read_request, write_measurement
 
 _LOG_TAIL_CHARACTERS = 4096
+_CAUSE_CHARACTERS = 500
 
 
 def main() -> int:
@@ -37,8 +39,6 @@ def main() -> int:
 
 def profile(request: ProfileRequest) -> Measurement:
     """Train as the request says. Every rank calls it and gets the same answer; raises whatever went wrong here."""
-    from hp_tool.profiler import support
-
     support.check(request)
     started = time.monotonic()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron overlaps TP communication only under this setting
@@ -89,10 +89,10 @@ def failure(error: Exception, *, rank: int) -> Measurement:
         from hp_tool.profiler.memory import is_out_of_memory
 
         status = "oom" if is_out_of_memory(error) else "crashed"
-    first_line = (str(error).strip().splitlines() or [""])[0]
+    message = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
     return Measurement(
         status=status,
-        cause=f"rank {rank}: {type(error).__name__}: {first_line}".removesuffix(": "),
+        cause=f"rank {rank}: {type(error).__name__}: {message}".removesuffix(": "),
         log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
     )
 

@@ -118,6 +118,9 @@ class Coordinator:
         reused = self._reusable.get(configuration_digest(parallel=parallel))
         run = self._intend(parallel, predicted if reused is None else {**predicted, REUSED: reused})
         self._projection.bind(trial=trial, run=run)
+        told = {"calibrated_step_s": predicted["calibrated_step_s"], "chosen_by": proposal.reason}
+        payload = {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), **told}
+        self._store.append_event(lease=self._lease, kind="proposed", payload={**payload, "calibration": calibration.summary()})
 
     def _intend(self, parallel: ParallelConfig, predicted: JsonObject) -> RunRecord:
         return self._store.intend_run(lease=self._lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted)
@@ -220,14 +223,16 @@ class Coordinator:
         return wall_s * self._problem.cluster.num_gpus
 
     def _progress(self, runs: list[RunRecord], *, spent: Spent, expected_gain: float) -> None:
-        best = min((run.measurement.step_s for run in runs if run.measurement and run.measurement.step_s), default=None)
+        timed = [(run.measurement.step_s, run) for run in runs if run.measurement and run.measurement.step_s]
+        best_step_s, best = min(timed, key=lambda pair: pair[0], default=(None, None))
         self._store.set_progress(
             lease=self._lease,
             progress={
                 "profile_runs": spent.profile_runs,
                 "budget_runs": self._problem.settings.budget_runs,
                 "gpu_seconds": spent.gpu_seconds,
-                "best_step_s": best,
+                "best_step_s": best_step_s,
+                "best_parallel": asdict(best.parallel) if best else None,
                 "expected_gain_fraction": min(expected_gain, 1.0),
             },
         )

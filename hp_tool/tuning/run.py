@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hp_tool.app import CostedSpace
@@ -15,9 +16,9 @@ from hp_tool.calibration import Calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
-from hp_tool.errors import ConflictError, HpToolError, NotFoundError
+from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFoundError, StoreError
 from hp_tool.schema import parse, parse_query, to_dict
-from hp_tool.search.coordinator import Coordinator, Outcome
+from hp_tool.search.coordinator import Coordinator, Outcome, spent_by
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 """A coordinator that died keeps its search from others this long; a living one renews far more often."""
+_CREATE_ATTEMPTS = 5
 OnEvent = Callable[[str, JsonObject], None]
 
 
@@ -92,7 +94,8 @@ def run_search(
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             return _end(store, lease, nothing_feasible(query=query, space=problem, search_id=lease.search_id, seconds=seconds))
-        on_event("started", {"search_id": lease.search_id, **_size(problem)})
+        earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
+        on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **_size(problem)})
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
@@ -123,7 +126,8 @@ def run_search(
         store.release_search(lease=lease, paused=True)
         raise
     except HpToolError as error:
-        if error.code != "lease_lost":
+        # With another coordinator at work, or the store away, it is not ours to end: the lease decides who goes on.
+        if error.code != "lease_lost" and not isinstance(error, StoreError):
             _fail(store, lease, error)
         raise
     except Exception as bug:
@@ -132,17 +136,25 @@ def run_search(
 
 
 def create_launcher(query: Query) -> Launcher:
-    """The launcher that a query names. A query about `cpu` runs on this host's cores even where it has GPUs."""
+    """The launcher that a query names; a query about `cpu` runs on this host's cores even where it has GPUs.
+
+    Raises MissingExtraError where jobs would run on this host and could not.
+    """
     from hp_tool.catalog import cluster
     from hp_tool.launchers import create
 
     name = query.search.launcher
+    if name == "local" and (find_spec("torch") is None or find_spec("megatron") is None):
+        raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
     on_cpu = name == "local" and cluster(query.cluster).gpu.kind == "cpu"
     return create(name, **({"cpu_only": True} if on_cpu else {}))
 
 
 def study_storage(database_url: str | None) -> BaseStorage:
-    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory."""
+    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory.
+
+    Safe to call from many processes at once on a new database. Raises StoreError where the database does not answer.
+    """
     import optuna
 
     if database_url is None:
@@ -152,7 +164,15 @@ def study_storage(database_url: str | None) -> BaseStorage:
     url = parse_url(database_url)
     # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
     options = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if url.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
-    return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=options)
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))
+        except Exception as error:  # the driver's, passed on as it is
+            # Optuna creates its tables without a lock: of several processes that begin at once, all but one fail.
+            if attempt + 1 == _CREATE_ATTEMPTS:
+                raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("unreachable")
 
 
 def default_holder() -> str:

@@ -60,7 +60,8 @@ def status_of(error: HpToolError, *, path_parameters: Collection[str] = ()) -> i
 
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
     """The response an error becomes."""
-    return _response(status_of(error, path_parameters=path_parameters), code=error.code, detail=error.message, field=error.field)
+    status = status_of(error, path_parameters=path_parameters)
+    return _response(status, code=error.code, detail=error.message, field=error.field)
 
 
 def install(app: FastAPI) -> None:

@@ -41,6 +41,8 @@ class SearchView:
     query: dict[str, Any]
     progress: dict[str, Any]
     """Counts and the best so far, as the coordinator last said them."""
+    summary: dict[str, Any] | None
+    """What it cost in the end; None before that, and in lists."""
     worker: str | None
     """Who works on it: host and process."""
     error: dict[str, Any] | None
@@ -58,6 +60,7 @@ class SearchView:
             requested=record.requested,
             query=record.query,
             progress=record.progress,
+            summary=(record.result or {}).get("search"),
             worker=record.lease.holder if record.lease else None,
             error=record.error,
             stopped_because=record.stopped_because,

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.records import SearchState
 from service.api.views import PageView, SearchView, TrialView
 from service.dashboard.formats import arithmetic, details
 
@@ -49,7 +49,6 @@ class SearchRow:
     """Model on cluster."""
     best: str | None
     best_step_s: float | None
-    best_tokens_per_second_per_gpu: float | None
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
@@ -161,6 +160,7 @@ def searches_page(*, page: PageView[SearchView], state: SearchState | None, serv
 def search_page(*, view: SearchView, trials: Sequence[TrialView]) -> SearchPage:
     """One search's context."""
     best = best_of(trials)
+    account = view.summary or view.progress
     return SearchPage(
         id=view.id,
         title=_subject(view.query),
@@ -173,11 +173,10 @@ def search_page(*, view: SearchView, trials: Sequence[TrialView]) -> SearchPage:
         actions=_actions(view),
         error=view.error,
         best=_best(best) if best else None,
-        # A measurement that stood in for a run was never submitted and is not one.
-        profile_runs=sum(trial.state is RunState.FINISHED and trial.submitted_at is not None for trial in trials),
+        profile_runs=account.get("profile_runs", 0),
         budget_runs=_budget_runs(view.query),
-        gpu_seconds=sum(trial.gpu_seconds or 0.0 for trial in trials),
-        grid_gpu_seconds=view.progress.get("grid_gpu_seconds"),
+        gpu_seconds=account.get("gpu_seconds", 0.0),
+        grid_gpu_seconds=account.get("grid_gpu_seconds"),
         stopped_because=view.stopped_because,
         trials=tuple(_trial_row(trial, chosen=trial is best) for trial in trials),
         worker=view.worker,
@@ -198,17 +197,15 @@ def _rate(trial: TrialView) -> float | None:
 
 
 def _search_row(view: SearchView) -> SearchRow:
-    best = view.progress.get("best") or {}
-    parallel = schema.parse(ParallelConfig, best["parallel"]) if best.get("parallel") else None
+    best = view.progress.get("best_parallel")
     return SearchRow(
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
         state=view.state,
         tone=SEARCH_TONES[view.state],
         subject=_subject(view.query),
-        best=arithmetic(parallel) if parallel else None,
+        best=arithmetic(schema.parse(ParallelConfig, best)) if best else None,
         best_step_s=view.progress.get("best_step_s"),
-        best_tokens_per_second_per_gpu=best.get("tokens_per_second_per_gpu"),
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=_budget_runs(view.query),
         gpu_seconds=view.progress.get("gpu_seconds", 0.0),

@@ -348,3 +348,6 @@ def test_predictions_are_stored_before_the_run_and_improve(bench):
     assert b.runs()[0].predicted["chosen_by"] == "analytic_best"
     assert b.runs()[0].predicted["calibration_measurements"] == 0
     assert b.runs()[-1].predicted["calibration_measurements"] == 7
+    proposed = [event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "proposed"]
+    assert [payload["run_id"] for payload in proposed] == [run.id for run in b.runs()]
+    assert proposed[-1]["calibration"]["measurements"] == 7

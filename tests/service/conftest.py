@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.ports import Store
@@ -29,9 +32,25 @@ def settings() -> Settings:
 
 @pytest.fixture
 def http(store: Store, settings: Settings) -> Iterator[TestClient]:
-    app = create_app(settings=settings, store=store)
+    app = create_app(settings, store=store)
     with TestClient(app, base_url="http://127.0.0.1:8000") as client:
         yield client
+
+
+@pytest.fixture
+def server(store: Store, settings: Settings) -> Iterator[str]:
+    """The URL of the application behind a real socket, in a thread of this process, so that tests share its store."""
+    app = create_app(settings, store=store)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    running.should_exit = True
+    thread.join()
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import skip_or_fail
 
 from hp_tool import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import study_storage, tune
+from tests.conftest import skip_or_fail
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 

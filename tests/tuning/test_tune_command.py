@@ -12,10 +12,14 @@ import pytest
 from cpu_engine import CpuEngine
 from typer.testing import CliRunner
 
+import service.client
 from hp_tool import launchers
 from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement
 from hp_tool.errors import InputError
+from hp_tool.schema import to_dict
+from hp_tool.store import open_store
+from hp_tool.tuning import run_search
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
@@ -80,6 +84,48 @@ def test_interrupted_it_pauses_and_resume_finishes(engine, monkeypatch):
     assert result["search"]["state"] == "paused"
     resumed = json.loads(run("--resume", result["search"]["id"], "--json").stdout)
     assert (resumed["search"]["state"], resumed["search"]["profile_runs"]) == ("succeeded", 4)
+
+
+class FakeClient:
+    """What `--server` needs of a client; the search runs in this process, through the same functions as a worker."""
+
+    answer = None
+
+    def __init__(self, *, server):
+        self.store = open_store()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.store.close()
+
+    def submit_search(self, *, query):
+        return self.store.create_search(query=query)
+
+    def wait(self, *, search_id, on_event):
+        _, lease = self.store.claim_search(holder="worker", lease_s=60.0)
+        result = run_search(store=self.store, lease=lease)
+        for event in self.store.events(search_id=search_id):
+            on_event(event)
+        return self.answer or to_dict(result)
+
+
+def test_a_server_gives_the_same_kind_of_answer(engine, monkeypatch):
+    monkeypatch.setattr(service.client, "Client", FakeClient)
+    done = run(QUICKSTART, "--json", "--budget-runs", "4", "--server", "http://127.0.0.1:1")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["search"]["profile_runs"] == 4
+    assert done.stderr.count("measured") == 4
+
+
+def test_a_server_that_could_not_search_says_why(engine, monkeypatch):
+    monkeypatch.setattr(service.client, "Client", FakeClient)
+    error = {"code": "launcher_mismatch", "message": "the launcher runs on cpu", "field": "search.launcher"}
+    monkeypatch.setattr(FakeClient, "answer", {"id": None, "status": "error", "error": error})
+    done = run(QUICKSTART, "--json", "--budget-runs", "4", "--server", "http://127.0.0.1:1")
+    assert isinstance(done.exception, InputError)
+    assert done.exception.code == "launcher_mismatch"
 
 
 def test_exit_codes(engine):

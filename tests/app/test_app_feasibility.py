@@ -1,0 +1,153 @@
+"""Illegal and too large are answers with a code and a mend in numbers, not errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hp_tool.app import estimate
+from hp_tool.cost.feasibility import REASONS
+from hp_tool.domain.result import Estimate
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.schema import parse_query
+from hp_tool.units import gib
+
+BASE: dict[str, Any] = {
+    "kind": "training",
+    "model": "gpt-22b",  # 64 heads, 48 layers, width 6144
+    "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
+    "training": {"sequence_length": 2048, "global_batch_size": 64},
+    "parallel": {"tensor_parallel_size": 8, "recompute": "full"},
+}
+
+
+def asked(
+    *, model: Any = None, cluster: Any = None, training: Any = None, constraints: Any = None, **parallel: Any
+) -> Estimate:
+    query = BASE | {
+        "model": model or BASE["model"],
+        "cluster": BASE["cluster"] | (cluster or {}),
+        "training": BASE["training"] | (training or {}),
+        "constraints": constraints or {},
+        "parallel": BASE["parallel"] | parallel,
+    }
+    return estimate(query=parse_query(query))
+
+
+WIDE = {"num_hidden_layers": 4, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 1024}
+ILLEGAL = [
+    # code, query, words its message must hold
+    ("heads_not_divisible", {"tensor_parallel_size": 128, "cluster": {"num_gpus": 128}}, ("128", "64", "choose one of")),
+    ("hidden_not_divisible", {"model": WIDE | {"intermediate_size": 4100}}, ("8", "4100", "common divisor")),
+    ("layers_not_divisible", {"pipeline_parallel_size": 5}, ("5", "48", "[1, 2, 3, 4, 6, 8")),
+    ("world_size_mismatch", {"pipeline_parallel_size": 3}, ("8 x pipeline 3", "64", "divides 64")),
+    ("batch_not_divisible", {"micro_batch_size": 5}, ("8 x micro_batch_size 5 = 40", "64", "change micro_batch_size")),
+    ("sequence_not_divisible", {"training": {"sequence_length": 2044}}, ("2044", "8 ways", "multiple of 8")),
+    ("interleaving_needs_pipeline", {"virtual_pipeline_parallel_size": 2}, ("2", "at least 2, not 1")),
+    (
+        "micro_batches_not_divisible",
+        {"pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 2, "training": {"global_batch_size": 60}},
+        ("30", "multiple of pipeline_parallel_size 4", "virtual_pipeline_parallel_size to 1"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "change", "words"), ILLEGAL, ids=[row[0] for row in ILLEGAL])
+def test_each_rule_names_its_values_and_the_mend(code: str, change: dict[str, Any], words: tuple[str, ...]) -> None:
+    result = asked(**change)
+    assert not result.feasible
+    assert result.memory is None and result.time is None
+    reason = next(reason for reason in result.reasons if reason.code == code)
+    for word in words:
+        assert word in reason.message
+    assert reason.needed is not None and reason.available is not None
+
+
+def test_every_reason_has_a_case_here() -> None:
+    assert {row[0] for row in ILLEGAL} == set(REASONS)
+
+
+def test_the_base_of_these_cases_is_legal_and_fits() -> None:
+    result = asked()
+    assert result.feasible and result.reasons == ()
+    assert result.parallel is not None and result.parallel.data_parallel_size == 8 and result.parallel.sequence_parallel
+
+
+def test_several_broken_rules_are_all_told() -> None:
+    codes = {reason.code for reason in asked(pipeline_parallel_size=5, micro_batch_size=7).reasons}
+    assert {"layers_not_divisible", "world_size_mismatch", "batch_not_divisible"} <= codes
+
+
+def test_a_given_data_parallel_size_is_checked() -> None:
+    assert asked(data_parallel_size=8).feasible
+    assert [reason.code for reason in asked(data_parallel_size=4).reasons] == ["world_size_mismatch"]
+
+
+def test_too_large_tells_how_much_of_what_and_still_gives_the_numbers() -> None:
+    result = asked(model="gpt-1t", tensor_parallel_size=8, recompute="none")
+    assert not result.feasible and result.memory is not None and result.time is not None
+    (reason,) = result.reasons
+    assert reason.code == "memory"
+    assert reason.needed == result.memory.total_bytes > result.memory.capacity_bytes == reason.available
+    assert reason.message.startswith(f"needs {gib(reason.needed)}, has {gib(reason.available)}: ")
+    parts = [word.split()[0] for word in reason.message.partition(": ")[2].split(", ")]
+    sizes = [getattr(result.memory, f"{part}_bytes") for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_missed_deadline_is_a_reason_and_a_met_one_is_not() -> None:
+    tokens = {"total_tokens": 300e9}
+    days = asked(training=tokens).days
+    assert days is not None
+    assert asked(training=tokens, constraints={"max_days": days * 1.01}).feasible
+    (reason,) = asked(training=tokens, constraints={"max_days": days / 2}).reasons
+    assert reason.code == "target_missed" and reason.needed == days and reason.available == days / 2
+
+
+def test_a_missed_budget_is_a_reason() -> None:
+    given = {"training": {"total_tokens": 300e9}, "cluster": {"price_per_gpu_hour": 2.0}}
+    result = asked(**given)
+    assert result.cost is not None and result.gpu_hours is not None
+    assert result.cost == pytest.approx(2.0 * result.gpu_hours)
+    (reason,) = asked(**given, constraints={"max_cost": result.cost / 2}).reasons
+    assert reason.code == "target_missed" and "max_cost" in reason.message
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "field"),
+    [
+        ({"model": "gpt-23b"}, NotFoundError, "model"),
+        ({"model": "mixtral-8x7b"}, UnsupportedError, "model"),
+        ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
+        ({"training": {"framework": "torch-fsdp"}}, UnsupportedError, "training.framework"),
+        ({"training": {"packed": True}}, UnsupportedError, "training.packed"),
+        ({"context_parallel_size": 2}, UnsupportedError, "parallel.context_parallel_size"),
+        ({"zero_stage": 3}, UnsupportedError, "parallel.zero_stage"),
+        ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
+        ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
+        ({"recompute": {"granularity": "selective", "num_layers": 2}}, InputError, "parallel.recompute.method"),
+        ({"tensor_parallel_size": [2, 4]}, InputError, "parallel.tensor_parallel_size"),
+        ({"constraints": {"max_days": 3}}, InputError, "training.total_tokens"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], kind: type[Exception], field: str) -> None:
+    with pytest.raises(kind) as caught:
+        asked(**change)
+    assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+def test_headroom_decides_what_fits() -> None:
+    roomy = asked(constraints={"memory_headroom_fraction": 0.0})
+    assert roomy.feasible and roomy.memory is not None
+    needed = roomy.memory.total_bytes / roomy.memory.capacity_bytes
+    assert asked(constraints={"memory_headroom_fraction": 1 - needed * 0.99}).reasons[0].code == "memory"
+
+
+def test_an_estimate_is_json_without_infinities() -> None:
+    from hp_tool.schema import to_dict
+
+    found = to_dict(asked())
+    assert set(found) == {field.name for field in dataclasses.fields(Estimate)}
+    assert found["provenance"]["gpu"] == "a100-sxm-80gb"

@@ -1,0 +1,131 @@
+"""The ranked answer: sorted, legal, within constraints; and an honest empty one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hp_tool.app import config_query, cost_space, estimate, recommend
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError
+from hp_tool.problem import resolve_training
+from hp_tool.schema import parse_query
+
+
+def query(**change: Any) -> Query:
+    base: dict[str, Any] = {
+        "kind": "training",
+        "model": "gpt-22b",
+        "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 32},
+        "training": {"sequence_length": 2048, "global_batch_size": 64, "total_tokens": 1e9},
+    }
+    return parse_query(base | change)
+
+
+def test_best_first_and_each_row_is_the_estimate_of_its_configuration() -> None:
+    asked = query()
+    found = recommend(query=asked, top=8)
+    steps = [row.estimate.time.step_s for row in found.recommendations if row.estimate.time]
+    assert len(steps) == 8 and steps == sorted(steps)
+    assert [row.rank for row in found.recommendations] == list(range(1, 9))
+    for row in found.recommendations[:3]:
+        alone = estimate(query=replace(asked, parallel=config_query(row.parallel)))
+        assert alone.feasible and alone.parallel == row.parallel
+        assert alone.time is not None and row.estimate.time is not None
+        assert alone.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
+        assert alone.memory is not None and row.estimate.memory is not None
+        assert alone.memory.total_bytes == pytest.approx(row.estimate.memory.total_bytes, rel=1e-12)
+
+
+def test_nothing_acceptable_is_faster_than_the_first() -> None:
+    asked = query()
+    space = cost_space(query=asked, problem=resolve_training(asked))
+    best = recommend(query=asked, top=1).recommendations[0]
+    assert best.estimate.time is not None
+    assert best.estimate.time.step_s == space.step_s[space.acceptable].min()
+
+
+def test_the_space_is_counted() -> None:
+    asked = query()
+    found = recommend(query=asked)
+    space = cost_space(query=asked, problem=resolve_training(asked))
+    assert found.space.legal == len(space.candidates)
+    assert found.space.feasible == found.space.legal - found.rejections["memory"]
+
+
+def test_fixed_and_listed_axes_narrow_the_space() -> None:
+    found = recommend(
+        query=query(parallel={"tensor_parallel_size": [2, 4], "recompute": "selective", "zero_stage": 1}), top=1000
+    )
+    seen = {
+        (row.parallel.tensor_parallel_size, row.parallel.recompute, row.parallel.zero_stage) for row in found.recommendations
+    }
+    assert seen == {(2, "selective", 1), (4, "selective", 1)}
+
+
+def test_infeasible_is_an_empty_list_with_the_reasons_counted() -> None:
+    found = recommend(query=query(model="gpt-1t"))
+    assert found.recommendations == ()
+    assert found.space.feasible == 0 and found.space.legal > 0
+    assert found.rejections["memory"] == found.space.legal
+
+
+def test_a_deadline_turns_slow_candidates_away() -> None:
+    free = recommend(query=query(), top=1000).recommendations
+    days = [row.estimate.days for row in free]
+    limit = sorted(days)[len(days) // 2]  # type: ignore[type-var]
+    found = recommend(query=query(constraints={"max_days": limit}), top=1000)
+    assert 0 < len(found.recommendations) < len(free)
+    assert all(row.estimate.days <= limit * (1 + 1e-12) for row in found.recommendations)  # type: ignore[operator]
+    assert found.rejections["target_missed"] > 0
+
+
+def test_min_gpus_answers_for_the_smallest_power_of_two_share_that_does_it() -> None:
+    found = recommend(query=query(objective="min_gpus"), top=1).recommendations[0]
+    used = found.parallel
+    gpus = used.tensor_parallel_size * used.pipeline_parallel_size * used.data_parallel_size
+    assert gpus < 32
+    fewer = query(cluster={"gpu": "a100-sxm-80gb", "num_gpus": gpus})
+    assert recommend(query=fewer).space.feasible > 0
+    too_few = query(cluster={"gpu": "a100-sxm-80gb", "num_gpus": gpus // 2})
+    assert recommend(query=too_few).space.feasible == 0
+
+
+def test_min_gpus_keeps_to_the_deadline() -> None:
+    free = recommend(query=query(objective="min_gpus"), top=1).recommendations[0].estimate.days
+    assert free is not None
+    found = recommend(query=query(objective="min_gpus", constraints={"max_days": free / 2}), top=1).recommendations[0]
+    assert found.estimate.days is not None and found.estimate.days <= free / 2
+
+
+@pytest.mark.parametrize("top", (0, -1, 1001))
+def test_top_is_bounded(top: int) -> None:
+    with pytest.raises(InputError) as caught:
+        recommend(query=query(), top=top)
+    assert caught.value.field == "top"
+
+
+def test_headline_days_of_gpt3_175b() -> None:
+    """1,024 A100, 300B tokens: what selective recomputation and sequence parallelism save, from Table 5's constants."""
+    days = {}
+    for recompute, sequence_parallel in (("selective", True), ("full", False)):
+        asked = query(
+            model="gpt3-175b",
+            cluster={"gpu": "a100-sxm-80gb", "num_gpus": 1024},
+            training={
+                "sequence_length": 2048, "global_batch_size": 1536, "precision": "fp16", "attention": "unfused",
+                "dropout": 0.1, "total_tokens": 300e9,
+            },
+            parallel={
+                "tensor_parallel_size": 8, "pipeline_parallel_size": 8, "virtual_pipeline_parallel_size": 3,
+                "micro_batch_size": 1, "recompute": recompute, "sequence_parallel": sequence_parallel,
+            },
+        )  # fmt: skip
+        result = estimate(query=asked)
+        assert result.feasible and result.days is not None
+        days[recompute] = result.days
+    assert 22.5 <= days["selective"] <= 24.5
+    assert 29.5 <= days["full"] <= 31.5
+    assert 1.29 <= days["full"] / days["selective"] <= 1.35

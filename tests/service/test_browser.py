@@ -1,0 +1,105 @@
+"""Pages in a real browser: no error, no overflow at any width, live rows, buttons that work under the content policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import SearchState
+from service.client import Client
+from tests.conftest import skip_or_fail
+from tests.service.coordinator import claim, finish, one_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Query = dict[str, Any]
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--no-sandbox")  # fmt: skip
+OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        skip_or_fail(component="CHROMIUM", reason=f"no browser: {error}")
+    if not CHROMIUM.exists():
+        skip_or_fail(component="CHROMIUM", reason=f"no browser at {CHROMIUM}")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that fails its test if anything was refused or thrown."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    opened = context.new_page()
+    problems: list[str] = []
+    opened.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    yield opened
+    context.close()
+    assert problems == []
+
+
+def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, store: Store, query: Query) -> None:
+    with Client(server=server) as client:
+        search = client.submit_search(query=query).id
+    page.goto(f"{server}/searches/{search}")
+    assert page.locator("h1 + .state").inner_text() == "queued"
+    lease = claim(store, search)
+    page.locator(".state.busy", has_text="running").wait_for()
+    one_run(store, lease, Measurement(status="oom", cause="rank 1", log_tail="the end of it"), OTHER)
+    page.locator("summary", has_text="End of the log").click()
+    one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
+    page.locator("tr.chosen").wait_for()
+    assert page.locator("pre", has_text="the end of it").is_visible()
+    finish(store, lease)
+    page.locator("h1 + .state", has_text="succeeded").wait_for()
+    assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 GPUs"
+    assert page.locator("tbody[data-live=trials] > tr").count() == 2
+    assert page.locator("progress").count() == 0
+
+
+def test_buttons_steer(page: Page, server: str, store: Store, query: Query) -> None:
+    with Client(server=server) as client:
+        search = client.submit_search(query=query).id
+    page.goto(f"{server}/searches/{search}")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Run again").wait_for()
+    assert store.get_search(search_id=search).state is SearchState.CANCELLED
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_pages_fit_the_screen(
+    browser: Browser, server: str, store: Store, query: Query, width: int, scheme: Any, tmp_path: Path
+) -> None:
+    with Client(server=server) as client:
+        search = client.submit_search(query=query).id
+    lease = claim(store, search)
+    one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 * 2**30))
+    one_run(store, lease, Measurement(status="crashed", cause="rank 1 failed", log_tail="x" * 400), OTHER)
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    for name, path in {"list": "/", "search": f"/searches/{search}"}.items():
+        page.goto(server + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        brightness = sum(int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")) / 3
+        assert (brightness > 128) == (scheme == "light")
+        page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
+    context.close()

@@ -1,0 +1,110 @@
+"""The client against a real socket: typed answers, the library's errors, nothing lost on the way."""
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from hp_tool import schema
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import SearchState
+from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
+from service.api.views import EventView
+from service.client import Client
+from tests.service.coordinator import claim, finish, one_run
+
+Query = dict[str, Any]
+
+
+def test_answers_are_the_librarys(server: str, query: Query) -> None:
+    from hp_tool import app
+
+    with Client(server=server) as client:
+        estimate = client.estimate(query=query)["estimate"]
+        assert estimate == schema.to_dict(app.estimate(query=schema.parse_query(query)))
+        assert len(client.recommend(query=query, top=2)["recommendations"]) == 2
+        assert "cpu" in [row["name"] for row in client.catalog(kind="gpus")["items"]]
+
+
+def test_errors_are_the_librarys(server: str, query: Query) -> None:
+    with Client(server=server) as client:
+        with pytest.raises(InputError, match="modle") as caught:
+            client.estimate(query=query | {"modle": 1})
+        assert (caught.value.code, caught.value.field) == ("unknown_key", "modle")
+        with pytest.raises(NotFoundError):
+            client.search(search_id="nope")
+        with pytest.raises(NotFoundError):
+            list(client.events(search_id="nope"))
+        search = client.submit_search(query=query)
+        client.cancel(search_id=search.id)
+        with pytest.raises(ConflictError):
+            client.resume(search_id=search.id)
+    with pytest.raises(StoreError, match="does not answer") as away:
+        Client(server="http://127.0.0.1:9").search(search_id="x")
+    assert away.value.code == "server_unreachable"
+    with pytest.raises(InputError):
+        Client(server="file:///etc/passwd")
+
+
+def test_a_batch_comes_back_in_order(server: str, query: Query) -> None:
+    lines = (json.dumps(query | {"id": str(n)}).encode() for n in range(300))
+    with Client(server=server) as client:
+        assert [json.loads(line)["id"] for line in client.batch(lines=lines)] == [str(n) for n in range(300)]
+
+
+def test_a_batch_is_answered_while_it_is_still_being_sent(server: str, query: Query) -> None:
+    """A program that asks the next question only after the last answer is served too: nobody holds the whole."""
+    line = json.dumps(query).encode() + b"\n"
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as wire:
+        wire.sendall(b"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        received = b""
+        for asked in range(1, 4):
+            wire.sendall(b"%x\r\n%s\r\n" % (len(line), line))
+            while received.count(b'"status":"ok"') < asked:
+                received += wire.recv(65536)
+        wire.sendall(b"0\r\n\r\n")
+        while not received.endswith(b"0\r\n\r\n"):
+            received += wire.recv(65536)
+
+
+def test_waiting_follows_every_event_to_the_result(server: str, store: Store, query: Query) -> None:
+    seen: list[EventView] = []
+    with Client(server=server) as client:
+        search = client.submit_search(query=query)
+        lease = claim(store, search.id)
+
+        def work() -> None:
+            one_run(store, lease, Measurement(status="ok", step_s=0.4))
+            finish(store, lease)
+
+        thread = threading.Timer(0.3, work)
+        thread.start()
+        result = client.wait(search_id=search.id, on_event=seen.append)
+        thread.join()
+        assert result["recommendations"][0]["rank"] == 1
+        assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
+        assert client.result(search_id=search.id) == result
+        assert client.trials(search_id=search.id).trials[0].measurement is not None
+        assert [view.id for view in client.searches(state="succeeded").items] == [search.id]
+
+
+def test_a_search_that_failed_before_any_run_raises_as_it_would_here(server: str, store: Store, query: Query) -> None:
+    with Client(server=server) as client:
+        search = client.submit_search(query=query).id
+        error = {"code": "launcher_mismatch", "message": "no such GPU here", "field": "search.launcher"}
+        store.finish_search(lease=claim(store, search), state=SearchState.FAILED, error=error)
+        with pytest.raises(InputError, match="no such GPU here") as caught:
+            client.wait(search_id=search)
+        assert caught.value.code == "launcher_mismatch"
+
+
+def test_a_measurement_is_reported(server: str, query: Query) -> None:
+    with Client(server=server) as client:
+        report = {"query": query, "parallel": {}, "measurement": {"status": "ok", "step_s": 0.5}}
+        stored = client.report_measurement(report=report)
+        assert stored.measurement.step_s == 0.5
+        assert [view.id for view in client.measurements(model="gpt-tiny").items] == [stored.id]

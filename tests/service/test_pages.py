@@ -1,0 +1,120 @@
+"""Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes markup."""
+
+import re
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import SearchState
+from service.dashboard import formats
+from tests.service.coordinator import claim, finish, one_run
+
+Query = dict[str, Any]
+TWO_WAY = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
+EVIL = "<script>alert('x')</script>"
+
+
+def submit(http: TestClient, query: Query) -> str:
+    search_id: str = http.post("/v1/searches", json=query).json()["id"]
+    return search_id
+
+
+def test_the_arithmetic_of_a_configuration() -> None:
+    assert formats.arithmetic(TWO_WAY) == "TP 2 x PP 1 x DP 1 = 2 GPUs"
+    assert formats.arithmetic(ParallelConfig()) == "TP 1 x PP 1 x DP 1 = 1 GPU"
+    assert formats.details(TWO_WAY) == "micro-batch 1, sequence parallel, selective recomputation"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formats.seconds(None), "–"),
+        (formats.seconds(0.31049), "310 ms"),
+        (formats.seconds(12.345), "12.3 s"),
+        (formats.seconds(1234.5), "1,234 s"),
+        (formats.percent(-0.0712), "−7.1 %"),
+        (formats.gib(3 * 2**30), "3.00 GiB"),
+        (formats.count(1651.6), "1,652"),
+    ],
+)
+def test_numbers_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_a_search_and_its_twin(http: TestClient, store: Store, query: Query) -> None:
+    search = submit(http, query)
+    lease = claim(store, search)
+    one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
+    one_run(store, lease, Measurement(status="crashed", cause=EVIL, log_tail=EVIL), TWO_WAY)
+    finish(store, lease)
+    page, twin = http.get(f"/searches/{search}"), http.get(f"/searches/{search}.json").json()
+    assert page.headers["content-type"].startswith("text/html")
+    assert "TP 1 x PP 1 x DP 2 = 2 GPUs" in page.text
+    best, failed = twin["trials"]
+    assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 GPUs"
+    assert (best["chosen"], best["predicted_step_s"], best["calibrated_step_s"], best["measured_step_s"]) == (
+        True,
+        0.5,
+        0.41,
+        0.4,
+    )
+    assert (best["error_before"], best["error_after"]) == (pytest.approx(0.25), pytest.approx(0.025))
+    assert (failed["state"], failed["faded"], failed["cause"]) == ("crashed", True, EVIL)
+    assert twin["events_href"] is None
+
+
+def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:
+    query["model"]["name"] = EVIL
+    search = submit(http, query)
+    one_run(store, claim(store, search), Measurement(status="crashed", cause=EVIL, log_tail=EVIL))
+    for path in ("/", "/searches", f"/searches/{search}", f"/searches?cursor={EVIL}", f"/searches/{EVIL}"):
+        text = http.get(path).text
+        assert EVIL not in text
+        assert re.findall(r"<script(?! type=\"module\" src=\"/static/)", text) == []
+        assert re.findall(r"\s(?:style|on\w+)=", text) == []  # the content policy would refuse them anyway
+
+
+def test_the_list_is_filtered_by_its_url(http: TestClient, store: Store, query: Query) -> None:
+    searches = [submit(http, query) for _ in range(3)]
+    store.finish_search(lease=claim(store, searches[0]), state=SearchState.CANCELLED)
+    assert len(http.get("/searches.json").json()["rows"]) == 3
+    rows = http.get("/searches.json", params={"state": "cancelled"}).json()["rows"]
+    assert [row["href"] for row in rows] == [f"/searches/{searches[0]}"]
+    assert http.get("/?state=").status_code == 200
+    assert http.get("/?state=asleep").status_code == 422
+
+
+def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
+    for _ in range(51):
+        submit(http, query)
+    first = http.get("/searches.json").json()
+    assert len(first["rows"]) == 50
+    assert first["next_href"] in http.get("/").text.replace("&amp;", "&")
+    assert http.get(first["next_href"]).text.count('href="/searches/') == 1
+
+
+def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query) -> None:
+    search = submit(http, query)
+    page = http.get(f"/searches/{search}").text
+    assert re.findall(r'action="(.*?)"', page) == [f"/searches/{search}/pause", f"/searches/{search}/cancel"]
+    response = http.post(f"/searches/{search}/cancel", follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (303, f"/searches/{search}")
+    assert store.get_search(search_id=search).state is SearchState.CANCELLED
+    forged = http.post(f"/searches/{search}/clone", headers={"Origin": "https://evil.example"})
+    assert forged.status_code == 403
+
+
+def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
+    page = http.get("/").text
+    files = re.findall(r'"(/static/.*?)"', page)
+    assert len(files) == 3
+    for file in files:
+        response = http.get(file)
+        assert response.status_code == 200
+        assert "immutable" in response.headers["cache-control"]
+    assert http.get("/static/0000/app.css").status_code == 404
+    assert http.get(files[0].rsplit("/", 1)[0] + "/../../app.py").status_code == 404

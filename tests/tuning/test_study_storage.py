@@ -1,0 +1,44 @@
+"""Optuna's tables in our database, opened by workers that all begin at the same moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+
+import pytest
+
+from hp_tool.errors import StoreError
+from hp_tool.tuning import study_storage
+
+
+def open_at(url: str, at: float) -> None:
+    time.sleep(max(0.0, at - time.time()))
+    study_storage(url)
+
+
+def open_together(url: str, *, processes: int = 4) -> list[int | None]:
+    context = multiprocessing.get_context("spawn")
+    at = time.time() + 3.0  # all have imported what they need by then
+    workers = [context.Process(target=open_at, args=(url, at)) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return [worker.exitcode for worker in workers]
+
+
+@pytest.mark.slow
+def test_many_processes_may_open_a_new_sqlite_file(tmp_path):
+    assert open_together(f"sqlite:///{tmp_path / 'new.sqlite3'}") == [0, 0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_many_processes_may_open_a_new_postgresql_database(postgres_url):
+    assert open_together(postgres_url) == [0, 0, 0, 0]
+
+
+def test_a_database_that_does_not_answer_is_said_without_its_password():
+    with pytest.raises(StoreError) as caught:
+        study_storage("postgresql://user:secret@127.0.0.1:1/db")
+    assert "secret" not in str(caught.value)
