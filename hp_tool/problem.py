@@ -32,7 +32,7 @@ class TrainingProblem:
     workload: TrainingWorkload
     profile: EfficiencyProfile
     constraints: Constraints
-    strategy: Strategy = Strategy()
+    strategy: Strategy
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""

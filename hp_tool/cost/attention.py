@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hp_tool.cost.block import BlockBytes, BlockTime
@@ -42,8 +44,9 @@ def projections(model: ModelSpec, s: Shapes) -> tuple[list[FloatArray | float], 
 def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Norm input, matmul input and dropout mask (whole, or sharded by SP); Q, K, V and the core's output (split by heads);
     with rotary positions the un-rotated keys and queries too, because V is a view of the storage they share (of latent
-    attention only the keys' part without rotation); latents; the scores of unfused attention: 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without;
-    the fp32 log-sum-exp of fused attention, from which the backward pass rebuilds them.
+    attention only the keys' part without rotation); latents; the scores of unfused attention, 5as^2b/t with dropout
+    (softmax, mask, dropped softmax), 2as^2b/t without; the fp32 log-sum-exp of fused attention, from which the backward
+    pass rebuilds them.
     """
     qk, v = head_widths(model)
     heads = model.num_attention_heads / s.t
@@ -56,7 +59,7 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
         split = split + s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
     elif model.positions == "rotary":
         split = split + s.tokens * s.e * (heads + kv_heads) * qk
-    latent = 0.0
+    latent: FloatArray | float = 0.0
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
@@ -90,7 +93,7 @@ def attention_time(
     residual's gradient is added.
     """
     gpu = cluster.gpu
-    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     n, k = (np.stack([np.broadcast_to(size, s.t.shape) for size in sizes]) for sizes in projections(model, s))
     core, core_backward = core_seconds(model=model, cluster=cluster, workload=workload, profile=profile, s=s)
     context, context_backward = context_seconds(

@@ -46,12 +46,6 @@ class BlockBytes:
     """Gradients and gathered inputs alive at the worst moment of the backward pass."""
 
     def __add__(self, other: BlockBytes) -> BlockBytes:
-        return BlockBytes(
-            saved=self.saved + other.saved, core=self.core + other.core, working=max_(self.working, other.working)
-        )
-
-
-def max_(a: Column, b: Column) -> Column:
-    """Elementwise maximum: the blocks run one after the other."""
-
-    return np.maximum(a, b)
+        # The blocks' backward passes run one after the other: their working sets do not add up.
+        working = np.maximum(self.working, other.working)
+        return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=working)

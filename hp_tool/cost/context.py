@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hp_tool.cost.candidates import Candidates, FloatArray
@@ -36,7 +38,7 @@ def context_seconds(
         return 0.0, 0.0
     head = float(model.head_size)
     kv = s.tokens * s.e * 2.0 * head * np.maximum(model.kv_heads / s.t, 1.0)
-    group = {"group_size": c, "stride": candidates.tensor_parallel_size, "cluster": cluster, "profile": profile}
+    group: dict[str, Any] = {"group_size": c, "stride": candidates.tensor_parallel_size, "cluster": cluster, "profile": profile}
     kind = strategy.context_parallel_communication
     if kind == "a2a":
         query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t

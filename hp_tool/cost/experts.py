@@ -7,6 +7,8 @@ E/e_p experts; the busiest rank sees `imbalance` times the mean load.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hp_tool.cost.block import BlockBytes, BlockTime
@@ -70,7 +72,7 @@ def expert_time(
     local_experts = (model.num_experts or 1) / ep
     routed = routed_tokens(model, workload, candidates, s)
     width = expert_width(model) / etp
-    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     whole = np.full_like(s.t, s.h)
     n, k = np.stack((gates * width, whole)), np.stack((whole, width))
     each = routed / local_experts

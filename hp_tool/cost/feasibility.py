@@ -55,11 +55,8 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
 
 def _sequence_pieces(c: Candidates) -> IntArray:
     """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
-    return (
-        c.context_parallel_size
-        * np.where(c.context_parallel_size > 1, 2, 1)
-        * np.where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
-    )
+    tensor = np.where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
+    return c.context_parallel_size * np.where(c.context_parallel_size > 1, 2, 1) * tensor
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
@@ -69,7 +66,7 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
         return (ep > 1) | (etp > 1)
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
     width = model.moe_intermediate_size or model.ffn_size
-    return (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
+    return np.asarray((model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0))
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:
@@ -143,8 +140,8 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
     if name == "experts_not_divisible":
         ep, etp, ranks = config.expert_parallel_size, config.expert_tensor_parallel_size, t * c * d
         mend = (
-            f"choose an expert_parallel_size that divides num_experts {model.num_experts} and, times expert_tensor_parallel_size "
-            f"{etp}, the {ranks} ranks of a stage (tensor {t} x context {c} x data {d})"
+            f"choose an expert_parallel_size that divides num_experts {model.num_experts} and, times "
+            f"expert_tensor_parallel_size {etp}, the {ranks} ranks of a stage (tensor {t} x context {c} x data {d})"
             if model.num_experts
             else "the model has no experts; leave both at 1"
         )

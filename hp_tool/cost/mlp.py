@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hp_tool.cost.block import BlockBytes, BlockTime
@@ -27,7 +29,7 @@ def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, prof
     """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
     hidden = model.ffn_size / s.t
     gates = 2.0 if model.gated_mlp else 1.0
-    matmul = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     whole = np.full_like(s.t, s.h)
     n, k = np.stack((gates * hidden, whole)), np.stack((whole, hidden))
     cast, cast_backward = cast_traffic(workload.precision, inputs=k.sum(axis=0), outputs=n.sum(axis=0))

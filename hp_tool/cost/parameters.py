@@ -35,7 +35,8 @@ def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank."""
     t = np.asarray(tensor_parallel_size, dtype=np.float64)
-    biases = latent_norms = 0.0
+    biases: FloatArray | float = 0.0
+    latent_norms = 0.0
     if model.has_attention_bias:
         d = model.head_size
         biases = model.num_attention_heads * d / t + 2.0 * d * np.maximum(model.kv_heads / t, 1.0) + model.hidden_size
@@ -52,7 +53,7 @@ def mlp_matrices(model: ModelSpec) -> float:
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """A dense MLP and its norm on one rank."""
     t = np.asarray(tensor_parallel_size, dtype=np.float64)
-    biases = 0.0
+    biases: FloatArray | float = 0.0
     if model.has_mlp_bias:
         biases = (_matrices(model) - 1.0) * model.ffn_size / t + model.hidden_size
     return np.asarray(mlp_matrices(model) / t + biases + norm_weights(model))

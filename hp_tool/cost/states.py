@@ -129,7 +129,9 @@ def state_costs(
 
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
     per_byte = profile.framework.optimizer_traffic_factor / reached
-    weights = gradients = optimizer = reduce = gather = update = 0.0
+    both_ends, none = np.zeros((2, len(c))), np.zeros(len(c))
+    weights, gradients, optimizer = both_ends, both_ends, both_ends
+    reduce, gather, update = none, none, none
     for held, copies, stride in groups:
         shard = 1.0 / copies
         share = np.where(c.zero_stage >= _ZERO_STAGES, shard, 1.0)
