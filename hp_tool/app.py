@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeName
@@ -62,12 +62,12 @@ def estimate(*, query: Query) -> Estimate:
     """
     problem = resolve_training(query)
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
-    candidates = Candidates.from_configs((config,))
+    candidate = Candidates.alone(config)
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    code = int(legality(**nouns, candidates=candidates)[0])
+    code = int(legality(**nouns, candidates=candidate))
     if code:
         return Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
-    result = estimate_row(0, costs=problem.costs(candidates), candidates=candidates, profile=problem.profile, **nouns)
+    result = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
     missed = _missed_targets(result, problem)
     return replace(result, feasible=False, reasons=result.reasons + missed) if missed else result
 

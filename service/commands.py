@@ -36,5 +36,6 @@ def register(app: typer.Typer) -> None:
 
         from service.worker import work
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger("service").setLevel(logging.INFO)
         work(database_url=database_url, lease_s=lease_s)

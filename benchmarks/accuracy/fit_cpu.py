@@ -124,7 +124,8 @@ def fit_link() -> dict[str, float]:
 
     fraction, latency = robust_fit(residuals, [0.3, 1e-4], [0.001, 1e-6], [2.0, 1e-1])
     print(
-        f"all-reduce: {fraction:.3f} of the link, {latency * 1e6:.0f} us, median error {np.median(np.abs(np.expm1(residuals([fraction, latency])))):.1%}"
+        f"all-reduce: {fraction:.3f} of the link, {latency * 1e6:.0f} us, "
+        f"median error {np.median(np.abs(np.expm1(residuals([fraction, latency])))):.1%}"
     )
     return {
         "bandwidth_fraction": float(f"{fraction:.4g}"),
@@ -152,8 +153,8 @@ def main() -> None:
             "context_bytes": 0.0,
             "nvlink": link,
             "all_to_all": link,
-            "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host with {os.cpu_count()} cores, gloo over "
-            f"loopback, {datetime.datetime.now(datetime.UTC).date()}, by python -m benchmarks.accuracy.fit_cpu",
+            "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host with {os.cpu_count()} cores, "
+            f"gloo over loopback, {datetime.datetime.now(datetime.UTC).date()}, by python -m benchmarks.accuracy.fit_cpu",
         },
         command="benchmarks.accuracy.fit_cpu",
     )

@@ -73,8 +73,10 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
 
     peak, overhead, passes = robust_fit(of_large, [0.7, 5e-6, 1.0], [0.05, 1e-7, 0.0], [1.2, 1e-4, 10.0])
     errors = np.abs(np.expm1(of_large(np.array([peak, overhead, passes]))))
-    print(f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} overhead {overhead * 1e6:.1f} us, {passes:.1f} passes; "
-          f"m >= 1024: {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}")  # fmt: skip
+    print(
+        f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} overhead {overhead * 1e6:.1f} us "
+        f"{passes:.1f} passes; {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
+    )
     return roofline(peak, everywhere[1], overhead), roofline(*everywhere[:3])
 
 
@@ -90,8 +92,8 @@ def fit_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
 
     x = robust_fit(residuals, [0.6, 0.5, 1e-5], [0.05, 0.05, 1e-6], [1.2, 1.2, 1e-4])
     errors = np.abs(np.expm1(residuals(x)))
-    print(f"{device.name:16} attention     peak {x[0]:.3f} bandwidth {x[1]:.3f} overhead {x[2] * 1e6:.1f} us; {len(errors)} shapes, "
-          f"median error {np.median(errors):.1%}")  # fmt: skip
+    print(f"{device.name:16} attention     peak {x[0]:.3f} bandwidth {x[1]:.3f} overhead {x[2] * 1e6:.1f} us; "
+          f"{len(errors)} shapes, median error {np.median(errors):.1%}")  # fmt: skip
     return roofline(*x)
 
 
@@ -110,7 +112,8 @@ def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> d
     x = robust_fit(residuals, [0.8, 5e-6, 1e-6, 1e6], [0.1, 0, 0, 0], [1.5, 1e-4, 1e-4, 1e9])
     errors = np.abs(np.expm1(residuals(x)))
     print(
-        f"{device.name:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, median error {np.median(errors):.1%}"
+        f"{device.name:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, "
+        f"median error {np.median(errors):.1%}"
     )
     return {
         "bandwidth_fraction": _short(x[0]),

@@ -39,14 +39,13 @@ FLAGS = {
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
     """The file's query with flags laid over it, or a training query made of flags alone. Raises InputError."""
     from hp_tool import schema
-    from hp_tool.documents import load_yaml
 
     given = {FLAGS[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise InputError(f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set")
-        given[key] = load_yaml(value)
+        given[key] = _value(setting, value)
     if path is None:
         if not given:
             raise InputError(
@@ -63,6 +62,19 @@ def read_text(path: str) -> str | bytes:
     from hp_tool.documents import read_text as read_file
 
     return sys.stdin.buffer.read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
+
+
+def _value(setting: str, text: str) -> Any:
+    """What stands behind KEY= as YAML reads it: a number, a word, a list."""
+    import yaml
+
+    from hp_tool.documents import load_yaml
+
+    try:
+        return load_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
+        reason = getattr(error, "problem", None) or error
+        raise InputError(f"--set {setting}: the value is not YAML: {reason}", field="--set") from None
 
 
 def _lay(data: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

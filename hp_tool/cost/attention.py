@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.compute import additive_seconds, cast_traffic, elementwise_seconds, matmul_seconds, peak_flops
+from hp_tool.cost.compute import (
+    additive_seconds,
+    cast_traffic,
+    elementwise_seconds,
+    matmul_seconds,
+    peak_flops,
+    weight_matmuls,
+)
 from hp_tool.cost.context import context_seconds
+from hp_tool.cost.elementwise import maximum, where
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -25,20 +29,19 @@ def head_widths(model: ModelSpec) -> tuple[float, float]:
     return float((model.qk_nope_head_dim or 0) + (model.qk_rope_head_dim or 0)), float(model.v_head_dim or model.head_size)
 
 
-def projections(model: ModelSpec, s: Shapes) -> tuple[list[FloatArray | float], list[FloatArray | float]]:
-    """(outputs n, inputs k) of the block's weight matrices on one rank; column-parallel by heads, latents whole."""
+def projections(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
+    """(output n, input k) of each of the block's weight matrices on one rank; column-parallel by heads, latents whole."""
     qk, v = head_widths(model)
     heads = model.num_attention_heads / s.t
     if model.kv_lora_rank is None:
-        key_value = model.head_size * np.maximum(model.kv_heads / s.t, 1.0)
-        return [heads * qk + 2.0 * key_value, s.h], [s.h, heads * v]
+        key_value = model.head_size * maximum(model.kv_heads / s.t, 1.0)
+        return [(heads * qk + 2.0 * key_value, s.h), (s.h, heads * v)]
     rank, rope, nope = float(model.kv_lora_rank), float(model.qk_rope_head_dim or 0), float(model.qk_nope_head_dim or 0)
-    # Queries straight from h, or down to q_lora_rank and up; keys and values down to kv_lora_rank (+ shared rotary key) and up.
-    outputs: list[FloatArray | float] = [rank + rope, heads * (nope + v), s.h]
-    inputs: list[FloatArray | float] = [s.h, rank, heads * v]
+    # Keys and values: down to kv_lora_rank, with the shared rotary key beside, and up again.
+    key_value_output = [(rank + rope, s.h), (heads * (nope + v), rank), (s.h, heads * v)]
     if model.q_lora_rank is None:
-        return [heads * qk, *outputs], [s.h, *inputs]
-    return [float(model.q_lora_rank), heads * qk, *outputs], [s.h, float(model.q_lora_rank), *inputs]
+        return [(heads * qk, s.h), *key_value_output]
+    return [(float(model.q_lora_rank), s.h), (heads * qk, float(model.q_lora_rank)), *key_value_output]
 
 
 def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -50,7 +53,7 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
     """
     qk, v = head_widths(model)
     heads = model.num_attention_heads / s.t
-    kv_heads = heads if model.kv_lora_rank is not None else np.maximum(model.kv_heads / s.t, 1.0)
+    kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     split = s.tokens * s.e * (heads * (qk + v) + kv_heads * (qk + v))
     if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
@@ -70,7 +73,7 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
     else:
         per_score = 2.0 * s.e + 1.0 if s.mask else s.e
         core = s.tokens * workload.sequence_length * heads * per_score
-    gathered = s.tokens * s.h * s.e * np.where(s.sharded, 2.0, 1.0)
+    gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
         saved=replicated + split + latent + statistics,
         core=core,
@@ -93,8 +96,8 @@ def attention_time(
     residual's gradient is added.
     """
     gpu = cluster.gpu
-    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
-    n, k = (np.stack([np.broadcast_to(size, s.t.shape) for size in sizes]) for sizes in projections(model, s))
+    matrices = projections(model, s)
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
     core, core_backward = core_seconds(model=model, cluster=cluster, workload=workload, profile=profile, s=s)
     context, context_backward = context_seconds(
         model=model, cluster=cluster, strategy=strategy, profile=profile, candidates=candidates, s=s, core_s=core
@@ -103,13 +106,12 @@ def attention_time(
     heads = (model.num_attention_heads + model.kv_heads) / s.t
     rotary = 2.0 * s.e * heads * qk if model.positions == "rotary" else 0.0
     per_hidden, per_hidden_backward = 5.0 * s.e + s.mask, 8.0 * s.e + s.mask
-    cast, cast_backward = cast_traffic(workload.precision, inputs=k.sum(axis=0), outputs=n.sum(axis=0))
+    cast, cast_backward = cast_traffic(workload.precision, matrices)
     forward = s.tokens * (s.h * per_hidden / s.shards + rotary + cast)
     backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + cast_backward)
     return BlockTime(
-        matmul=matmul_seconds(s.tokens, n, k, **matmul).sum(axis=0),
-        # Weight gradients are added to an fp32 buffer: one read and one write of 4 bytes.
-        weight_gradient=matmul_seconds(n, k, s.tokens, output_bytes=8.0, **matmul).sum(axis=0),
+        matmul=matmul,
+        weight_gradient=weight_gradient,
         core=core,
         core_backward=core_backward,
         elementwise=elementwise_seconds(forward, kernels=3.0, gpu=gpu, profile=profile),
@@ -129,7 +131,7 @@ def core_seconds(
     if workload.attention == "flash":
         visible = 0.5 if model.architecture == "decoder" else 1.0
         flops = 2.0 * s.tokens * length * heads * (qk + v) * visible
-        kv_heads = heads if model.kv_lora_rank is not None else np.maximum(model.kv_heads / s.t, 1.0)
+        kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
         traffic = s.tokens * s.e * (heads + kv_heads) * (qk + v)
         # Attention stays in 16 bits where the matmuls are narrower.
         peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")

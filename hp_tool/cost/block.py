@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
-import numpy as np
+from hp_tool.cost.elementwise import maximum
 
-from hp_tool.cost.candidates import FloatArray
-
-Column = FloatArray | float
+Column = Any
+"""FloatArray of shape (k,), or a plain number: of one candidate alone, or the same for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,5 +47,5 @@ class BlockBytes:
 
     def __add__(self, other: BlockBytes) -> BlockBytes:
         # The blocks' backward passes run one after the other: their working sets do not add up.
-        working = np.maximum(self.working, other.working)
+        working = maximum(self.working, other.working)
         return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=working)

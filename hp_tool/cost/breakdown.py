@@ -34,15 +34,35 @@ def estimate_row(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
 ) -> Estimate:
-    """Row `index` in full. Shares of peak count all devices of the cluster."""
-    memory = _memory(index, costs)
-    parts = {name: float(seconds[index]) for name, seconds in costs.parts.items()}
-    step_s = float(costs.step_s[index])
+    """Row `index` of many in full."""
+    return estimate_alone(
+        costs=costs.row(index),
+        candidate=candidates.row(index),
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        profile=profile,
+    )
+
+
+def estimate_alone(
+    *,
+    costs: TrainingCosts,
+    candidate: Candidates,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+) -> Estimate:
+    """One candidate alone in full. Shares of peak count all devices of the cluster."""
+    memory = _memory(costs)
+    parts = {name: float(seconds) for name, seconds in costs.parts.items()}
+    step_s = float(costs.step_s)
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
-    again, again_paper = _recomputed_flops(index, candidates, model, workload)
+    again, again_paper = _recomputed_flops(candidate, model, workload)
     fits = memory.total_bytes <= memory.capacity_bytes
     reasons = () if fits else (_too_large(memory),)
     days = gpu_hours = cost = energy = None
@@ -55,7 +75,7 @@ def estimate_row(
     return Estimate(
         feasible=fits,
         reasons=reasons,
-        parallel=candidates.config(index),
+        parallel=candidate.only_config(),
         memory=memory,
         time=TimeEstimate(step_s=step_s, parts_s=parts),
         tokens_per_second=rate * cluster.num_gpus,
@@ -73,14 +93,14 @@ def estimate_row(
     )
 
 
-def _memory(index: int, costs: TrainingCosts) -> MemoryEstimate:
-    parts = {f"{name}_bytes": float(size[index]) for name, size in costs.memory_parts.items()}
-    total = float(costs.memory_total_bytes[index])
+def _memory(costs: TrainingCosts) -> MemoryEstimate:
+    parts = {f"{name}_bytes": float(size) for name, size in costs.memory_parts.items()}
+    total = float(costs.memory_total_bytes)
     return MemoryEstimate(
         total_bytes=total,
         capacity_bytes=costs.capacity_bytes,
-        worst_stage=int(costs.worst_stage[index]),
-        layer_activations_bytes=float(costs.layer_activations_bytes[index]),
+        worst_stage=int(costs.worst_stage),
+        layer_activations_bytes=float(costs.layer_activations_bytes),
         allocated_bytes=total - parts["overhead_bytes"],
         **parts,
     )
@@ -94,19 +114,18 @@ def _too_large(memory: MemoryEstimate) -> Reason:
     return memory_reason(needed=memory.total_bytes, available=memory.capacity_bytes, parts=parts)
 
 
-def _recomputed_flops(index: int, candidates: Candidates, model: ModelSpec, workload: TrainingWorkload) -> tuple[float, float]:
+def _recomputed_flops(candidate: Candidates, model: ModelSpec, workload: TrainingWorkload) -> tuple[float, float]:
     """(forward FLOPs a token run again, the same as arXiv 2205.05198 counts them: its s/3h is three attention cores more
     than the model's s/6h, where one core, s/18h, is what selective recomputation repeats).
     """
     flops = token_flops(model, workload)
-    method = int(candidates.recompute_method[index])
-    if method == NONE:
+    if candidate.recompute_method == NONE:
         return 0.0, 0.0
-    if method == SELECTIVE:
+    if candidate.recompute_method == SELECTIVE:
         return flops.attention, 3.0 * flops.attention
-    row = candidates.take(slice(index, index + 1))
-    per_chunk = model.num_hidden_layers / (row.pipeline_parallel_size * row.virtual_pipeline_parallel_size)
-    again = float(recomputed_layer_fraction(row, layers_per_chunk=per_chunk)[0]) * (flops.layers + flops.attention)
+    per_chunk = model.num_hidden_layers / (candidate.pipeline_parallel_size * candidate.virtual_pipeline_parallel_size)
+    fraction = float(recomputed_layer_fraction(candidate, layers_per_chunk=per_chunk))
+    again = fraction * (flops.layers + flops.attention)
     return again, again
 
 

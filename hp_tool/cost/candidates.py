@@ -1,9 +1,13 @@
-"""Candidates: many configurations as a struct of arrays, one entry each."""
+"""Candidates: many configurations as a struct of arrays, one entry each; or one alone, as plain numbers.
+
+Formulas are written once and serve both: arrays of shape (n,) make a million rows cheap, plain numbers make one cheap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +17,7 @@ from hp_tool.domain.parallel import ParallelConfig, Recompute, RecomputeName
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+"""Shape (n,) of n candidates. In the formulas, also a plain number: of one candidate alone."""
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
@@ -20,7 +25,9 @@ NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """n configurations; every array has shape (n,). Fields are ParallelConfig's, recomputation split in code and layers."""
+    """n configurations; every array has shape (n,), or is a plain number for one alone. Fields are ParallelConfig's,
+    recomputation split in code and layers.
+    """
 
     tensor_parallel_size: IntArray
     pipeline_parallel_size: IntArray
@@ -39,27 +46,37 @@ class Candidates:
     zero_stage: IntArray
 
     def __len__(self) -> int:
-        return len(self.tensor_parallel_size)
+        return 1 if self.is_alone else len(self.tensor_parallel_size)
+
+    @property
+    def is_alone(self) -> bool:
+        return not isinstance(self.tensor_parallel_size, np.ndarray)
 
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
         """The chosen rows, in the given order."""
         return Candidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
+    def row(self, index: int) -> Candidates:
+        """One of the rows alone."""
+        numbers: dict[str, Any] = {f.name: int(getattr(self, f.name)[index]) for f in fields(self)}
+        return Candidates(**numbers)
+
     def config(self, index: int) -> ParallelConfig:
         """One row as a domain object."""
-        return ParallelConfig(
-            tensor_parallel_size=int(self.tensor_parallel_size[index]),
-            pipeline_parallel_size=int(self.pipeline_parallel_size[index]),
-            virtual_pipeline_parallel_size=int(self.virtual_pipeline_parallel_size[index]),
-            context_parallel_size=int(self.context_parallel_size[index]),
-            expert_parallel_size=int(self.expert_parallel_size[index]),
-            expert_tensor_parallel_size=int(self.expert_tensor_parallel_size[index]),
-            data_parallel_size=int(self.data_parallel_size[index]),
-            micro_batch_size=int(self.micro_batch_size[index]),
-            sequence_parallel=bool(self.sequence_parallel[index]),
-            recompute=recompute_from_codes(int(self.recompute_method[index]), num_layers=int(self.recompute_num_layers[index])),
-            zero_stage=int(self.zero_stage[index]),
-        )
+        return self.row(index).only_config()
+
+    def only_config(self) -> ParallelConfig:
+        """The one candidate there is, alone, as a domain object."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        method, num_layers = values.pop("recompute_method"), values.pop("recompute_num_layers")
+        values["sequence_parallel"] = bool(values["sequence_parallel"])
+        return ParallelConfig(**values, recompute=recompute_from_codes(method, num_layers=num_layers))
+
+    @classmethod
+    def alone(cls, config: ParallelConfig) -> Candidates:
+        """One configuration as plain numbers."""
+        numbers: dict[str, Any] = _row(config)
+        return cls(**numbers)
 
     @classmethod
     def from_configs(cls, configs: Iterable[ParallelConfig]) -> Candidates:
@@ -97,5 +114,5 @@ def recompute_from_codes(method: int, *, num_layers: int) -> RecomputeName | Rec
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     method, num_layers = recompute_codes(config.recompute)
-    row = {f.name: int(getattr(config, f.name)) for f in fields(config) if f.name != "recompute"}
+    row = {name: int(getattr(config, name)) for name in config.__slots__ if name != "recompute"}
     return row | {"recompute_method": method, "recompute_num_layers": num_layers}

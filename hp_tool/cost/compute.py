@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable
+from typing import Any
 
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.elementwise import maximum
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.errors import InputError
@@ -46,25 +49,46 @@ def matmul_seconds(
     flops = 2.0 * batch * m * n * k
     traffic = batch * (element * (m * k + n * k) + output_bytes * m * n)
     seconds = roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak_flops(gpu, precision=precision))
-    return seconds * profile.framework.matmul_slowdown
+    framework = profile.framework
+    return seconds * (framework.matmul_slowdown if element >= 2.0 else framework.narrow_matmul_slowdown)
+
+
+def weight_matmuls(
+    tokens: Column,
+    matrices: Iterable[tuple[Column, Column]],
+    *,
+    gpu: GpuSpec,
+    profile: EfficiencyProfile,
+    precision: Precision,
+    batch: Column = 1.0,
+) -> tuple[Column, Column]:
+    """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
+    each. Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one
+    write of 4 bytes.
+    """
+    machine: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": precision, "batch": batch}
+    forward: Column = 0.0
+    gradient: Column = 0.0
+    for n, k in matrices:
+        forward = forward + matmul_seconds(tokens, n, k, **machine)
+        gradient = gradient + matmul_seconds(n, k, tokens, output_bytes=8.0, **machine)
+    return forward, gradient
 
 
 def roofline_seconds(
     flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
 ) -> FloatArray:
     """overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
-    bound = np.maximum(
+    bound = maximum(
         flops / (roof.peak_fraction * peak), traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     )
-    return np.asarray(roof.overhead_s + bound)
+    return roof.overhead_s + bound
 
 
-def additive_seconds(
-    flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
-) -> FloatArray:
+def additive_seconds(flops: FloatArray, traffic: FloatArray, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
     """overhead + FLOPs / reached peak + bytes / reached bandwidth: kernels that alternate between the two."""
     bandwidth = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
-    return np.asarray(roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth)
+    return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
 
 
 def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, profile: EfficiencyProfile) -> FloatArray:
@@ -80,10 +104,8 @@ def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofli
     return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
 
 
-def cast_traffic(
-    precision: Precision, *, inputs: FloatArray, outputs: FloatArray
-) -> tuple[FloatArray | float, FloatArray | float]:
-    """Bytes a token that quantising moves (forward, backward) around matmuls of these input and output widths.
+def cast_traffic(precision: Precision, matrices: Iterable[tuple[Column, Column]]) -> tuple[Column, Column]:
+    """Bytes a token that quantising moves (forward, backward) around matmuls of these (output, input) widths.
 
     Each input is read in 16 bits and written in 8 as rows and as columns (the weight gradient needs the transpose);
     backward the same for each output's gradient. Nothing in 16 bits and above.
@@ -91,4 +113,8 @@ def cast_traffic(
     if ELEMENT_BYTES[precision] >= 2.0:
         return 0.0, 0.0
     moved = 2.0 + 2.0 * ELEMENT_BYTES[precision]
+    outputs: Column = 0.0
+    inputs: Column = 0.0
+    for n, k in matrices:
+        outputs, inputs = outputs + n, inputs + k
     return moved * inputs, moved * outputs

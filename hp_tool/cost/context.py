@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import all_to_all_seconds, ring
+from hp_tool.cost.elementwise import anywhere, maximum, minimum
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -34,10 +33,10 @@ def context_seconds(
     by giving each rank one early and one late piece of the sequence (Megatron Core, TE).
     """
     c = candidates.context_parallel_size
-    if int(c.max()) == 1:
+    if not anywhere(c > 1):
         return 0.0, 0.0
     head = float(model.head_size)
-    kv = s.tokens * s.e * 2.0 * head * np.maximum(model.kv_heads / s.t, 1.0)
+    kv = s.tokens * s.e * 2.0 * head * maximum(model.kv_heads / s.t, 1.0)
     group: dict[str, Any] = {"group_size": c, "stride": candidates.tensor_parallel_size, "cluster": cluster, "profile": profile}
     kind = strategy.context_parallel_communication
     if kind == "a2a":
@@ -48,6 +47,6 @@ def context_seconds(
     if kind == "all_gather":
         return passing, 2.0 * passing
     overlap = profile.framework.context_parallel_overlap
-    forward = passing - overlap * np.minimum(passing, core_s * (c - 1.0) / c)
-    backward = 2.0 * passing - overlap * np.minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
+    forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
+    backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
     return forward, backward

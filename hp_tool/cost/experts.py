@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from hp_tool.cost.block import BlockBytes, BlockTime
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import all_to_all_seconds, ring
-from hp_tool.cost.compute import cast_traffic, elementwise_seconds, matmul_seconds
+from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.elementwise import minimum
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -67,23 +66,19 @@ def expert_time(
     an all-gather and a reduce-scatter of the dispatched tokens beside each pair.
     """
     gpu, c = cluster.gpu, candidates
-    ep, etp = c.expert_parallel_size.astype(np.float64), c.expert_tensor_parallel_size.astype(np.float64)
+    ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     gates = 2.0 if model.gated_mlp else 1.0
     local_experts = (model.num_experts or 1) / ep
     routed = routed_tokens(model, workload, candidates, s)
     width = expert_width(model) / etp
+    matrices = [(gates * width, s.h), (s.h, width)]
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
-    whole = np.full_like(s.t, s.h)
-    n, k = np.stack((gates * width, whole)), np.stack((whole, width))
-    each = routed / local_experts
-    forward = matmul_seconds(each, n, k, batch=local_experts, **matmul).sum(axis=0)
-    gradient = matmul_seconds(n, k, each, batch=local_experts, output_bytes=8.0, **matmul).sum(axis=0)
-    cast, cast_backward = cast_traffic(workload.precision, inputs=k.sum(axis=0), outputs=n.sum(axis=0))
+    forward, gradient = weight_matmuls(routed / local_experts, matrices, batch=local_experts, **matmul)
+    cast, cast_backward = cast_traffic(workload.precision, matrices)
     if model.num_shared_experts:
         shared = model.num_shared_experts * expert_width(model) / s.t
-        n, k = np.stack((gates * shared, whole)), np.stack((whole, shared))
-        forward = forward + matmul_seconds(s.tokens, n, k, **matmul).sum(axis=0)
-        gradient = gradient + matmul_seconds(n, k, s.tokens, output_bytes=8.0, **matmul).sum(axis=0)
+        beside, beside_gradient = weight_matmuls(s.tokens, [(gates * shared, s.h), (s.h, shared)], **matmul)
+        forward, gradient = forward + beside, gradient + beside_gradient
 
     # Permute (read, write) and un-permute (read, weighted sum) every copy; norm, residual and activation as in a dense MLP.
     moved = routed * s.h * s.e
@@ -102,7 +97,7 @@ def expert_time(
     )
     around = ring(group_size=c.expert_tensor_parallel_size, stride=1, cluster=cluster, profile=profile)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
-    exposed = communication - profile.framework.expert_parallel_overlap * np.minimum(communication, forward)
+    exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,

@@ -30,7 +30,7 @@ MEMORY = "memory"
 
 
 def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates) -> IntArray:
-    """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape (n,)."""
+    """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape of the candidates."""
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
@@ -47,16 +47,15 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
     )
-    code: IntArray = np.zeros(len(candidates), dtype=np.int64)
-    for bit, rule in enumerate(broken):
-        code |= rule.astype(np.int64) << bit
+    code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
 
 
 def _sequence_pieces(c: Candidates) -> IntArray:
     """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
-    tensor = np.where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
-    return c.context_parallel_size * np.where(c.context_parallel_size > 1, 2, 1) * tensor
+    sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
+    pieces: IntArray = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
+    return pieces
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
@@ -66,7 +65,8 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
         return (ep > 1) | (etp > 1)
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
     width = model.moe_intermediate_size or model.ffn_size
-    return np.asarray((model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0))
+    broken: BoolArray = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
+    return broken
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
+from hp_tool.cost.elementwise import where
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -37,9 +36,9 @@ def head_time(
 ) -> HeadTime:
     """Embedding look-up, output matmul (three times), loss over V/t logits."""
     c, gpu, e = candidates, cluster.gpu, activation_element_bytes(workload)
-    t = c.tensor_parallel_size.astype(np.float64)
+    t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
-    shards = np.where(c.sequence_parallel > 0, t, 1.0)
+    shards = where(c.sequence_parallel > 0, t, 1.0)
     h, local_vocab = float(model.hidden_size), model.vocab_size / t
 
     # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
@@ -53,6 +52,6 @@ def head_time(
     # Input gathered forward (with SP) and its gradient reduced backward; the loss reduces three fp32 numbers a token.
     tensor_group = tensor_ring(group_size=c.tensor_parallel_size, cluster=cluster, profile=profile)
     wire = tokens * h * e * (t - 1.0) / t
-    around = np.where(c.sequence_parallel > 0, 3.0 * tensor_group.seconds(wire), tensor_group.seconds(2.0 * wire))
+    around = where(c.sequence_parallel > 0, 3.0 * tensor_group.seconds(wire), tensor_group.seconds(2.0 * wire))
     inside = 3.0 * tensor_group.seconds(8.0 * tokens * (t - 1.0) / t)
     return HeadTime(embedding=embedding, output=output, output_communication=around + inside)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
+from hp_tool.cost.elementwise import minimum, where
 from hp_tool.cost.experts import expert_bytes, expert_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.shapes import Shapes, shapes
@@ -137,10 +136,10 @@ def _tensor_seconds(
     gather = regions * group.seconds(wire)
     all_reduce = regions * group.seconds(2.0 * wire)
     overlap = profile.framework.tensor_parallel_overlap
-    exposed = all_reduce - overlap * np.minimum(all_reduce, block.weight_gradient)
-    exposed_sharded = 3.0 * gather - np.minimum(gather, block.matmul) - overlap * np.minimum(gather, block.weight_gradient)
-    forward = np.where(s.sharded, 2.0 * gather, all_reduce)
+    exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
+    exposed_sharded = 3.0 * gather - minimum(gather, block.matmul) - overlap * minimum(gather, block.weight_gradient)
+    forward = where(s.sharded, 2.0 * gather, all_reduce)
     pipelined = profile.framework.tensor_parallel_forward_overlap * s.sharded
     # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass.
-    exposed_sharded = exposed_sharded - pipelined * np.minimum(gather, block.matmul)
-    return forward - pipelined * np.minimum(forward, block.matmul), np.where(s.sharded, exposed_sharded, exposed)
+    exposed_sharded = exposed_sharded - pipelined * minimum(gather, block.matmul)
+    return forward - pipelined * minimum(forward, block.matmul), where(s.sharded, exposed_sharded, exposed)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from hp_tool.cost.block import BlockBytes, BlockTime
-from hp_tool.cost.compute import cast_traffic, elementwise_seconds, matmul_seconds
+from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.elementwise import where
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import GpuSpec
@@ -21,7 +18,7 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     gates = 2.0 if model.gated_mlp else 1.0
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     split = s.tokens * hidden * (gates * s.e + s.saved_input)
-    gathered = np.where(s.sharded, 2.0, 0.0) + 1.0
+    gathered = where(s.sharded, 2.0, 0.0) + 1.0
     return BlockBytes(saved=replicated + split, working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden))
 
 
@@ -29,15 +26,14 @@ def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, prof
     """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
     hidden = model.ffn_size / s.t
     gates = 2.0 if model.gated_mlp else 1.0
-    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
-    whole = np.full_like(s.t, s.h)
-    n, k = np.stack((gates * hidden, whole)), np.stack((whole, hidden))
-    cast, cast_backward = cast_traffic(workload.precision, inputs=k.sum(axis=0), outputs=n.sum(axis=0))
+    matrices = [(gates * hidden, s.h), (s.h, hidden)]
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    cast, cast_backward = cast_traffic(workload.precision, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
     backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0) * s.e * hidden + cast_backward)
     return BlockTime(
-        matmul=matmul_seconds(s.tokens, n, k, **matmul).sum(axis=0),
-        weight_gradient=matmul_seconds(n, k, s.tokens, output_bytes=8.0, **matmul).sum(axis=0),
+        matmul=matmul,
+        weight_gradient=weight_gradient,
         elementwise=elementwise_seconds(forward, kernels=4.0, gpu=gpu, profile=profile),
         elementwise_backward=elementwise_seconds(backward, kernels=5.0, gpu=gpu, profile=profile),
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.elementwise import maximum
 from hp_tool.domain.model import ModelSpec
 
 Size = IntArray | int
@@ -16,11 +19,11 @@ def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
     With fewer key/value heads than ranks each rank keeps one whole head (Megatron Core). Latent attention (DeepSeek):
     down-projections are whole on every rank, up-projections split by heads.
     """
-    t = np.asarray(tensor_parallel_size, dtype=np.float64)
+    t = cast(IntArray, tensor_parallel_size)
     h, heads = model.hidden_size, model.num_attention_heads / t
     if model.kv_lora_rank is None:
         d = model.head_size
-        return np.asarray(h * d * (2.0 * heads + 2.0 * np.maximum(model.kv_heads / t, 1.0)))
+        return h * d * (2.0 * heads + 2.0 * maximum(model.kv_heads / t, 1.0))
     nope, rope = model.qk_nope_head_dim or 0, model.qk_rope_head_dim or 0
     value = model.v_head_dim or model.head_size
     down = h * (model.kv_lora_rank + rope)
@@ -29,17 +32,17 @@ def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
         query = h * heads * (nope + rope)
     else:
         query = h * model.q_lora_rank + model.q_lora_rank * heads * (nope + rope)
-    return np.asarray(query + down + up + heads * value * h)
+    return query + down + up + heads * value * h
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank."""
-    t = np.asarray(tensor_parallel_size, dtype=np.float64)
+    t = cast(IntArray, tensor_parallel_size)
     biases: FloatArray | float = 0.0
     latent_norms = 0.0
     if model.has_attention_bias:
         d = model.head_size
-        biases = model.num_attention_heads * d / t + 2.0 * d * np.maximum(model.kv_heads / t, 1.0) + model.hidden_size
+        biases = model.num_attention_heads * d / t + 2.0 * d * maximum(model.kv_heads / t, 1.0) + model.hidden_size
     if model.kv_lora_rank is not None:
         latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
     return attention_matrices(model, tensor_parallel_size=tensor_parallel_size) + biases + norm_weights(model) + latent_norms
@@ -52,11 +55,11 @@ def mlp_matrices(model: ModelSpec) -> float:
 
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """A dense MLP and its norm on one rank."""
-    t = np.asarray(tensor_parallel_size, dtype=np.float64)
+    t = cast(IntArray, tensor_parallel_size)
     biases: FloatArray | float = 0.0
     if model.has_mlp_bias:
         biases = (_matrices(model) - 1.0) * model.ffn_size / t + model.hidden_size
-    return np.asarray(mlp_matrices(model) / t + biases + norm_weights(model))
+    return mlp_matrices(model) / t + biases + norm_weights(model)
 
 
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
@@ -72,7 +75,7 @@ def expert_parameters(model: ModelSpec) -> float:
 
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """One MoE layer without its routed experts on one rank: attention, router (whole), shared experts, norm."""
-    t = np.asarray(tensor_parallel_size, dtype=np.float64)
+    t = cast(IntArray, tensor_parallel_size)
     router = model.hidden_size * (model.num_experts or 0)
     shared = model.num_shared_experts * _matrices(model) * model.hidden_size * _expert_width(model)
     return attention_parameters(model, tensor_parallel_size=tensor_parallel_size) + shared / t + router + norm_weights(model)
@@ -97,12 +100,12 @@ def moe_layers(model: ModelSpec) -> int:
 def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> FloatArray:
     """The input embedding on one rank: V h / t, and learned positions, which every rank keeps whole."""
     positions = (model.max_position_embeddings or sequence_length) if model.positions == "learned" else 0
-    return np.asarray(model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + positions * model.hidden_size)
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + positions * model.hidden_size
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
-    return np.asarray(model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size))
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:

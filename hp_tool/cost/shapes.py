@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
+from hp_tool.cost.elementwise import where
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -29,9 +28,9 @@ NARROW = ("fp8", "mxfp8", "nvfp4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Per kind of candidate, shape (k,), and a few scalars."""
+    """Per kind of candidate, shape (k,) or numbers of one alone, and a few scalars."""
 
-    t: FloatArray
+    t: IntArray
     tokens: FloatArray
     sharded: BoolArray
     """Sequence parallelism on."""
@@ -52,14 +51,14 @@ def activation_element_bytes(workload: TrainingWorkload) -> float:
 
 def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> Shapes:
     """The sizes of each candidate."""
-    t = candidates.tensor_parallel_size.astype(np.float64)
+    t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
     e = activation_element_bytes(workload)
     return Shapes(
         t=t,
         tokens=workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size,
         sharded=sharded,
-        shards=np.where(sharded, t, 1.0),
+        shards=where(sharded, t, 1.0),
         h=float(model.hidden_size),
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,

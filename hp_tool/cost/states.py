@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import ring
+from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -17,7 +17,7 @@ from hp_tool.cost.parameters import (
     output_parameters,
 )
 from hp_tool.cost.shapes import activation_element_bytes
-from hp_tool.cost.stages import FIRST, LAST, StageLayers, stage_layers
+from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -38,9 +38,6 @@ STATE_AXES = (
 )
 """What everything here depends on."""
 
-_ZERO_STAGES = np.array([[1], [2], [3]])
-"""From which ZeRO stage on the optimizer, the gradients and the weights are sharded."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesPerParameter:
@@ -56,24 +53,28 @@ class BytesPerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:
-    """Bytes have shape (2, n), first and last stage of each candidate; seconds have shape (n,)."""
+    """Arrays of shape (n,): bytes on one rank of the first and of the last stage, seconds of the larger one."""
 
-    weights: FloatArray
-    gradients: FloatArray
-    optimizer: FloatArray
-    reduce_s: FloatArray
+    first_weights: Column
+    first_gradients: Column
+    first_optimizer: Column
+    last_weights: Column
+    last_gradients: Column
+    last_optimizer: Column
+    reduce_s: Column
     """One reduction of the gradients over the replicas, before any of it is hidden."""
-    gather_s: FloatArray
+    gather_s: Column
     """One all-gather of the weights, before any of it is hidden."""
-    tied_reduction_s: FloatArray
+    tied_reduction_s: Column
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
-    update_s: FloatArray
+    update_s: Column
     """Optimizer step."""
 
 
 def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
-    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states."""
-    # FSDP's mixed precision keeps fp32 shards and gathers 16 bits; no master copy is needed then.
+    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states.
+    FSDP keeps fp32 shards and gathers 16 bits; no master copy is needed then.
+    """
     wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
     weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
     gradients = STATE_BYTES[workload.gradient_precision or "fp32"]
@@ -87,73 +88,102 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     )
 
 
-def end_parameters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, stages: StageLayers
-) -> tuple[FloatArray, FloatArray | float]:
-    """Parameters on one rank of the first and of the last stage, shape (2, n): (all but routed experts, routed experts).
-
-    Tied weights are kept on both ends where those are different stages (Megatron Core), once where they are the same.
+def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[FloatArray, FloatArray]:
+    """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
+    where those are different stages (Megatron Core), once where they are the same.
     """
-    t, alone = candidates.tensor_parallel_size, candidates.pipeline_parallel_size == 1
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    alone = p == 1
+    stages = stage_layers(model, candidates)
+    dense = layer_parameters(model, tensor_parallel_size=t)
+    more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
+    first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
-    output = output_parameters(model, tensor_parallel_size=t)
-    own_output = output * (1.0 if not model.tie_word_embeddings else ~alone)
-    layer = layer_parameters(model, tensor_parallel_size=t)
-    experts: FloatArray | float = 0.0
-    if model.num_experts:
-        layer = layer + stages.moe_fraction * (moe_shared_parameters(model, tensor_parallel_size=t) - layer)
-        shards = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
-        experts = stages.total * stages.moe_fraction * (expert_parameters(model) / shards)
-    head = own_output + norm_weights(model)
+    own_output = (p > 1) if model.tie_word_embeddings else 1.0
+    head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
-    return stages.total * layer + (FIRST | alone) * embedding + (LAST | alone) * head, experts
+    return first + embedding + alone * head, last + alone * embedding + head
+
+
+def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
+    """Routed experts on one rank of the first and of the last stage."""
+
+    def on(end: End) -> Column:
+        ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+        return end.layers * end.moe_fraction * expert_parameters(model) / ranks
+
+    stages = stage_layers(model, candidates)
+    return on(stages.first), on(stages.last)
 
 
 def state_costs(
     *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
 ) -> StateCosts:
-    """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. The replicas of
-    everything but routed experts are the d c ranks of a tensor and pipeline position; those of an expert are t d c / (e_p e_t).
+    """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. Replicas are the
+    d c ranks of a tensor and pipeline position; of a routed expert they are t d c / (e_p e_t).
 
     Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights.
     Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
     """
     c, size = candidates, bytes_per_parameter(workload)
-    t, replicas = c.tensor_parallel_size, c.data_parallel_size * c.context_parallel_size
-    parameters, experts = end_parameters(model, workload, candidates, stage_layers(model, candidates))
-    groups = [(parameters, replicas, t)]
-    if model.num_experts:
-        expert_ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
-        groups.append((np.asarray(experts), np.maximum(t * replicas // expert_ranks, 1), expert_ranks))
-
-    reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
-    per_byte = profile.framework.optimizer_traffic_factor / reached
-    both_ends, none = np.zeros((2, len(c))), np.zeros(len(c))
-    weights, gradients, optimizer = both_ends, both_ends, both_ends
-    reduce, gather, update = none, none, none
-    for held, copies, stride in groups:
-        shard = 1.0 / copies
-        share = np.where(c.zero_stage >= _ZERO_STAGES, shard, 1.0)
-        weights = weights + held * (size.weights * share[2])
-        gradients = gradients + held * (size.gradients * share[1])
-        optimizer = optimizer + held * (size.optimizer * share[0])
-        largest = held.max(axis=0)
-        data = ring(group_size=copies, stride=stride, cluster=cluster, profile=profile)
-        sharded = c.zero_stage >= 1
-        reduce = reduce + data.seconds(largest * (1.0 - shard) * (size.gradients * np.where(sharded, 1.0, 2.0)))
-        gather = gather + data.seconds(largest * (1.0 - shard) * (size.communicated_weights * sharded))
-        traffic = (2.0 * size.optimizer + size.gradients + size.weights) * share[0] + 2.0 * size.gradients * share[1]
-        update = update + largest * traffic * per_byte
-    return StateCosts(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        reduce_s=reduce,
-        gather_s=gather,
-        tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients),
-        update_s=update,
+    copies = c.data_parallel_size * c.context_parallel_size
+    costs = _group_costs(
+        *end_parameters(model, workload, c),
+        copies=copies,
+        stride=c.tensor_parallel_size,
+        size=size,
+        cluster=cluster,
+        profile=profile,
+        zero_stage=c.zero_stage,
     )
+    if model.num_experts:
+        ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
+        experts = _group_costs(
+            *end_expert_parameters(model, c),
+            copies=maximum(c.tensor_parallel_size * copies // ranks, 1),
+            stride=ranks,
+            size=size,
+            cluster=cluster,
+            profile=profile,
+            zero_stage=c.zero_stage,
+        )
+        costs = {name: value + experts[name] for name, value in costs.items()}
+    return StateCosts(**costs, tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients))
+
+
+def _group_costs(
+    first: Column,
+    last: Column,
+    *,
+    copies: Column,
+    stride: Column,
+    size: BytesPerParameter,
+    cluster: ClusterSpec,
+    profile: EfficiencyProfile,
+    zero_stage: Column,
+) -> dict[str, Column]:
+    """The costs of parameters that `copies` ranks, `stride` apart, hold together."""
+    shard = 1.0 / copies
+    optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
+    per_weight, per_gradient = size.weights * weight_share, size.gradients * gradient_share
+    per_state = size.optimizer * optimizer_share
+    largest = maximum(first, last)
+    data = ring(group_size=copies, stride=stride, cluster=cluster, profile=profile)
+    sent = largest * (1.0 - shard)
+    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * optimizer_share + 2.0 * per_gradient
+    reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
+    return {
+        "first_weights": first * per_weight,
+        "first_gradients": first * per_gradient,
+        "first_optimizer": first * per_state,
+        "last_weights": last * per_weight,
+        "last_gradients": last * per_gradient,
+        "last_optimizer": last * per_state,
+        "reduce_s": data.seconds(sent * (size.gradients * where(zero_stage >= 1, 1.0, 2.0))),
+        "gather_s": data.seconds(sent * size.communicated_weights) * (zero_stage >= 1),
+        "update_s": largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
+    }
 
 
 def _tied_seconds(
@@ -161,8 +191,8 @@ def _tied_seconds(
 ) -> FloatArray:
     """First and last stage all-reduce the shared embedding's gradient: V h / t parameters, a group of two."""
     c, p = candidates, candidates.pipeline_parallel_size
-    if not model.tie_word_embeddings or int(p.max()) == 1:
-        return np.zeros(len(c))
-    far = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size * np.maximum(p - 1, 1)
+    if not (model.tie_word_embeddings and anywhere(p > 1)):
+        return zeros_like(p)
+    far = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size * maximum(p - 1, 1)
     wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * (p > 1)
-    return ring(group_size=np.minimum(p, 2), stride=far, cluster=cluster, profile=profile).seconds(wire)
+    return ring(group_size=minimum(p, 2), stride=far, cluster=cluster, profile=profile).seconds(wire)

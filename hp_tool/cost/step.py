@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import send_seconds
+from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
@@ -49,12 +49,12 @@ def time_parts(
     arXiv 2104.04473 section 2.2. Data-parallel communication hides at most behind one micro-batch's compute.
     """
     c, m = candidates, micro_batches
-    p = c.pipeline_parallel_size.astype(np.float64)
+    p = c.pipeline_parallel_size
     chunks = c.virtual_pipeline_parallel_size
     layers = model.num_hidden_layers / p
     whole = recomputed_layer_fraction(c, layers_per_chunk=layers / chunks)
     again = whole * (layer.forward + layer.tensor + layer.context + layer.expert)
-    again = again + np.where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
+    again = again + where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
 
     # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace.
     compute = layers * (layer.forward + layer.backward)
@@ -68,8 +68,8 @@ def time_parts(
     if extra:
         output = output + extra / layers * (compute + recompute + tensor + context + expert)
     both_ends = head.embedding + output
-    end = np.where(p > 1.0, np.maximum(head.embedding, output), both_ends)
-    output_share = np.where(end > head.embedding, (1.0 + extra) * head.output_communication, 0.0)
+    end = where(p > 1.0, maximum(head.embedding, output), both_ends)
+    output_share = where(end > head.embedding, (1.0 + extra) * head.output_communication, 0.0)
     body = compute + recompute + tensor + context + expert
     others = (p - 1.0) * body + both_ends - end
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
@@ -78,15 +78,15 @@ def time_parts(
         "compute": m * (compute + end - output_share),
         "recompute": m * recompute,
         "tensor_parallel": m * (tensor + output_share),
-        "context_parallel": m * context,
-        "expert_parallel": m * expert,
+        "context_parallel": m * context + zeros_like(p),
+        "expert_parallel": m * expert + zeros_like(p),
         "pipeline_bubble": others / chunks + 2.0 * (p - 1.0) * transfer,
         "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer,
         "data_parallel": data_parallel_seconds(
             profile=profile, candidates=c, states=states, micro_batches=m, forward=layers * layer.forward, compute=compute
         ),
         "optimizer": states.update_s,
-        "overhead": np.full_like(p, framework.step_overhead_s),
+        "overhead": zeros_like(p) + framework.step_overhead_s,
     }
 
 
@@ -95,10 +95,10 @@ def data_parallel_seconds(
     profile: EfficiencyProfile,
     candidates: Candidates,
     states: StateCosts,
-    micro_batches: FloatArray,
-    forward: FloatArray,
-    compute: FloatArray,
-) -> FloatArray:
+    micro_batches: Column,
+    forward: Column,
+    compute: Column,
+) -> Column:
     """Exposed seconds of gradients and weights in one step.
 
     ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch's compute.
@@ -106,13 +106,13 @@ def data_parallel_seconds(
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
-    total = once - overlap * np.minimum(once, compute)
+    total = once - overlap * minimum(once, compute)
     zero = candidates.zero_stage
-    if int(zero.max()) >= 2:
-        each = states.reduce_s + np.where(zero >= 3, 2.0 * states.gather_s, 0.0)
-        repeated = micro_batches * (each - overlap * np.minimum(each, compute))
-        weights = states.gather_s - overlap * np.minimum(states.gather_s, forward)
-        total = np.where(zero >= 2, repeated + np.where(zero >= 3, 0.0, weights), total)
+    if anywhere(zero >= 2):
+        each = states.reduce_s + where(zero >= 3, 2.0 * states.gather_s, 0.0)
+        repeated = micro_batches * (each - overlap * minimum(each, compute))
+        weights = states.gather_s - overlap * minimum(states.gather_s, forward)
+        total = where(zero >= 2, repeated + where(zero >= 3, 0.0, weights), total)
     return total + states.tied_reduction_s
 
 
@@ -128,4 +128,4 @@ def transfer_seconds(
     message = tokens * model.hidden_size * activation_element_bytes(workload) / t
     distance = t * c.context_parallel_size * c.data_parallel_size
     seconds = send_seconds(message, distance=distance, cluster=cluster, profile=profile)
-    return np.where(c.pipeline_parallel_size > 1, seconds, 0.0)
+    return where(c.pipeline_parallel_size > 1, seconds, 0.0)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
+from hp_tool.cost.block import Column
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.distinct import distinct_rows
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
@@ -28,17 +29,18 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
+DEFAULT_STRATEGY = Strategy()
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime, StateCosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates; arrays of shape (n,), bytes and seconds."""
+    """Predictions for n candidates; arrays of shape (n,), or numbers of one alone; bytes and seconds."""
 
     memory_parts: dict[str, FloatArray]
     """By MEMORY_PARTS, on the worst stage."""
     layer_activations_bytes: FloatArray
-    worst_stage: IntArray
+    worst_stage: FloatArray
     memory_total_bytes: FloatArray
     capacity_bytes: float
     parts: dict[str, FloatArray]
@@ -50,8 +52,19 @@ class TrainingCosts:
         """Fits in memory; whether it is legal was decided before it became a candidate."""
         return self.memory_total_bytes <= self.capacity_bytes
 
-    def __len__(self) -> int:
-        return len(self.step_s)
+    def row(self, index: int) -> TrainingCosts:
+        """One of the rows alone."""
+
+        def numbers(columns: dict[str, FloatArray]) -> dict[str, Any]:
+            return {name: column[index].item() for name, column in columns.items()}
+
+        names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
+        return TrainingCosts(
+            memory_parts=numbers(self.memory_parts),
+            parts=numbers(self.parts),
+            capacity_bytes=self.capacity_bytes,
+            **numbers({name: getattr(self, name) for name in names}),
+        )
 
 
 def training_costs(
@@ -61,7 +74,7 @@ def training_costs(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
     candidates: Candidates,
-    strategy: Strategy = Strategy(),  # noqa: B008 - frozen
+    strategy: Strategy = DEFAULT_STRATEGY,
     memory_headroom_fraction: float = 0.05,
 ) -> TrainingCosts:
     """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million."""
@@ -72,11 +85,12 @@ def training_costs(
     ends = _spread(head_time(**machine, candidates=kinds), kind_of)
     times = _spread(layer_time(**machine, candidates=kinds, strategy=strategy), kind_of)
     sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
+    first, last = sizes, sizes
     if model.num_experts:
-        sparse = layer_time(**machine, candidates=kinds, strategy=strategy, moe=True)
-        times = _mix(times, _spread(sparse, kind_of), stages.pace_moe_fraction)
-        sparse_sizes = layer_bytes(model=model, workload=workload, candidates=kinds, moe=True)
-        sizes = _mix(sizes, _spread(sparse_sizes, kind_of), stages.moe_fraction)
+        sparse = _spread(layer_bytes(model=model, workload=workload, candidates=kinds, moe=True), kind_of)
+        first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (stages.first, stages.last))
+        sparse_times = layer_time(**machine, candidates=kinds, strategy=strategy, moe=True)
+        times = _mix(times, _spread(sparse_times, kind_of), stages.pace_moe_fraction)
     kinds, kind_of = distinct_rows(candidates, STATE_AXES)
     states = _spread(state_costs(**machine, candidates=kinds), kind_of)
 
@@ -86,7 +100,7 @@ def training_costs(
         workload=workload,
         profile=profile,
         candidates=candidates,
-        layer=sizes,
+        layers=(first, last),
         stages=stages,
         states=states,
         micro_batches=m,
@@ -108,10 +122,10 @@ def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
     if kind_of is None:
         return columns
     values = {f.name: getattr(columns, f.name) for f in fields(columns)}
-    return type(columns)(**{name: value[..., kind_of] if np.ndim(value) else value for name, value in values.items()})
+    return type(columns)(**{name: value[kind_of] if isinstance(value, np.ndarray) else value for name, value in values.items()})
 
 
-def _mix(dense: Columns, sparse: Columns, moe_fraction: FloatArray | float) -> Columns:
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
     """The mean layer of a stage with this share of mixture-of-experts layers."""
     names = [f.name for f in fields(dense)]
     return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

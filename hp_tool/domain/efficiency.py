@@ -74,7 +74,9 @@ class FrameworkEfficiency:
 
     framework: str
     matmul_slowdown: float
-    """Matmuls in a training step against the same matmul timed alone (clocks, strides, cold caches)."""
+    """Matmuls of 16 bits and more in a training step against the same matmul timed alone (clocks, strides, cold caches)."""
+    narrow_matmul_slowdown: float
+    """The same of matmuls with inputs below 16 bits."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     attention_backward_slowdown: float

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
-
+from hp_tool import schema
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, SearchRecord
+from hp_tool.domain.result import Recommendation
 from service.api.views import TrialView
 
 
@@ -22,6 +21,15 @@ def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView
         if row.get("calibrated_estimate")
     }
     return [TrialView.of(run, calibrated=calibrated.get(configuration_digest(parallel=run.parallel))) for run in runs]
+
+
+def recommended(record: SearchRecord) -> Recommendation | None:
+    """The first row of a search's result; None where there is none (yet)."""
+    rows = (record.result or {}).get("recommendations")
+    if not rows:
+        return None
+    row: Recommendation = schema.adapter(Recommendation).validate_python(rows[0])
+    return row
 
 
 def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +44,4 @@ def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digest(parallel: dict[str, Any]) -> str:
-    return configuration_digest(parallel=_adapter().validate_python(parallel))
-
-
-@cache
-def _adapter() -> TypeAdapter[ParallelConfig]:
-    return TypeAdapter(ParallelConfig)
+    return configuration_digest(parallel=schema.adapter(ParallelConfig).validate_python(parallel))

@@ -14,9 +14,10 @@ from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
 from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
-from service.api.trials import trials_of
+from service.api.trials import recommended, trials_of
 from service.api.views import PageView, SearchView
-from service.dashboard.contexts import SearchesPage, SearchPage, search_page, searches_page
+from service.dashboard.building import search_page, searches_page
+from service.dashboard.contexts import SearchesPage, SearchPage
 from service.dashboard.rendering import ASSETS, STATIC, render
 
 ROWS_A_PAGE = 50
@@ -56,7 +57,8 @@ def searches_context(
 
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
     record = store.get_search(search_id=search_id)
-    return search_page(view=SearchView.of(record), trials=trials_of(record, store.runs(search_id=search_id)))
+    trials = trials_of(record, store.runs(search_id=search_id))
+    return search_page(view=SearchView.of(record), trials=trials, recommended=recommended(record))
 
 
 SearchesContext = Annotated[SearchesPage, Depends(searches_context)]

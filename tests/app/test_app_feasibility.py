@@ -119,12 +119,12 @@ def test_a_missed_budget_is_a_reason() -> None:
     ("change", "kind", "field"),
     [
         ({"model": "gpt-23b"}, NotFoundError, "model"),
-        ({"model": "mixtral-8x7b"}, UnsupportedError, "model"),
+        ({"model": "t5-11b"}, UnsupportedError, "model"),
         ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
         ({"training": {"framework": "torch-fsdp"}}, UnsupportedError, "training.framework"),
         ({"training": {"packed": True}}, UnsupportedError, "training.packed"),
-        ({"context_parallel_size": 2}, UnsupportedError, "parallel.context_parallel_size"),
-        ({"zero_stage": 3}, UnsupportedError, "parallel.zero_stage"),
+        ({"context_parallel_communication": "a2a+p2p"}, UnsupportedError, "parallel.context_parallel_communication"),
+        ({"data_parallel_shard_size": 2}, UnsupportedError, "parallel.data_parallel_shard_size"),
         ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
         ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
         ({"recompute": {"granularity": "selective", "num_layers": 2}}, InputError, "parallel.recompute.method"),

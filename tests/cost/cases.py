@@ -32,7 +32,7 @@ class Problem:
     def costs(self, configs: list[ParallelConfig] | Candidates) -> TrainingCosts:
         candidates = configs if isinstance(configs, Candidates) else Candidates.from_configs(configs)
         nouns = {"model": self.model, "cluster": self.cluster, "workload": self.workload}
-        assert not legality(**nouns, candidates=candidates).any()
+        assert not np.any(legality(**nouns, candidates=candidates))
         return training_costs(**nouns, profile=self.profile, candidates=candidates)
 
 

@@ -55,7 +55,7 @@ def test_parts_sum_to_totals_and_everything_is_finite(case: tuple[Problem, Paral
 @few
 @given(problems(), st.randoms(use_true_random=False))
 def test_a_row_depends_on_nothing_but_its_configuration(case: tuple[Problem, ParallelConfig], random) -> None:  # type: ignore[no-untyped-def]
-    """Alone, in a batch, or in another order: the same numbers."""
+    """Alone, in a batch of one, in a large batch, or in another order: the same numbers."""
     problem, _ = case
     candidates = space(problem)
     order = list(range(len(candidates)))
@@ -64,9 +64,11 @@ def test_a_row_depends_on_nothing_but_its_configuration(case: tuple[Problem, Par
     for name, column in whole.items():
         np.testing.assert_array_equal(shuffled[name], column[order], err_msg=name)
     for index in order[:5]:
-        alone = columns(problem.costs(candidates.take(slice(index, index + 1))))
+        one = columns(problem.costs(candidates.take(slice(index, index + 1))))
+        alone = columns(problem.costs(Candidates.alone(candidates.config(index))))
         for name, column in whole.items():
-            np.testing.assert_allclose(alone[name], column[index : index + 1], rtol=EXACT, err_msg=name)
+            np.testing.assert_allclose(one[name], column[index : index + 1], rtol=EXACT, err_msg=name)
+            assert alone[name] == one[name][0] and not isinstance(alone[name], np.ndarray), name
 
 
 @few
@@ -88,7 +90,8 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
     config = ParallelConfig(micro_batch_size=config.micro_batch_size)
     one = Candidates.from_configs([config])
     nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    layer, head = layer_time(**nouns, candidates=one), head_time(**nouns, candidates=one)
+    layer = layer_time(**nouns, candidates=one, strategy=problem.strategy)
+    head = head_time(**nouns, candidates=one)
     costs, m = problem.costs(one), problem.workload.global_batch_size / config.micro_batch_size
     compute = m * (problem.model.num_hidden_layers * (layer.forward + layer.backward) + head.embedding + head.output)
     for name in set(TIME_PARTS) - {"compute", "optimizer", "overhead"}:
@@ -108,7 +111,8 @@ def test_states_never_rise_with_zero_stage(case: tuple[Problem, ParallelConfig])
     costs = problem.costs([replace(config, zero_stage=stage) for stage in (0, 1, 2, 3)])
     for name in ("weights", "gradients", "optimizer"):
         assert np.all(np.diff(costs.memory_parts[name]) <= 0), name
-    assert np.all(np.diff(costs.memory_total_bytes) < 0)
+    # Weights gathered two layers at a time may take more than sharding a small model saves: only stages 0 to 2 are a law.
+    assert np.all(np.diff(costs.memory_total_bytes[:3]) < 0)
     np.testing.assert_array_equal(costs.layer_activations_bytes, costs.layer_activations_bytes[0])
 
 

@@ -6,7 +6,9 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease, NewMeasurement, SearchState
+from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
 from hp_tool.schema import to_dict
+from hp_tool.tuning import SearchSummary, TuneResult
 
 
 def claim(store: Store, search_id: str) -> Lease:
@@ -27,11 +29,35 @@ def one_run(store: Store, lease: Lease, measurement: Measurement, parallel: Para
     return run.id
 
 
-def finish(store: Store, lease: Lease, parallel: ParallelConfig | None = None) -> None:
-    row = {
-        "rank": 1,
-        "parallel": to_dict(parallel or ParallelConfig(data_parallel_size=2)),
-        "calibrated_estimate": {"time": {"step_s": 0.41}},
-    }
-    result = {"id": "small", "status": "ok", "recommendations": [row]}
-    store.finish_search(lease=lease, state=SearchState.SUCCEEDED, stopped_because="budget_runs", result=result)
+def finish(store: Store, lease: Lease) -> None:
+    """End the search as succeeded; its result recommends what was measured before what failed."""
+
+    def estimate(step_s: float) -> Estimate:
+        return Estimate(feasible=True, time=TimeEstimate(step_s=step_s, parts_s={}), tokens_per_second_per_gpu=512 / step_s)
+
+    runs = store.runs(search_id=lease.search_id)
+    rows = tuple(
+        Recommendation(
+            rank=place + 1,
+            parallel=run.parallel,
+            estimate=estimate(0.5),
+            calibrated_estimate=estimate(0.41),
+            measurement=run.measurement if run.measurement and run.measurement.status == "ok" else None,
+        )
+        for place, run in enumerate(sorted(runs, key=lambda run: run.measurement is None or run.measurement.status != "ok"))
+    ) or (Recommendation(rank=1, parallel=ParallelConfig(data_parallel_size=2), estimate=estimate(0.5)),)
+    result = TuneResult(
+        id="small",
+        recommendations=rows,
+        space=SpaceSummary(legal=20, feasible=18, seconds=0.01),
+        rejections={"heads_not_divisible": 2},
+        search=SearchSummary(
+            id=lease.search_id,
+            state=SearchState.SUCCEEDED,
+            profile_runs=len(runs),
+            gpu_seconds=12.0 * len(runs),
+            grid_gpu_seconds=216.0,
+            stopped_because="budget_runs",
+        ),
+    )
+    store.finish_search(lease=lease, state=SearchState.SUCCEEDED, stopped_because="budget_runs", result=to_dict(result))

@@ -67,6 +67,14 @@ def test_a_search_and_its_twin(http: TestClient, store: Store, query: Query) -> 
     assert twin["events_href"] is None
 
 
+def test_a_recommendation_that_was_never_run_says_so(http: TestClient, store: Store, query: Query) -> None:
+    search = submit(http, query)
+    finish(store, claim(store, search))
+    best = http.get(f"/searches/{search}.json").json()["best"]
+    assert (best["measured"], best["step_s"]) == (False, 0.5)
+    assert "predicted, not measured" in http.get(f"/searches/{search}").text
+
+
 def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:
     query["model"]["name"] = EVIL
     search = submit(http, query)

@@ -15,12 +15,17 @@ function follow(url) {
       return;
     }
     busy = true;
-    do {
-      again = false;
-      const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (response.ok) swap(new DOMParser().parseFromString(await response.text(), "text/html"));
-    } while (again);
-    busy = false;
+    try {
+      do {
+        again = false;
+        const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+        if (response.ok) swap(new DOMParser().parseFromString(await response.text(), "text/html"));
+      } while (again);
+    } catch (error) {
+      console.info("not refreshed, the next event will", error); // the server is away; the event source comes back with it
+    } finally {
+      busy = false;
+    }
   }
 
   events.addEventListener("message", refresh);

@@ -1,0 +1,1 @@
+"""How fast predictions come: `python -m benchmarks.speed`."""

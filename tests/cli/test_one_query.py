@@ -1,0 +1,148 @@
+"""`hp-tool estimate` and `recommend`: files and flags, tables and JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_tool import answers
+from hp_tool.errors import StoreError
+
+Run = Callable[..., Any]
+FLAGS = (
+    "--model=gpt3-175b", "--gpu=a100-sxm-80gb", "--num-gpus=64", "--sequence-length=2048", "--global-batch-size=64",
+    "--precision=bf16", "--total-tokens=300e9",
+)  # fmt: skip
+ONE = (
+    "--set=parallel.tensor_parallel_size=8", "--set=parallel.pipeline_parallel_size=8", "--set=parallel.micro_batch_size=1",
+    "--set=parallel.recompute=selective",
+)  # fmt: skip
+
+
+def test_estimate_answers_file_flags_and_standard_input_alike(hp_tool: Run, query_file: Path) -> None:
+    from_file = hp_tool("estimate", str(query_file), "--json")
+    assert (from_file.returncode, from_file.stderr) == (0, "")
+    answer = json.loads(from_file.stdout)
+    assert answer.keys() == {"id", "status", "estimate"}
+    assert (answer["id"], answer["status"], answer["estimate"]["feasible"]) == ("row-17", "ok", True)
+
+    from_stdin = hp_tool("estimate", "-", "--json", stdin=query_file.read_text())
+    assert json.loads(from_stdin.stdout) == answer
+    from_flags = hp_tool("estimate", *FLAGS, *ONE, "--json")
+    assert json.loads(from_flags.stdout)["estimate"] == answer["estimate"]
+
+
+def test_set_lays_a_value_over_the_file(entry_point: Run, query_file: Path) -> None:
+    plain = json.loads(entry_point("estimate", str(query_file), "--json").stdout)["estimate"]
+    more = entry_point("estimate", str(query_file), "--set=parallel.recompute=full", "--num-gpus=128", "--json")
+    changed = json.loads(more.stdout)["estimate"]
+    assert changed["parallel"] == plain["parallel"] | {"recompute": "full", "data_parallel_size": 2}
+    assert changed["memory"]["activations_bytes"] < plain["memory"]["activations_bytes"]
+
+
+def test_estimate_shows_people_parts_and_totals(entry_point: Run, query_file: Path) -> None:
+    shown = entry_point("estimate", str(query_file)).stdout
+    for text in ("TP 8 x PP 8 x DP 1 = 64 devices", "optimizer", "GiB", "pipeline bubble", "MFU", "GPU-hours"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("parallel.tensor_parallel_size=5", "heads_not_divisible"),
+        ("parallel.data_parallel_size=3", "world_size_mismatch"),
+        ("training.sequence_length=131072", "memory"),
+    ],
+)
+def test_what_cannot_be_exits_3_and_says_why(entry_point: Run, query_file: Path, setting: str, code: str) -> None:
+    result = entry_point("estimate", str(query_file), f"--set={setting}", "--json")
+    assert result.returncode == 3
+    estimate = json.loads(result.stdout)["estimate"]
+    assert not estimate["feasible"]
+    assert code in [reason["code"] for reason in estimate["reasons"]]
+    assert all(reason["message"] and reason["needed"] is not None for reason in estimate["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set=training.sequense_length=5",), "did you mean sequence_length?"),
+        (("--model=gpt3-176b",), "did you mean 'gpt3-175b'"),
+        (("--gpu=a101",), "did you mean 'a100"),
+        (("--num-gpus=63",), "cluster.num_gpus"),
+        (("--set=parallel.zero_stage",), "KEY=VALUE"),
+        (("--set=parallel.zero_stage=[",), "--set"),
+        (("--set=kind.of=1",), "not a mapping"),
+        (("--set=training.task=lora",), "training.task"),
+        (("--no-such-flag",), "--no-such-flag"),
+    ],
+)
+def test_bad_input_exits_2_with_one_line_that_names_it(
+    entry_point: Run, query_file: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = entry_point("estimate", str(query_file), *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("estimate",), ("estimate", "missing.yaml"), ("estimate", "."), ("recommend",)])
+def test_no_query_is_bad_input(entry_point: Run, arguments: tuple[str, ...]) -> None:
+    result = entry_point(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("hp-tool: ")
+
+
+def test_recommend_ranks_what_fits(hp_tool: Run) -> None:
+    result = hp_tool("recommend", *FLAGS, "--top=5", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    answer = json.loads(result.stdout)
+    rows = answer["recommendations"]
+    assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5]
+    steps = [row["estimate"]["time"]["step_s"] for row in rows]
+    assert steps == sorted(steps)
+    assert all(row["estimate"]["feasible"] for row in rows)
+    assert answer["space"]["legal"] >= answer["space"]["feasible"] >= 5
+    assert answer["space"]["legal"] - answer["space"]["feasible"] == answer["rejections"]["memory"]
+
+
+def test_a_recommended_configuration_is_valid_input(entry_point: Run, tmp_path: Path) -> None:
+    first = json.loads(entry_point("recommend", *FLAGS, "--top=1", "--json").stdout)["recommendations"][0]
+    (tmp_path / "again.json").write_text(
+        json.dumps({
+            "kind": "training", "model": "gpt3-175b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
+            "training": {"sequence_length": 2048, "global_batch_size": 64, "precision": "bf16", "total_tokens": 300e9},
+            "parallel": first["parallel"],
+        })
+    )  # fmt: skip
+    again = json.loads(entry_point("estimate", "again.json", "--json").stdout)
+    assert again["estimate"]["time"] == first["estimate"]["time"]
+
+
+def test_nothing_feasible_exits_3_and_counts_the_reasons(entry_point: Run) -> None:
+    result = entry_point("recommend", *FLAGS, "--num-gpus=8", "--json")
+    assert result.returncode == 3
+    answer = json.loads(result.stdout)
+    assert answer["recommendations"] == []
+    assert answer["space"]["feasible"] == 0 < answer["rejections"]["memory"]
+
+
+def test_our_own_fault_exits_1(entry_point: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(query: object) -> None:
+        raise StoreError("the database does not answer")
+
+    monkeypatch.setattr(answers, "estimate_answer", broken)
+    result = entry_point("estimate", *FLAGS)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "hp-tool: the database does not answer\n")
+
+
+def test_help_and_version_name_everything(hp_tool: Run) -> None:
+    assert hp_tool("--version").stdout.strip().count(".") == 2
+    shown = hp_tool("--help").stdout
+    for command in ("estimate", "recommend", "tune", "batch", "models", "gpus", "clusters", "db", "serve", "worker"):
+        assert command in shown

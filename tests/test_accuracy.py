@@ -1,0 +1,67 @@
+"""The limits on accuracy: against published figures where the folder of them is there, and the days that need no data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import days, report
+from benchmarks.accuracy.sections import Section
+
+
+@pytest.fixture(scope="module")
+def sections() -> dict[str, Section]:
+    """The report's sections by the first words of their titles."""
+    named = os.environ.get("HP_REFERENCE_DATA")
+    if not named or not Path(named).is_dir():
+        pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
+    return {section.title.split(",")[0] + "|" + section.role: section for section in report.sections(Path(named))}
+
+
+def test_days_and_their_ratio() -> None:
+    found = days.evaluate()
+    assert 22.5 <= found["selective_sequence_parallel_days"] <= 24.5
+    assert 29.5 <= found["full_recompute_days"] <= 31.5
+    assert 1.29 <= found["ratio"] <= 1.35
+
+
+def test_the_published_days_are_the_rule_of_2021_and_nothing_of_ours() -> None:
+    assert days.published_days() == pytest.approx(33.9, abs=0.05)
+
+
+def test_report_without_data_says_so_and_still_gives_the_days() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.accuracy", "--json"], capture_output=True, text=True, env=environment, check=True
+    )
+    assert "skipped" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["sections"] == [] and found["days"]["ratio"] > 1
+
+
+def test_table_5_leaving_one_model_out(sections: dict[str, Section]) -> None:
+    found = sections["Table 5|headline"].summary()
+    assert found["rows"] == 9
+    assert found["mean_error"] <= 0.04
+    assert found["worst_error"] <= 0.09
+
+
+def test_table_4_within_five_percent_and_every_difference_of_the_right_sign(sections: dict[str, Section]) -> None:
+    section = sections["Table 4|in sample"]
+    assert section.summary()["worst_error"] <= 0.05
+    differences = report.table4_differences(section.comparisons)
+    assert len(differences) == 6 and all(row["same_sign"] for row in differences)
+
+
+def test_figures_1_and_7_as_printed(sections: dict[str, Section]) -> None:
+    """Figure 1 to the byte; figure 7 is read off a plot, to about a tenth of a percent point."""
+    for comparison in sections["Figures 1 and 7|headline"].comparisons:
+        if comparison.source.startswith("Figure 1"):
+            assert comparison.predicted == comparison.published, comparison
+        else:
+            assert comparison.predicted == pytest.approx(comparison.published, abs=0.15), comparison
