@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -17,6 +19,16 @@ def skip_or_fail(*, component: str, reason: str) -> NoReturn:
     if os.environ.get(f"HP_REQUIRE_{component}") == "1":
         pytest.fail(f"HP_REQUIRE_{component} is set, but {reason}")
     pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Real jobs run one after the other even where tests run in parallel: two at once would share the processor."""
+    if item.get_closest_marker("distributed") is None:
+        return (yield)
+    with (Path(tempfile.gettempdir()) / "hp-tool-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.fixture(scope="session")

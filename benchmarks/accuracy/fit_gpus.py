@@ -1,7 +1,8 @@
 """Fit each GPU's kernel and collective constants on isolated measurements: `python -m benchmarks.accuracy.fit_gpus --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/gpus/*.yaml. Per GPU: a roofline of three constants per matmul precision, one for
-fused attention, and four constants each for ring collectives and all-to-all. Nothing of a whole training run is read here.
+Writes hp_tool/catalog/data/efficiency/gpus/*.yaml. Per GPU: a roofline of three constants per matmul precision for
+training shapes and one for all shapes, one each for fused attention and for decoding, and four constants each for ring
+collectives, all-to-all and small all-reduces. Nothing of a whole training or serving run is read here.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
     peak, overhead, passes = robust_fit(of_large, [0.7, 5e-6, 1.0], [0.05, 1e-7, 0.0], [1.2, 1e-4, 10.0])
     errors = np.abs(np.expm1(of_large(np.array([peak, overhead, passes]))))
     print(
-        f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} overhead {overhead * 1e6:.1f} us "
-        f"{passes:.1f} passes; {large.sum()} shapes, median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
+        f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} "
+        f"overhead {overhead * 1e6:.1f} us, {passes:.1f} passes; {large.sum()} shapes, "
+        f"median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
     )
     return roofline(peak, everywhere[1], overhead), roofline(*everywhere[:3])
 
@@ -95,6 +97,42 @@ def fit_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
     print(f"{device.name:16} attention     peak {x[0]:.3f} bandwidth {x[1]:.3f} overhead {x[2] * 1e6:.1f} us; "
           f"{len(errors)} shapes, median error {np.median(errors):.1%}")  # fmt: skip
     return roofline(*x)
+
+
+def fit_decode_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
+    """One new token over step + 1 cached ones: the bytes of keys and values, and a fixed cost. Every query head of a group
+    reads the same keys, so arithmetic stays far below the peak; the peak is the prefill kernel's.
+    """
+    shapes, seconds = medians(rows, ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim"))
+    b, step, _, k, d = shapes.T
+    traffic = 4 * b * (step + 1) * k * d / device.memory_bandwidth_bytes_per_second
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[1] + traffic / x[0]) / seconds)
+
+    x = robust_fit(residuals, [0.7, 1e-5], [0.05, 1e-6], [1.2, 1e-4])
+    errors = np.abs(np.expm1(residuals(x)))
+    print(f"{device.name:16} decode attention bandwidth {x[0]:.3f} overhead {x[1] * 1e6:.1f} us; {len(errors)} shapes, "
+          f"median error {np.median(errors):.1%}")  # fmt: skip
+    return {"bandwidth_fraction": _short(x[0]), "overhead_s": _short(x[1])}
+
+
+def fit_small_all_reduce(rows: list[Row], device: GpuSpec) -> dict[str, float]:
+    """The one-kernel all-reduces that engines capture in CUDA graphs, up to 8 MiB; medians over the libraries."""
+    kernels = [r for r in rows if r["kernel_source"] != "vLLM_custom_eager" and float(r["message_size"]) <= 2**22]
+    shapes, seconds = medians(kernels, ("num_gpus", "message_size"))
+    n, elements = shapes.T
+    wire = 2 * 2 * elements * (n - 1) / n / (device.nvlink_bandwidth_bytes_per_second or device.pcie_bandwidth_bytes_per_second)
+
+    def residuals(x: Floats) -> Floats:
+        return np.log((x[0] + x[1] * (n - 1) + wire / x[2]) / seconds)
+
+    latency, per_peer, bandwidth = robust_fit(residuals, [4e-6, 2e-7, 0.5], [1e-7, 0, 0.05], [1e-4, 1e-4, 1.5])
+    errors = np.abs(np.expm1(residuals(np.array([latency, per_peer, bandwidth]))))
+    print(f"{device.name:16} small all-reduce {bandwidth:.3f} of the link, {latency * 1e6:.1f} us; {len(errors)} shapes, "
+          f"median error {np.median(errors):.1%}")  # fmt: skip
+    return {"bandwidth_fraction": _short(bandwidth), "latency_s": _short(latency),
+            "latency_per_peer_s": _short(per_peer), "ramp_bytes": 0.0}  # fmt: skip
 
 
 def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> dict[str, float]:
@@ -131,22 +169,27 @@ def fit_gpu(folder: Path, system: str) -> dict[str, object]:
     """All constants of one GPU."""
     device = gpu(SYSTEMS[system])
     of_system = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] == system]
-                 for name in ("gemm", "context_attention", "nccl")}  # fmt: skip
+                 for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
     fits = {
         PRECISIONS[kind]: fit_matmul([r for r in of_system["gemm"] if r["gemm_dtype"] == kind], device, PRECISIONS[kind])
         for kind in dict.fromkeys(r["gemm_dtype"] for r in of_system["gemm"])
     }
     thin = fits["bf16"][1]
+    attention = fit_attention(of_system["context_attention"], device)
+    decode = fit_decode_attention(of_system["generation_attention"], device)
     return {
         "gpu": device.name,
         "matmul": {precision: fit[0] for precision, fit in fits.items()},
-        "attention": fit_attention(of_system["context_attention"], device),
+        "attention": attention,
         "memory_fraction": thin["bandwidth_fraction"],
         "kernel_overhead_s": thin["overhead_s"],
         "context_bytes": CONTEXT_BYTES,
         "nvlink": fit_link(of_system["nccl"], device, ("all_gather", "reduce_scatter", "all_reduce")),
         "all_to_all": fit_link(of_system["nccl"], device, ("alltoall",)),
-        "fitted_on": f"ops/gemm.csv, ops/context_attention.csv and ops/nccl.csv, system {system}, "
+        "thin_matmul": {precision: fit[1] for precision, fit in fits.items()},
+        "decode_attention": {"peak_fraction": attention["peak_fraction"], **decode},
+        "small_all_reduce": fit_small_all_reduce(of_system["custom_allreduce"], device),
+        "fitted_on": f"ops/*.csv, system {system}, "
         "by python -m benchmarks.accuracy.fit_gpus; memory_fraction and kernel_overhead_s are those of matmuls of all shapes",
     }
 

@@ -39,13 +39,17 @@ def gpu_efficiency(name: str) -> GpuEfficiency:
     if path.parent != _FOLDER / "gpus" or not path.is_file():
         return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
     fields = documents.parse(documents.read_text(path), origin=path)
-    links: dict[str, Any] = {key: records.build(Link, fields[key], field=key, origin=path) for key in ("nvlink", "all_to_all")}
-    attention = records.build(Roofline, fields["attention"], field="attention", origin=path)
-    matmul = {
-        precision: records.build(Roofline, roof, field="matmul", origin=path) for precision, roof in fields["matmul"].items()
-    }
-    rest = {key: value for key, value in fields.items() if key not in {"matmul", "attention", *links}}
-    return GpuEfficiency(matmul=matmul, attention=attention, **links, **rest)
+    parts: dict[str, Any] = {}
+    for key in ("attention", "decode_attention"):
+        if key in fields:
+            parts[key] = records.build(Roofline, fields[key], field=key, origin=path)
+    for key in ("nvlink", "all_to_all", "small_all_reduce"):
+        if key in fields:
+            parts[key] = records.build(Link, fields[key], field=key, origin=path)
+    for key in ("matmul", "thin_matmul"):
+        if key in fields:
+            parts[key] = {p: records.build(Roofline, roof, field=key, origin=path) for p, roof in fields[key].items()}
+    return GpuEfficiency(**{**fields, **parts})
 
 
 @functools.cache

@@ -137,9 +137,10 @@ def _tensor_seconds(
     all_reduce = regions * group.seconds(2.0 * wire)
     overlap = profile.framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
-    exposed_sharded = 3.0 * gather - minimum(gather, block.matmul) - overlap * minimum(gather, block.weight_gradient)
     forward = where(s.sharded, 2.0 * gather, all_reduce)
+    # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
+    # shares the input-gradient matmuls with the gathering of inputs.
     pipelined = profile.framework.tensor_parallel_forward_overlap * s.sharded
-    # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass.
-    exposed_sharded = exposed_sharded - pipelined * minimum(gather, block.matmul)
+    behind_inputs = minimum((1.0 + pipelined) * gather, block.matmul)
+    exposed_sharded = 3.0 * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)
     return forward - pipelined * minimum(forward, block.matmul), where(s.sharded, exposed_sharded, exposed)

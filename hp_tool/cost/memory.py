@@ -15,7 +15,7 @@ from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.pipeline import chunks_in_flight
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.stages import StageLayers
-from hp_tool.cost.states import StateCosts, bytes_per_parameter
+from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -58,7 +58,8 @@ def memory(
     # copy, on which even the fused loss works; once more for each multi-token prediction.
     inputs = 2.0 * e * sharded
     loss = (e + 4.0) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
-    gathered = gathered_weights(workload=workload, candidates=c)
+    # ZeRO 3 gathers the weights of two layers at a time, the running and the next one.
+    gathered = states.gathered_layer * minimum(2.0, model.num_hidden_layers / p)
 
     alone = p == 1
     ends = []
@@ -69,12 +70,10 @@ def memory(
         chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
         saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
         logits = is_last * loss
-        weights = getattr(states, f"{name}_weights")
-        working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
-        working = working + weights * gathered * minimum(2.0 / end.layers, 1.0)
+        working = layer.backward_working + recomputed_working(candidates=c, layer=layer) + gathered
         ends.append(
             {
-                "weights": weights,
+                "weights": getattr(states, f"{name}_weights"),
                 "gradients": getattr(states, f"{name}_gradients"),
                 "optimizer": getattr(states, f"{name}_optimizer"),
                 "activations": saved + is_last * inputs + is_first * mask,
@@ -113,15 +112,6 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Colu
     block = blocked * layer.saved_full + (layers - blocked) * layer.saved
     uniform = ceil(layers / maximum(count, 1)) * layer.saved_full
     return where(method == FULL_BLOCK, block, where(method == FULL_UNIFORM, uniform, plain))
-
-
-def gathered_weights(*, workload: TrainingWorkload, candidates: Candidates) -> FloatArray:
-    """ZeRO 3: whole weights over kept shards, in bytes; two layers are gathered at a time, the running and the next one."""
-    size, zero = bytes_per_parameter(workload), candidates.zero_stage
-    if not anywhere(zero >= 3):
-        return zeros_like(zero)
-    replicas = candidates.data_parallel_size * candidates.context_parallel_size
-    return where(zero >= 3, replicas * (size.communicated_weights / size.weights), 0.0)
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes) -> Column:

@@ -61,6 +61,8 @@ class StateCosts:
     last_weights: Column
     last_gradients: Column
     last_optimizer: Column
+    gathered_layer: Column
+    """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
     reduce_s: Column
     """One reduction of the gradients over the replicas, before any of it is hidden."""
     gather_s: Column
@@ -149,7 +151,19 @@ def state_costs(
             zero_stage=c.zero_stage,
         )
         costs = {name: value + experts[name] for name, value in costs.items()}
-    return StateCosts(**costs, tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients))
+    gathered = (c.zero_stage >= 3) * size.communicated_weights * _layer_on_rank(model, c)
+    return StateCosts(
+        **costs, gathered_layer=gathered, tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients)
+    )
+
+
+def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
+    """Parameters of one layer on one rank; of the larger kind where a model has both."""
+    t = candidates.tensor_parallel_size
+    if not model.num_experts:
+        return layer_parameters(model, tensor_parallel_size=t)
+    experts = expert_parameters(model) / (candidates.expert_parallel_size * candidates.expert_tensor_parallel_size)
+    return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
 def _group_costs(

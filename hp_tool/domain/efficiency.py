@@ -62,6 +62,12 @@ class GpuEfficiency:
     all_to_all: Link
     fitted_on: str
     """Rows and command that gave these numbers."""
+    thin_matmul: dict[Precision, Roofline] | None = None
+    """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
+    decode_attention: Roofline | None = None
+    """Serving: one new token a sequence over its KV cache; None: `attention`."""
+    small_all_reduce: Link | None = None
+    """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring; None: the ring."""
     measured: bool = True
     """False: borrowed from another GPU; results carry wider intervals."""
 

@@ -45,6 +45,7 @@ ILLEGAL = [
     ("world_size_mismatch", {"pipeline_parallel_size": 3}, ("8 x pipeline 3", "64", "divides 64")),
     ("batch_not_divisible", {"micro_batch_size": 5}, ("8 x micro_batch_size 5 = 40", "64", "change micro_batch_size")),
     ("sequence_not_divisible", {"training": {"sequence_length": 2044}}, ("2044", "8 ways", "multiple of 8")),
+    ("experts_not_divisible", {"expert_parallel_size": 2}, ("2 x expert_tensor_parallel_size 1", "no experts")),
     ("interleaving_needs_pipeline", {"virtual_pipeline_parallel_size": 2}, ("2", "at least 2, not 1")),
     (
         "micro_batches_not_divisible",

@@ -18,7 +18,7 @@ from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.step import TIME_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy
 from hp_tool.space import default_axes, enumerate_space
 from tests.cost.cases import Problem, columns, problems, rows
 
@@ -90,7 +90,7 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
     config = ParallelConfig(micro_batch_size=config.micro_batch_size)
     one = Candidates.from_configs([config])
     nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    layer = layer_time(**nouns, candidates=one, strategy=problem.strategy)
+    layer = layer_time(**nouns, candidates=one, strategy=Strategy())
     head = head_time(**nouns, candidates=one)
     costs, m = problem.costs(one), problem.workload.global_batch_size / config.micro_batch_size
     compute = m * (problem.model.num_hidden_layers * (layer.forward + layer.backward) + head.embedding + head.output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -54,7 +55,7 @@ def wait(launcher: Launcher, handle: str, *, until: set[JobState], limit_s: floa
 
 
 def _mark(job_name: str) -> str:
-    return f"--mark-of-{job_name}"
+    return f"--mark-of-{job_name}-{os.getpid()}"  # other test sessions on this machine have a job-1 too
 
 
 def processes(job_name: str) -> list[psutil.Process]:

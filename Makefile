@@ -1,0 +1,41 @@
+# One command for each habit. Everything lives in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup quickstart test lint types format check benchmarks clean
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+setup: .venv/.ready  ## Create .venv with everything: profiler, tests, linters
+
+.venv/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[profiler,dev]'
+	@touch $@
+
+quickstart: setup  ## A real search on this machine
+	$(BIN)/hp-tool tune examples/quickstart.yaml
+
+test: setup  ## All tests; what needs a component that is missing is skipped and says so
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: setup  ## Style and common mistakes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup  ## Strict type check
+	$(BIN)/mypy
+
+format: setup  ## Mend what the linter can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint types test  ## Everything a change must pass
+
+benchmarks: setup  ## Speed on this machine, and accuracy against HP_REFERENCE_DATA where that is set
+	$(BIN)/python -m benchmarks.speed
+	$(if $(HP_REFERENCE_DATA),$(BIN)/python -m benchmarks.accuracy,@echo "accuracy skipped: HP_REFERENCE_DATA is not set")
+
+clean:  ## Remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""How repeatable profile runs are on this machine: `python -m benchmarks.profiler`."""
