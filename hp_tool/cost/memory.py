@@ -70,7 +70,7 @@ def memory(
         chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
         saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
         logits = is_last * loss
-        working = layer.backward_working + recomputed_working(candidates=c, layer=layer) + gathered
+        working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
         ends.append(
             {
                 "weights": getattr(states, f"{name}_weights"),
@@ -79,7 +79,7 @@ def memory(
                 "activations": saved + is_last * inputs + is_first * mask,
                 "logits": logits,
                 # The loss's memory is free again when the backward pass reaches the layers.
-                "buffers": maximum(working - logits, 0.0),
+                "buffers": maximum(working - logits, 0.0) + gathered,
                 "layers": saved,
             }
         )
