@@ -21,15 +21,15 @@ def print_estimate(estimate: Estimate) -> None:
     if estimate.memory is None or estimate.time is None:
         return
     memory, time = estimate.memory, estimate.time
-    table = Table(
-        title=f"memory on the worst stage ({memory.worst_stage}): {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"
-    )
+    console.print(f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
+    table = Table()
     table.add_column("part")
     table.add_column("size", justify="right")
     for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead"):
         table.add_row(name, gib(getattr(memory, f"{name}_bytes")))
     console.print(table)
-    table = Table(title=f"step time: {duration(time.step_s)}")
+    console.print(f"step time: {duration(time.step_s)}")
+    table = Table()
     table.add_column("part")
     table.add_column("exposed", justify="right")
     table.add_column("share", justify="right")

@@ -47,9 +47,9 @@ def projections(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
 def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Norm input, matmul input and dropout mask (whole, or sharded by SP); Q, K, V and the core's output (split by heads);
     with rotary positions the un-rotated keys and queries too, because V is a view of the storage they share (of latent
-    attention only the keys' part without rotation); latents; the scores of unfused attention, 5as^2b/t with dropout
-    (softmax, mask, dropped softmax), 2as^2b/t without; the fp32 log-sum-exp of fused attention, from which the backward
-    pass rebuilds them.
+    attention only the keys' part without rotation); latents. The core, which selective recomputation does not keep: the
+    scores of unfused attention, 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without; of fused
+    attention the fp32 log-sum-exp, from which the backward pass rebuilds them, 4asb/t.
     """
     qk, v = head_widths(model)
     heads = model.num_attention_heads / s.t
@@ -66,16 +66,13 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
-    core: FloatArray | float = 0.0
-    statistics: FloatArray | float = 0.0
     if workload.attention == "flash":
-        statistics = 4.0 * s.tokens * heads
+        core = 4.0 * s.tokens * heads
     else:
-        per_score = 2.0 * s.e + 1.0 if s.mask else s.e
-        core = s.tokens * workload.sequence_length * heads * per_score
+        core = s.tokens * workload.sequence_length * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
     gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
-        saved=replicated + split + latent + statistics,
+        saved=replicated + split + latent,
         core=core,
         working=gathered + s.tokens * s.e * (heads + kv_heads) * (qk + v),
     )

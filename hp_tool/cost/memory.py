@@ -55,7 +55,7 @@ def memory(
     # The first stage keeps the embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
     mask = sharded * minimum(p, micro_batches) if workload.dropout > 0.0 else 0.0
     # The last stage keeps the inputs of the final norm and of the output layer, logits in 16 bits and the loss's fp32
-    # copy, on which even the fused loss works; once more for each multi-token prediction.
+    # copy, which Megatron Core's fused loss makes as well; once more for each multi-token prediction.
     inputs = 2.0 * e * sharded
     loss = (e + 4.0) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
     # ZeRO 3 gathers the weights of two layers at a time, the running and the next one.

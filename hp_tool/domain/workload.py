@@ -58,7 +58,7 @@ class TrainingWorkload:
     offload: Literal["none", "optimizer", "activations"] | None = None
     """What lives in host memory."""
     cross_entropy: Literal["fused", "unfused"] = "unfused"
-    """fused keeps no fp32 copy of the logits."""
+    """fused passes over the logits less often; Megatron Core's keeps their fp32 copy all the same."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """Convention of reported model FLOPs: full attention (72BLsh^2(1+s/6h+V/12hL)), or its causal half."""
     expert_imbalance: float = 1.0
@@ -93,6 +93,9 @@ class InferenceWorkload:
     request_rate_per_second: float | None = None
     precision: Precision | Literal["int8", "int4"] = "bf16"
     kv_cache_precision: Precision | None = None
+    """None: the engine's choice for a checkpoint of this precision."""
+    prefix_cache_hit_rate: float = 0.0
+    """Share of prompt tokens found in the engine's prefix cache."""
     engine: str = "vllm"
     engine_version: str | None = None
     load: LoadSpec | None = None

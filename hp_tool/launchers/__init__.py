@@ -8,7 +8,7 @@ from typing import Any
 from hp_tool.domain.ports import Launcher
 from hp_tool.errors import InputError
 
-_ADAPTERS = {"local": ("hp_tool.launchers.local", "LocalLauncher")}
+_ADAPTERS = {"local": ("hp_tool.launchers.local", "LocalLauncher"), "slurm": ("hp_tool.launchers.slurm", "SlurmLauncher")}
 
 
 def create(name: str, **options: Any) -> Launcher:

@@ -58,11 +58,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def log_tail(folder: Path, *, size_bytes: int = 4096) -> str:
-    """The end of the job's log; empty where there is none."""
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write `value` so that a reader sees all of it or nothing."""
+    temporary = path.with_name(f"~{path.name}")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
+
+
+def log_tail(folder: Path, *, name: str = LOG, size_bytes: int = 4096) -> str:
+    """The end of the job's log (or of another one in its folder); empty where there is none."""
     try:
-        with (folder / LOG).open("rb") as log:
+        with (folder / name).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - size_bytes))
             return log.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def last_line(tail: str) -> str:
+    """The last line of a log that says something, 300 characters of it at most."""
+    return next((line.strip()[:300] for line in reversed(tail.splitlines()) if line.strip(" =-")), "the log is empty")

@@ -82,7 +82,7 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float) -> tuple[Measuremen
         case "cancelled":
             return "preempted", "cancelled on request"
         case "terminated" | "lost":
-            return "preempted", "the machine was shut down or the job's supervisor killed"
+            return "preempted", ending.error or "the machine was shut down or the job's supervisor killed"
         case "failed_to_start":
             return "crashed", ending.error or "the job could not be started"
     killed = ending.exit_code in _KILLED or _KILLED_IN_LOG in tail
@@ -90,8 +90,4 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float) -> tuple[Measuremen
         return "oom", "the kernel killed a process for want of host memory"
     if killed:
         return "crashed", "a process was killed by signal 9"
-    return "crashed", f"exit code {ending.exit_code} without a result: {_last_line(tail)}"
-
-
-def _last_line(tail: str) -> str:
-    return next((line.strip()[:300] for line in reversed(tail.splitlines()) if line.strip(" =-")), "the log is empty")
+    return "crashed", f"exit code {ending.exit_code} without a result: {jobs.last_line(tail)}"

@@ -1,4 +1,4 @@
-"""The command that starts the profiler on one host, and the environment it is given."""
+"""The commands that start the profiler, and the environment they are given."""
 
 from __future__ import annotations
 
@@ -14,20 +14,31 @@ from hp_tool.launchers import jobs
 # All that a job inherits. Database addresses, API keys and the like stay with the worker.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV")
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
+_PROFILER = ("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT)
 
 
 def profiler_command(*, num_processes: int) -> tuple[str, ...]:
     """argv, run in the job's folder; rendezvous at a free port of the loopback device."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
-    return (*launcher, f"--nproc-per-node={num_processes}", "-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT)
+    return (*launcher, f"--nproc-per-node={num_processes}", *_PROFILER)
 
 
-def job_environment(*, gpu: str) -> dict[str, str]:
-    """What a job on one host needs beyond what it inherits."""
+def multi_node_command(*, num_nodes: int, processes_per_node: int, python: str | None = None) -> tuple[str, ...]:
+    """argv, run in the job's folder on every node; `python` is the nodes' interpreter (default: this one).
+
+    PET_MASTER_ADDR and PET_MASTER_PORT in its environment say where the first node listens, PET_NODE_RANK which one it is.
+    """
+    launcher = (python or sys.executable, "-m", "torch.distributed.run", f"--nnodes={num_nodes}")
+    return (*launcher, f"--nproc-per-node={processes_per_node}", *_PROFILER)
+
+
+def job_environment(*, gpu: str, num_hosts: int = 1) -> dict[str, str]:
+    """What a job on `num_hosts` hosts needs beyond what it inherits."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if gpu == "cpu":
-        # The catalogue's `cpu` is one process with one thread; gloo must not go through the network card to itself.
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # the catalogue's `cpu`: one process, one thread
+        if num_hosts == 1:
+            environment["GLOO_SOCKET_IFNAME"] = "lo"  # a host must not go through its network card to itself
     package = Path(hp_tool.__file__).parents[1]
     if package not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
         environment["PYTHONPATH"] = str(package)  # running from a checkout: the job's folder is elsewhere

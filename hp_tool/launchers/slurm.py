@@ -1,0 +1,181 @@
+"""Jobs on a Slurm cluster: a folder on a shared file system and a batch job each, no daemon, no state in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
+from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.errors import InputError, LauncherError
+from hp_tool.launchers import jobs, slurm_folder, slurm_options, slurm_script, torchrun
+from hp_tool.launchers.outcome import measure
+from hp_tool.launchers.slurm_controller import Controller, ControllerAway, Job
+from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
+from hp_tool.launchers.slurm_options import SlurmOptions
+from hp_tool.launchers.slurm_states import NEVER_STARTS, job_state
+
+_OPEN = (JobState.QUEUED, JobState.RUNNING)
+_CANCEL_PATIENCE_S = 20.0
+
+
+class SlurmLauncher:
+    """The Launcher port on a Slurm cluster. A handle is the job's name."""
+
+    name = "slurm"
+
+    def __init__(self, *, options: SlurmOptions | Mapping[str, object] | None = None, root: Path | str | None = None) -> None:
+        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: in place of the options' folder."""
+        if isinstance(options, Mapping):
+            options = slurm_options.parse(options, origin="the options of the Slurm launcher")
+        self._options = options if options is not None else slurm_options.load()
+        folder = root if root is not None else self._options.folder
+        self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
+        self._controller = Controller(poll_s=self._options.poll_s)
+
+    def hardware(self) -> Hardware:
+        return self._share(self._options.num_gpus)
+
+    def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
+        """Pure. Raises InputError where the request is for other devices or more of them than one job may have."""
+        options = self._options
+        if request.gpu != options.gpu:
+            message = f"this Slurm cluster has {options.gpu}, not {request.gpu}"
+            raise InputError(message, code="launcher_mismatch", field="cluster")
+        nodes = slurm_script.num_nodes(options, num_gpus=request.num_gpus)
+        return LaunchPlan(
+            job_name=jobs.check_name(job_name),
+            command=torchrun.multi_node_command(
+                num_nodes=nodes, processes_per_node=request.num_gpus // nodes, python=options.python
+            ),
+            environment=torchrun.job_environment(gpu=request.gpu, num_hosts=nodes) | options.environment,
+            files={jobs.REQUEST: TypeAdapter(ProfileRequest).dump_json(request, indent=1).decode()},
+            num_gpus=request.num_gpus,
+            timeout_s=request.timeout_s,
+        )
+
+    def submit(self, plan: LaunchPlan) -> str:
+        """Raises LauncherError where Slurm refuses the job. One that it cannot be asked about waits here for its answer."""
+        folder = self._folder(plan.job_name)
+        job = {"environment": dict(plan.environment), "num_gpus": plan.num_gpus, "timeout_s": plan.timeout_s}
+        script = slurm_script.render(self._options, plan=plan)
+        jobs.create_folder(folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)})
+        with contextlib.suppress(ControllerAway):  # poll() goes on trying
+            self._submit(folder)
+        return plan.job_name
+
+    def find(self, job_name: str) -> str | None:
+        return job_name if (self._folder(job_name) / JOB).exists() else None
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        """Raises LauncherError once the controller has been away for longer than the options' patience."""
+        return {handle: self._look(self._folder(handle))[0] for handle in handles}
+
+    def cancel(self, handle: str) -> None:
+        """Returns once Slurm has taken the order; it ends the processes, within its KillWait at most."""
+        folder = self._folder(handle)
+        if not folder.is_dir():
+            return
+        (folder / CANCEL).touch()
+        deadline = time.monotonic() + _CANCEL_PATIENCE_S
+        while True:
+            try:
+                self._controller.cancel(job.id for job in self._controller.jobs(fresh=True) if job.folder == str(folder))
+            except ControllerAway:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
+
+    def fetch(self, handle: str) -> Measurement:
+        """Raises LauncherError while the job has not ended."""
+        folder = self._folder(handle)
+        asked = jobs.read_json(folder / JOB)
+        if asked is None:
+            raise LauncherError(f"no job {handle} under {self._root}")
+        state, job = self._look(folder)
+        if state in _OPEN:
+            raise LauncherError(f"job {handle} is still {state}")
+        if job is not None and job.state in ("COMPLETED", "FAILED"):
+            slurm_folder.await_files(folder)
+        ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=asked["timeout_s"])
+        return measure(folder, ending=ending, timeout_s=asked["timeout_s"], hardware=self._share(asked["num_gpus"]))
+
+    def _share(self, num_gpus: int) -> Hardware:
+        return Hardware(gpu=self._options.gpu, num_gpus=num_gpus, hosts=(self._options.name,))
+
+    def _folder(self, job_name: str) -> Path:
+        return self._root / jobs.check_name(job_name)
+
+    def _look(self, folder: Path) -> tuple[JobState, Job | None]:
+        """The job's state, with what Slurm says about it where it says anything."""
+        if not (folder / JOB).exists():
+            return JobState.LOST, None
+        cancelled = (folder / CANCEL).exists()
+        try:
+            if not (folder / SUBMITTED).exists() and not (folder / CLAIM).exists():
+                if cancelled:
+                    return JobState.CANCELLED, None
+                self._submit_again(folder)
+            if (folder / REFUSED).exists():
+                return JobState.FINISHED, None
+            # An answer from before the job was accepted does not know it: ask again before it counts as gone.
+            job = self._job(folder) or self._job(folder, fresh=True) or self._accounted(folder)
+            if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
+                (folder / REFUSED).write_text(job.reason)
+                self._controller.cancel([job.id])
+                return JobState.FINISHED, job
+        except ControllerAway:
+            if self._controller.away_s > self._options.patience_s:
+                raise
+            return slurm_folder.state(folder), None
+        if job is None:
+            gone = JobState.CANCELLED if cancelled else JobState.LOST
+            return JobState.FINISHED if (folder / ENDED).exists() else gone, None
+        return job_state(job.state, cancelled_by_us=cancelled), job
+
+    def _submit_again(self, folder: Path) -> None:
+        """For a job that the controller has not yet been able to accept; a refusal now is how it ended."""
+        try:
+            self._submit(folder)
+        except ControllerAway:
+            raise
+        except LauncherError as error:
+            (folder / REFUSED).write_text(error.message)
+
+    def _submit(self, folder: Path) -> None:
+        """Have the controller accept the folder's job, unless it already has."""
+        with (folder / "submit.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (folder / SUBMITTED).exists():
+                return
+            known = self._job(folder, fresh=True) if (folder / ATTEMPTED).exists() else None
+            (folder / ATTEMPTED).touch()
+            script = folder / slurm_script.SCRIPT
+            job_id = known.id if known else self._controller.submit(script, environment=_environment(folder))
+            jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
+
+    def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
+        """The folder's job in the queue: the one that claimed it, else the newest."""
+        ours = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
+        claim = slurm_folder.claimed_by(folder)
+        return max(ours, key=lambda job: (job.id == claim, job.id), default=None)
+
+    def _accounted(self, folder: Path) -> Job | None:
+        submitted = jobs.read_json(folder / SUBMITTED)
+        job_id = slurm_folder.claimed_by(folder) or (submitted["job_id"] if submitted else None)
+        return self._controller.accounted(job_id) if job_id is not None else None
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What sbatch hands to the job: our own variables (none that are secret), then the plan's."""
+    environment = torchrun.merged(json.loads((folder / JOB).read_text())["environment"])
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # this host's; Slurm sets the job's own
+    return environment

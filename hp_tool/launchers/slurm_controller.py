@@ -1,0 +1,178 @@
+"""Slurm's own programs, asked sparingly: one squeue for all jobs, none sooner than agreed, fewer while nobody answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hp_tool.errors import LauncherError
+
+_COMMAND_LIMIT_S = 20.0
+"""Shorter than a coordinator's lease: it must not lose its search while it waits for an answer."""
+_LONGEST_PAUSE_S = 60.0
+_FORMAT = "%i|%T|%r|%M|%Z"
+_AWAY = re.compile(
+    r"unable to contact|timed out|connection|not responding|zero bytes|standby|temporarily|try again|communication"
+    r"|authentication|busy|shutdown",
+    re.IGNORECASE,
+)
+_OVER = re.compile(r"invalid job id|already comple", re.IGNORECASE)
+
+
+class ControllerAway(LauncherError):  # noqa: N818 - a state of the cluster
+    """slurmctld does not answer. Running jobs go on, and it has its queue on disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as the scheduler knows it."""
+
+    id: int
+    state: str
+    """Slurm's word."""
+    reason: str = ""
+    """Why it waits, or what ended it."""
+    elapsed_s: float | None = None
+    """Since its last start."""
+    folder: str = ""
+    """Its working directory; what our jobs are known by."""
+
+
+class Controller:
+    """The queue of this user's jobs and what can be asked of it."""
+
+    def __init__(self, *, poll_s: float) -> None:
+        """poll_s: how old an answer may be before the controller is asked again."""
+        self._poll_s = poll_s
+        self._jobs: tuple[Job, ...] = ()
+        self._asked_at = -float("inf")
+        self._answered_at = -float("inf")
+        self._pause_s = 0.0
+        self._away_since: float | None = None
+
+    @property
+    def away_s(self) -> float:
+        """How long it has not answered; 0 where the last question was answered."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
+        """This user's jobs, ended ones as long as Slurm remembers them. Raises ControllerAway."""
+        now = time.monotonic()
+        if self._away_since is None:
+            if not fresh and now - self._answered_at < self._poll_s:
+                return self._jobs
+        elif now - self._asked_at < self._pause_s:
+            raise ControllerAway(f"the Slurm controller has not answered for {self.away_s:.0f} s")
+        self._asked_at = now
+        try:
+            text = _run(["squeue", "--me", "--states=all", "--noheader", f"--format={_FORMAT}"])
+        except LauncherError as error:
+            self._away_since = self._away_since if self._away_since is not None else now
+            self._pause_s = min(max(2 * self._pause_s, self._poll_s, 0.5), _LONGEST_PAUSE_S)
+            raise ControllerAway(error.message) from error
+        self._away_since, self._pause_s = None, 0.0
+        self._jobs, self._answered_at = parse_queue(text), now
+        return self._jobs
+
+    def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
+        """The new job's id. It gets `environment` and runs in the script's folder.
+
+        Raises ControllerAway where the job may or may not have been accepted, LauncherError where it was refused.
+        """
+        command = ["sbatch", "--parsable", f"--chdir={script.parent}", script.name]
+        answer = _run(command, environment={**environment, **client_environment()}, folder=script.parent)
+        self._answered_at = -float("inf")
+        return int(answer.strip().split(";")[0])
+
+    def cancel(self, ids: Iterable[int]) -> None:
+        """End these jobs; harmless where they have ended. Raises ControllerAway."""
+        wanted = [str(each) for each in ids]
+        if not wanted:
+            return
+        try:
+            _run(["scancel", *wanted])
+        except ControllerAway:
+            raise
+        except LauncherError as error:
+            if not _OVER.search(error.message):
+                raise
+        self._answered_at = -float("inf")
+
+    def accounted(self, job_id: int) -> Job | None:
+        """A job that left the queue, from the accounting; None where there is none or it does not know the job."""
+        if shutil.which("sacct") is None:
+            return None
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,ElapsedRaw"]
+        try:
+            text = _run([*command, f"--jobs={job_id}"])
+        except LauncherError:  # there is no accounting, or it is away
+            return None
+        return next((job for job in parse_accounting(text) if job.id == job_id), None)
+
+
+def client_environment() -> dict[str, str]:
+    """For Slurm's programs: no SQUEUE_, SBATCH_ or SLURM_ variable of the caller's may change what they do."""
+    kept = {name: os.environ[name] for name in ("HOME", "PATH", "SLURM_CONF", "USER") if name in os.environ}
+    return kept | {"LC_ALL": "C.UTF-8"}
+
+
+def parse_queue(text: str) -> tuple[Job, ...]:
+    """squeue's answer; lines that are no job's (a folder's name may hold a line break) are passed over."""
+    fields = [line.split("|", 4) for line in text.splitlines()]
+    return tuple(
+        Job(id=int(each[0]), state=each[1], reason=each[2], elapsed_s=seconds(each[3]), folder=each[4])
+        for each in fields
+        if len(each) == 5 and each[0].isdecimal()
+    )
+
+
+def parse_accounting(text: str) -> tuple[Job, ...]:
+    """sacct's answer to JobIDRaw,State,ElapsedRaw."""
+    fields = [line.split("|") for line in text.splitlines()]
+    return tuple(
+        Job(id=int(job_id), state=state, elapsed_s=float(elapsed) if elapsed.isdecimal() else None)
+        for job_id, state, elapsed in (each for each in fields if len(each) == 3)
+        if job_id.isdecimal()
+    )
+
+
+def seconds(elapsed: str) -> float | None:
+    """`1-02:03:04`, `02:03:04` or `3:04` in seconds; None for anything else, as `INVALID`."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", elapsed):
+        return None
+    days, _, clock = elapsed.rpartition("-")
+    total = 0.0
+    for part in clock.split(":"):
+        total = 60 * total + int(part)
+    return 86_400.0 * int(days or 0) + total
+
+
+def _run(command: list[str], *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+    """Standard output. Raises ControllerAway or LauncherError with what the program said."""
+    environment = client_environment() if environment is None else environment
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ControllerAway(f"{command[0]} did not answer within {_COMMAND_LIMIT_S:g} s") from None
+    except OSError as error:
+        raise LauncherError(f"{command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
+    raise (ControllerAway if _AWAY.search(said) else LauncherError)(said)

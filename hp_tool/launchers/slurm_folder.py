@@ -1,0 +1,87 @@
+"""What a Slurm job's folder tells, with or without the controller.
+
+A job is known by its folder, which is its working directory: whoever has the folder finds the job in the queue, whatever
+became of the process that submitted it.
+
+    job.json         what is to be submitted; from here on the job exists for us
+    attempted        a submission was begun; its answer may have been lost
+    submitted.json   the controller has accepted it, under this id
+    refused          Slurm will not run it, for this reason
+    claim            made by the job when it starts: of two submissions for one folder, the one whose id it holds runs
+    cancel           made by a launcher: end the job
+    ended.json       made by the job when it ends
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from hp_tool.domain.ports import JobState
+from hp_tool.launchers import jobs
+from hp_tool.launchers.outcome import Ending
+from hp_tool.launchers.slurm_controller import Job
+
+JOB = "job.json"
+ATTEMPTED = "attempted"
+SUBMITTED = "submitted.json"
+REFUSED = "refused"
+CLAIM = "claim"
+CANCEL = "cancel"
+ENDED = "ended.json"
+SLURM_LOG = "slurm.log"
+"""What the batch step itself and Slurm's own programs say; the job's own words are in job.log."""
+_FILES_LAG_S = 10.0
+_TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
+
+
+def claimed_by(folder: Path) -> int | None:
+    """The id of the Slurm job that runs or ran in this folder."""
+    try:
+        text = (folder / CLAIM).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def state(folder: Path) -> JobState:
+    """How far the job is, as far as its folder alone tells."""
+    if (folder / ENDED).exists():
+        return JobState.CANCELLED if (folder / CANCEL).exists() else JobState.FINISHED
+    return JobState.RUNNING if (folder / CLAIM).exists() else JobState.QUEUED
+
+
+def await_files(folder: Path) -> None:
+    """Wait for what an ended job has written: a shared file system may lag seconds behind the scheduler."""
+    deadline = time.monotonic() + _FILES_LAG_S
+    while time.monotonic() < deadline:
+        names = os.listdir(folder)  # noqa: PTH208 - opening the folder makes a network file system look again
+        if ENDED in names or jobs.RESULT in names:
+            return
+        time.sleep(0.2)
+
+
+def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) -> Ending:
+    """How a job that is over ended: Slurm's word where Slurm ended it, else the job's own record."""
+    record = jobs.read_json(folder / ENDED)
+    wall_s = record["ended_at"] - record["started_at"] if record else job.elapsed_s if job else None
+    word = job.state if job else ""
+    if state is JobState.CANCELLED:
+        return Ending(reason="cancelled", wall_s=wall_s)
+    if state is JobState.PREEMPTED:
+        return Ending(reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {word}")
+    if state is JobState.LOST:
+        return Ending(reason="lost", error="Slurm no longer knows the job, and it left no record of its end")
+    if (folder / REFUSED).exists():
+        return Ending(reason="failed_to_start", error=f"Slurm will not run the job: {(folder / REFUSED).read_text()}")
+    if word == "TIMEOUT":
+        return Ending(reason="timeout", wall_s=wall_s)
+    if word == "OUT_OF_MEMORY":
+        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
+    if record is None or not (folder / jobs.LOG).exists():
+        said = jobs.last_line(jobs.log_tail(folder, name=SLURM_LOG))
+        return Ending(reason="failed_to_start", wall_s=wall_s, error=f"the batch script ended before the job began: {said}")
+    if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
+        return Ending(reason="timeout", wall_s=wall_s)
+    return Ending(reason="exited", exit_code=record["exit_code"], wall_s=wall_s)

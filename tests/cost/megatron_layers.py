@@ -1,0 +1,140 @@
+"""Bytes that Megatron Core's transformer layers keep for their backward pass: a program, because it patches torch.
+
+Nothing is computed: under fake tensors and a fake process group one rank of a model of any size runs its forward pass,
+and the storages that autograd keeps alive are counted. Reads a list of cases as JSON from its argument, prints one
+number a case: bytes a layer, parameters and the layer's own input left out, its output (the next one's input) counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from hp_tool.profiler import cpu_shim
+
+cpu_shim.install()
+# A GPU's dropout keeps a mask of one byte an element; the CPU's keeps a scaled one in the tensor's own precision.
+functional.dropout = lambda x, p=0.5, training=True, inplace=False: torch.native_dropout(x, p, True)[0] if p and training else x
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.tensor_parallel import random  # noqa: E402
+from megatron.core.transformer import MegatronModule, TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules  # noqa: E402
+
+LAYERS = 2
+# Random states are real tensors, which fake ones cannot be compared with; nothing random is drawn here.
+random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
+random._get_all_rng_states = lambda: ()
+
+
+class FusedAttention(MegatronModule):
+    """What a flash-attention kernel keeps: its inputs, its output and the scores' log-sum-exp in fp32."""
+
+    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+        super().__init__(config=config)
+
+    def forward(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
+        return _Flash.apply(query, key, value)
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
+        sequence, batch, heads, width = query.shape
+        context = query.new_empty(sequence, batch, heads * width)
+        ctx.save_for_backward(query, key, value, context, query.new_empty(batch, heads, sequence, dtype=torch.float32))
+        return context
+
+
+class FusedNorm(torch.nn.Module):
+    """What a fused norm keeps: its input, and the statistics of each token in fp32 (mean too for layernorm)."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
+        super().__init__()
+        self.statistics = 1 if config.normalization == "RMSNorm" else 2
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Norm.apply(x, self.weight, self.statistics)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, statistics: int) -> torch.Tensor:
+        each = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(statistics)]
+        ctx.save_for_backward(x, weight, *each)
+        return torch.empty_like(x)
+
+
+class Storages(TorchDispatchMode):
+    """Weak references to every storage that an operation made, with its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return result
+
+    def alive_bytes(self, *, without: set[int]) -> int:
+        """Of all but the given storages; views of the weights are among those seen."""
+        gc.collect()
+        return sum(size for key, (reference, size) in self.seen.items() if key not in without and not reference.expired())
+
+
+def kept_bytes(case: dict[str, Any]) -> float:
+    """Bytes a layer of one case."""
+    t, sharded = case["tensor_parallel_size"], case["sequence_parallel"]
+    distributed.init_process_group("fake", rank=0, world_size=t, store=FakeStore())
+    parallel_state.initialize_model_parallel(t, create_gloo_process_groups=False)
+    random.model_parallel_cuda_manual_seed(0)
+    config = TransformerConfig(
+        num_layers=LAYERS, perform_initialization=False, tensor_model_parallel_size=t, sequence_parallel=sharded, bf16=True,
+        params_dtype=torch.bfloat16, attention_softmax_in_fp32=False, masked_softmax_fusion=False,
+        bias_activation_fusion=True, bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False,
+        activation_func=functional.silu if case["config"].get("gated_linear_unit") else functional.gelu,
+        **case["config"],
+    )  # fmt: skip
+    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = FusedNorm
+    if case["attention"] == "flash":
+        layer.submodules.self_attention.submodules.core_attention = FusedAttention
+    sequence, batch = case["sequence_length"], case["micro_batch_size"]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=[layer] * LAYERS), post_layer_norm=False)
+        rows = sequence // t if sharded else sequence
+        hidden = torch.empty(rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.empty(1, 1, sequence, sequence, dtype=torch.bool)
+        angles = torch.empty(sequence, 1, 1, config.kv_channels) if case["rotary"] else None
+        storages = Storages()
+        with storages:
+            output = block(hidden, mask, rotary_pos_emb=angles)
+        parallel_state.get_global_memory_buffer().buffer.clear()
+        weights = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
+        kept = storages.alive_bytes(without=weights | {hidden.untyped_storage()._cdata, mask.untyped_storage()._cdata})
+        del output
+    parallel_state.destroy_model_parallel()
+    distributed.destroy_process_group()
+    return kept / LAYERS
+
+
+if __name__ == "__main__":
+    print(json.dumps([kept_bytes(case) for case in json.loads(sys.argv[1])]))

@@ -1,0 +1,44 @@
+"""The cluster engines that launcher tests run against."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import skip_or_fail
+from tests.launchers.slurm_cluster import SlurmCluster, until
+
+_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue")
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    """A Slurm of this session's own. Its ports are fixed: sessions on one host take turns."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    missing = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
+    if missing or os.geteuid() != 0:
+        reason = f"no {', '.join(missing)}: scripts/slurm-cluster.sh install" if missing else "Slurm's nodes start as root only"
+        skip_or_fail(component="SLURM", reason=reason)
+    with (Path(tempfile.gettempdir()) / "hp-slurm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="hp-slurm-")))
+        cluster.start()
+        yield cluster
+        cluster.stop()
+        shutil.rmtree(cluster.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """The cluster with both nodes idle and an empty queue. Mark its users `slurm`; none may leave a job behind."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.folder / "slurm.conf"))
+    monkeypatch.delenv("HP_SLURM_CONFIG", raising=False)
+    yield slurm_cluster
+    until(lambda: slurm_cluster.open_jobs() == [], limit_s=20)
+    until(lambda: slurm_cluster.idle_nodes() == {"n1", "n2"}, limit_s=20)

@@ -1,0 +1,114 @@
+"""A real Slurm with two virtual nodes on this host, as scripts/slurm-cluster.sh starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hp_tool.launchers import create
+from hp_tool.launchers.slurm import SlurmLauncher
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm-cluster.sh"
+OPTIONS: Mapping[str, Any] = {
+    "gpu": "cpu",
+    "gpus_per_node": 2,
+    "max_nodes": 2,
+    "partition": "batch",
+    "poll_s": 0.2,
+    "environment": {"GLOO_SOCKET_IFNAME": "lo"},  # both virtual nodes are this host
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCluster:
+    folder: Path
+
+    def start(self) -> None:
+        self._script("start")
+
+    def stop(self) -> None:
+        self._script("stop")
+
+    def launcher(self, *, root: Path, **changes: Any) -> SlurmLauncher:
+        launcher = create("slurm", options={**OPTIONS, **changes}, root=root)
+        assert isinstance(launcher, SlurmLauncher)
+        return launcher
+
+    def run(self, *command: str) -> str:
+        """What one of Slurm's programs prints."""
+        return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=True, timeout=30).stdout
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def open_jobs(self) -> list[str]:
+        """Jobs that have not ended, as `name state`."""
+        return self.run("squeue", "--noheader", "--format=%j %T").splitlines()
+
+    def job_id(self, folder: Path) -> str:
+        """The newest job whose working directory is `folder`."""
+        lines = self.run("squeue", "--noheader", "--states=all", "--format=%i|%Z").splitlines()
+        return str(max(int(line.split("|")[0]) for line in lines if line.endswith(f"|{folder}")))
+
+    def kill_controller(self) -> None:
+        self._kill(self.folder / "run" / "slurmctld.pid")
+
+    def start_controller(self) -> None:
+        self._script("controller")
+        until(lambda: "UP" in self.run("scontrol", "ping"))
+
+    def kill_node(self, name: str) -> None:
+        """The node's daemon and everything that runs on it, at once: what a power cut does."""
+        self._kill(self.folder / "run" / f"slurmd.{name}.pid")
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SLURMD_NODENAME") == name:
+                    process.kill()
+            except psutil.Error:
+                continue
+
+    def start_node(self, name: str) -> None:
+        self._script("node", name)
+        until(lambda: self.idle_nodes() == {"n1", "n2"})
+
+    def idle_nodes(self) -> set[str]:
+        return set(self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
+
+    def _script(self, command: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(SCRIPT), command, str(self.folder), *arguments],
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+
+    def _kill(self, pid_file: Path) -> None:
+        process = psutil.Process(int(pid_file.read_text()))
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=10)
+
+
+def until(condition: Callable[[], object], *, limit_s: float = 30.0) -> None:
+    """Wait for the condition; one that cannot be asked yet is not fulfilled."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            if condition():
+                return
+        except (subprocess.SubprocessError, OSError):
+            pass
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.1)

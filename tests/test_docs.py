@@ -1,0 +1,92 @@
+"""What the documentation tells people to type and write works, and what it points to exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hp_tool import app, catalog, schema
+from hp_tool.catalog import library
+from hp_tool.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ANSWERED = ("estimate", "recommend")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+COMMANDS = [
+    line.removeprefix("$ hp-tool ").partition("#")[0]
+    for block in blocks(README, "console")
+    for line in block.splitlines()
+    if line.startswith(tuple(f"$ hp-tool {name} " for name in ANSWERED))
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_readme_shows_commands() -> None:
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_readme_answer(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["hp-tool", *shlex.split(command)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, 3)
+    assert capsys.readouterr().out
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    (command,) = [line for block in blocks(README, "bash") for line in block.splitlines() if "pytest" in line]
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_have_an_answer(path: Path) -> None:
+    query = schema.parse_query(path.read_bytes())
+    assert app.recommend(query=query, top=1).recommendations
+
+
+def written(page: str) -> list[tuple[str, dict[str, Any]]]:
+    """YAML blocks of docs/queries.md with the file their first line names."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [(block.splitlines()[0], yaml.safe_load(block)) for block in blocks(text, "yaml")]
+
+
+def test_the_query_of_the_documentation_is_one() -> None:
+    (example,) = [block for block in blocks((ROOT / "docs/queries.md").read_text(), "yaml") if block.startswith("id:")]
+    assert app.recommend(query=schema.parse_query(example), top=1).recommendations
+
+
+def test_own_files_of_the_documentation_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for head, content in written("queries.md"):
+        if match := re.match(r"# my-catalogue/(\S+\.yaml)", head):
+            path = tmp_path / match[1]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
+    library.clear_cache()
+    try:
+        cluster = catalog.cluster("my-cluster")
+    finally:
+        library.clear_cache()
+    assert (cluster.gpu.name, cluster.num_nodes) == ("my-gpu", 32)
