@@ -15,7 +15,7 @@ from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Recompute
+from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName, Strategy
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
@@ -32,6 +32,7 @@ class TrainingProblem:
     workload: TrainingWorkload
     profile: EfficiencyProfile
     constraints: Constraints
+    strategy: Strategy
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""
@@ -41,6 +42,7 @@ class TrainingProblem:
             workload=self.workload,
             profile=self.profile,
             candidates=candidates,
+            strategy=self.strategy,
             memory_headroom_fraction=self.constraints.memory_headroom_fraction,
         )
 
@@ -76,6 +78,10 @@ def resolve_training(query: Query) -> TrainingProblem:
         workload=query.training,
         profile=efficiency(gpu=cluster.gpu, framework=query.training.framework),
         constraints=query.constraints,
+        strategy=Strategy(
+            context_parallel_communication=query.parallel.context_parallel_communication or "p2p",
+            pipeline_schedule=query.parallel.pipeline_schedule,
+        ),
     )
 
 
@@ -95,16 +101,15 @@ _UNMODELLED_PARALLEL = (
     "data_parallel_shard_size",
     "pipeline_layout",
     "rank_order",
-    "context_parallel_communication",
     "attention_data_parallel_size",
 )
+_SCHEDULES = (None, "1f1b", "interleaved")
 
 
 def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Nothing a query asks for is silently ignored."""
-    if model.num_experts or model.kv_lora_rank or model.num_nextn_predict_layers or model.architecture == "encoder_decoder":
-        kind = "mixture-of-experts, latent-attention, multi-token-prediction and encoder-decoder models"
-        raise UnsupportedError(f"{model.name}: training costs of {kind} are not modelled by this version", field="model")
+    if model.architecture == "encoder_decoder":
+        raise UnsupportedError(f"{model.name}: encoder-decoder models are not modelled by this version", field="model")
     for name, neutral in _UNMODELLED_WORKLOAD.items():
         if getattr(workload, name) != neutral and getattr(workload, name) != "none":
             raise UnsupportedError(f"training.{name} is not modelled by this version; leave it out", field=f"training.{name}")
@@ -113,15 +118,12 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
     for name in _UNMODELLED_PARALLEL:
         if getattr(parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
-    for name in ("context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size"):
-        if getattr(parallel, name) not in (None, 1, (1,)):
-            raise UnsupportedError(f"parallel.{name} above 1 is not modelled by this version", field=f"parallel.{name}")
-    zero = parallel.zero_stage if isinstance(parallel.zero_stage, tuple) else (parallel.zero_stage,)
-    if any(stage is not None and stage > 1 for stage in zero):
+    if parallel.context_parallel_communication == "a2a+p2p":
         raise UnsupportedError(
-            "parallel.zero_stage above 1 is not modelled by this version; choose 0 or 1", field="parallel.zero_stage"
+            "context_parallel_communication a2a+p2p is not modelled by this version; choose p2p, all_gather or a2a",
+            field="parallel.context_parallel_communication",
         )
-    if parallel.pipeline_schedule not in (None, "1f1b", "interleaved"):
+    if parallel.pipeline_schedule not in _SCHEDULES:
         raise UnsupportedError(
             f"parallel.pipeline_schedule {parallel.pipeline_schedule} is not modelled by this version; "
             "choose 1f1b or interleaved",
@@ -132,13 +134,11 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
         _check_recompute(value)
 
 
-def _check_recompute(value: str | Recompute | None) -> None:
-    spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")  # type: ignore[arg-type]
+def _check_recompute(value: RecomputeName | Recompute | None) -> None:
+    spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")
     field = "parallel.recompute"
-    if spec.granularity in ("per_op", "per_layer"):
-        raise UnsupportedError(
-            f"recompute {spec.granularity} belongs to torch-fsdp, which is not modelled by this version", field=field
-        )
+    if spec.granularity == "per_op":
+        raise UnsupportedError("recompute per_op is not modelled by this version; choose none or per_layer", field=field)
     if spec.modules is not None and tuple(spec.modules) != ("core_attn",):
         raise UnsupportedError(
             "recompute.modules other than core_attn are not modelled by this version", field=f"{field}.modules"

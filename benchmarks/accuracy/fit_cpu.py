@@ -150,6 +150,7 @@ def main() -> None:
             "attention": matmul["bf16"],
             "memory_fraction": memory_fraction,
             "kernel_overhead_s": kernel_overhead_s,
+            "context_bytes": 0.0,
             "nvlink": link,
             "all_to_all": link,
             "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host with {os.cpu_count()} cores, "

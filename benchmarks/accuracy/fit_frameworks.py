@@ -1,13 +1,16 @@
 """Fit what a framework adds to isolated kernels: `python -m benchmarks.accuracy.fit_frameworks --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core.yaml. Five constants on the 19 figures of arXiv 2205.05198's
-Tables 4 and 5, with priors that keep them physical; `fit(..., leave_out=MODEL)` fits without one model's Table 5 rows.
+Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml, by GPU because software and GPU changed together:
+A100 (and older) five constants on the 19 figures of arXiv 2205.05198's Tables 4 and 5, software of 2022 that waits for most
+of its communication; every other GPU six constants on NVIDIA's dense fp8 recipes for H100, software that hides it. Priors
+keep them physical; `fit(..., leave_out=MODEL)` and `modern_leave_one_out` fit without one model's rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +20,13 @@ from scipy.optimize import least_squares
 
 import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, table5
+from hp_tool.app import single_config
 from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
+from hp_tool.problem import resolve_training
 
 Floats = NDArray[np.float64]
 
@@ -39,9 +46,13 @@ NOISE = 0.03
 FIXED = FrameworkEfficiency(
     framework="megatron-core",
     matmul_slowdown=1.0,
+    narrow_matmul_slowdown=1.0,
     elementwise_traffic_factor=1.0,
     attention_backward_slowdown=1.25,  # FlashAttention-2 and -3 reach 1.2 to 1.3 times their backward FLOP/s forward
     tensor_parallel_overlap=0.0,
+    tensor_parallel_forward_overlap=0.0,  # these runs wait for their forward collectives
+    context_parallel_overlap=0.9,  # ring attention: the transfer runs beside the attention of the step before
+    expert_parallel_overlap=0.0,  # Megatron Core's default dispatcher waits for its all-to-all
     data_parallel_overlap=0.0,  # these runs reduce gradients after the backward pass
     pipeline_overlap=0.0,
     network=Link(bandwidth_fraction=0.7, latency_s=1e-5, latency_per_peer_s=2e-6, ramp_bytes=1.4e7),
@@ -49,7 +60,6 @@ FIXED = FrameworkEfficiency(
     step_overhead_s=0.0,
     time_log_sd=0.08,
     memory_log_sd=0.03,
-    memory_overhead_bytes=1.5 * 2**30,
     fragmentation_fraction=0.03,
     fitted_on="",
 )
@@ -92,24 +102,109 @@ def leave_one_out(folder: Path) -> list[Comparison]:
     ]
 
 
+OVERLAPS = ("tensor_parallel_overlap", "tensor_parallel_forward_overlap", "pipeline_overlap", "data_parallel_overlap")
+MODERN_PRIORS = {
+    "narrow_matmul_slowdown": (1.1, 0.15, 0.8, 2.0),
+    "elementwise_traffic_factor": (1.2, 0.4, 0.5, 4.0),
+} | dict.fromkeys(OVERLAPS, (0.7, 0.3, 0.0, 1.0))
+MODERN_NOISE = 0.04
+
+
+def step_ratio(case: Case, framework: FrameworkEfficiency) -> float:
+    """Predicted over published step time under these constants."""
+    problem = resolve_training(case.query)
+    problem = dataclasses.replace(problem, profile=EfficiencyProfile(gpu=problem.profile.gpu, framework=framework))
+    candidate = Candidates.alone(single_config(case.query.parallel, num_gpus=problem.cluster.num_gpus))
+    return float(problem.costs(candidate).step_s) / case.step_s
+
+
+def fit_modern(cases: list[Case], start: FrameworkEfficiency) -> FrameworkEfficiency:
+    """Today's Megatron Core, which hides most of its communication: six constants on dense fp8 recipes."""
+    mean, sd, low, high = (np.array(column) for column in zip(*MODERN_PRIORS.values(), strict=True))
+
+    def constants(x: Floats) -> FrameworkEfficiency:
+        return dataclasses.replace(start, **{n: float(f"{v:.4g}") for n, v in zip(MODERN_PRIORS, x, strict=True)})
+
+    def residuals(x: Floats) -> Floats:
+        found = [math.log(step_ratio(case, constants(x))) / MODERN_NOISE for case in cases]
+        return np.concatenate([found, (x - mean) / sd])
+
+    return constants(least_squares(residuals, mean, bounds=(low, high), diff_step=1e-3).x)
+
+
+def fit_wide_slowdown(cases: list[Case], start: FrameworkEfficiency) -> float:
+    """The 16-bit matmul slowdown alone, on runs that overlap nothing."""
+    bare = dataclasses.replace(start, **dict.fromkeys(OVERLAPS, 0.0))
+
+    def residuals(x: Floats) -> Floats:
+        return np.log([step_ratio(case, dataclasses.replace(bare, matmul_slowdown=float(x[0]))) for case in cases])
+
+    return float(f"{least_squares(residuals, [1.3], bounds=([0.8], [3.0]), loss='soft_l1', f_scale=0.05).x[0]:.4g}")
+
+
+def modern_leave_one_out(folder: Path) -> list[Comparison]:
+    """Every dense H100 recipe, predicted by constants that never saw its model."""
+    cases = dense_h100(folder)
+    found = []
+    for name in dict.fromkeys(case.name for case in cases):
+        constants = fit_modern([case for case in cases if case.name != name], fit(folder).framework)
+        for case in cases:
+            if case.name == name:
+                predicted = step_ratio(case, constants) * case.step_s
+                found.append(Comparison(source="H100", model=name, what=case.what, published=case.step_s, predicted=predicted))
+    return found
+
+
+def dense_h100(folder: Path) -> list[Case]:
+    return [case for case in bridge_cases(folder) if case.what.startswith("H100")]
+
+
+def write(name: str, constants: FrameworkEfficiency) -> None:
+    folder = OUTPUT / constants.framework
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(dataclasses.asdict(constants), sort_keys=False, width=120)
+    (folder / f"{name}.yaml").write_text(
+        f"# Written by python -m benchmarks.accuracy.fit_frameworks; do not edit by hand.\n{text}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data_argument(parser)
     folder = data_folder(parser.parse_args())
     if folder is None:
         return
-    found = dataclasses.replace(
-        fit(folder).framework,
-        fitted_on="Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures) by python -m benchmarks.accuracy.fit_frameworks; "
-        "see FIXED there for what those rows do not tell",
+    command = "by python -m benchmarks.accuracy.fit_frameworks; see FIXED there for what those rows do not tell"
+    ampere = fit(folder).framework
+    ampere = dataclasses.replace(
+        ampere,
+        narrow_matmul_slowdown=ampere.matmul_slowdown,
+        fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022) {command}",
     )
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(dataclasses.asdict(found), sort_keys=False, width=120)
-    path = OUTPUT / f"{found.framework}.yaml"
-    path.write_text(f"# Written by python -m benchmarks.accuracy.fit_frameworks; do not edit by hand.\n{text}")
-    print(text)
-    errors = [abs(c.error) for c in leave_one_out(folder)]
-    print(f"Table 5 leaving one model out: mean {np.mean(errors):.2%}, worst {max(errors):.2%}")
+    modern = fit_modern(dense_h100(folder), ampere)
+    blackwell = fit_wide_slowdown([case for case in b200_cases(folder) if case.name.startswith("llama")], modern)
+    between = float(f"{math.sqrt(ampere.matmul_slowdown * blackwell):.4g}")
+    recipes = "dense fp8 recipes of Megatron Bridge and NeMo on H100 (overlaps, narrow matmuls, elementwise kernels)"
+    modern = dataclasses.replace(
+        modern,
+        matmul_slowdown=between,
+        fitted_on=f"{recipes}; 16-bit matmuls: the geometric mean of A100's and B200's slowdown; {command}",
+    )
+    for name in ("a100-sxm-80gb", "a100-sxm-40gb", "v100-sxm-32gb"):
+        write(name, ampere)
+    write("default", modern)
+    write("cpu", dataclasses.replace(FIXED, fitted_on="nothing: processes on a CPU hide nothing, and each search calibrates"))
+    write(
+        "b200-sxm-180gb",
+        dataclasses.replace(
+            modern,
+            matmul_slowdown=blackwell,
+            fitted_on=f"{recipes}; 16-bit matmuls: dense cut models on 8 B200, 12 step times; {command}",
+        ),
+    )
+    for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):
+        errors = [abs(c.error) for c in found]
+        print(f"{title} leaving one model out: mean {np.mean(errors):.2%}, worst {max(errors):.2%}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from hp_tool.units import GIB
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
 SYSTEMS_BRIDGE = {"DGX-H100": "h100-sxm-80gb", "DGX-B200": "b200-sxm-180gb"}
+MODELS_B200 = {"llama3-70b": "llama-3-70b", "deepseekv2": "deepseek-v2"}
 MODELS_BRIDGE = {
     "LLAMA2-7B": "llama-2-7b",
     "LLAMA2-13B": "llama-2-13b",
@@ -92,15 +93,39 @@ def megatron_2020(folder: Path) -> list[Run]:
     return runs
 
 
-def megatron_bridge(folder: Path) -> list[Run]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A published run as a query, and the seconds its step took."""
+
+    name: str
+    what: str
+    query: Query
+    step_s: float
+    allocated_bytes: float | None = None
+
+    def run(self) -> Run:
+        """The run beside the shipped profile's estimate."""
+        return Run(
+            name=self.name,
+            what=self.what,
+            estimate=estimate(query=self.query),
+            step_s=self.step_s,
+            allocated_bytes=self.allocated_bytes,
+        )
+
+
+def bridge_cases(folder: Path) -> list[Case]:
     """NVIDIA's published recipes on H100 and B200, fp8: releases of one configuration answer with their median."""
     grouped: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    keys = ("system", "model", "gpus", "gbs", "mbs", "seq", "tp", "pp", "vp")
+    keys = ("system", "model", "gpus", "gbs", "mbs", "seq", "tp", "pp", "vp", "cp", "fsdp")
     for row in read(folder, "training_megatron_bridge.csv"):
-        plain = row["model"] in MODELS_BRIDGE and row["cp"] == "1" and row["fsdp"] in ("", "0")
-        if plain and row["system"] in SYSTEMS_BRIDGE and _precision(row) is not None:
+        if row["model"] in MODELS_BRIDGE and row["system"] in SYSTEMS_BRIDGE and _precision(row) is not None:
             grouped[(str(_precision(row)), *(row[key] for key in keys))].append(row)
     return [_bridge(rows) for rows in grouped.values()]
+
+
+def megatron_bridge(folder: Path) -> list[Run]:
+    return [case.run() for case in bridge_cases(folder)]
 
 
 def _precision(row: Row) -> Precision | None:
@@ -110,7 +135,7 @@ def _precision(row: Row) -> Precision | None:
     return "fp8" if row["precision"].startswith("FP8") and row["variant"] != "paren" else None
 
 
-def _bridge(rows: list[Row]) -> Run:
+def _bridge(rows: list[Row]) -> Case:
     row, sequence = rows[0], int(rows[0]["seq"])
     precision = _precision(row)
     assert precision is not None
@@ -123,43 +148,49 @@ def _bridge(rows: list[Row]) -> Run:
         parallel=ParallelQuery(
             tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
             virtual_pipeline_parallel_size=int(row["vp"]) if row["vp"] not in ("", "n/a") else 1,
-            micro_batch_size=int(row["mbs"]),
+            context_parallel_size=int(row["cp"]), micro_batch_size=int(row["mbs"]),
+            zero_stage=1 if row["fsdp"] in ("", "0") else 3,
         ),
     )  # fmt: skip
     rate = median(float(one["tokens_per_s_gpu"]) for one in rows)
-    return Run(
+    sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, CP {row['cp']}, GBS {row['gbs']}"
+    return Case(
         name=MODELS_BRIDGE[row["model"]],
-        what=f"{row['system']} x{row['gpus']}, {precision}, TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, GBS {row['gbs']}",
-        estimate=estimate(query=query),
+        what=f"{row['system'][4:]} x{row['gpus']}, {precision}, {sizes}",
+        query=query,
         step_s=int(row["gbs"]) * sequence / (rate * int(row["gpus"])),
     )
 
 
-def b200(folder: Path) -> list[Run]:
-    """Cut-down dense models on 8 B200: step time and allocated memory."""
-    runs = []
+def b200_cases(folder: Path) -> list[Case]:
+    """Cut-down models on 8 B200, nothing overlapped: step time and allocated memory."""
+    cases = []
     for row in read(folder, "memory_b200_megatron.csv"):
-        if row["model"] != "llama3-70b":
-            continue
         sequence, micro, batches, dp = (
             int(row[key]) for key in ("sequence_length", "micro_batch_size", "num_microbatches", "dp")
         )
         query = Query(
             kind="training",
-            model=dataclasses.replace(model("llama-3-70b"), num_hidden_layers=int(row["num_hidden_layers"])),
+            model=dataclasses.replace(model(MODELS_B200[row["model"]]), num_hidden_layers=int(row["num_hidden_layers"])),
             cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=int(row["gpus"])),
             training=TrainingWorkload(
                 sequence_length=sequence, global_batch_size=micro * batches * dp, cross_entropy="fused"
             ),
             parallel=ParallelQuery(
-                tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), micro_batch_size=micro
+                tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
+                expert_parallel_size=int(row["ep"]), micro_batch_size=micro,
             ),
         )  # fmt: skip
-        runs.append(
-            Run(
-                name="llama-3-70b cut", what=f"TP {row['tp']}, PP {row['pp']}, DP {dp}, {batches} micro-batches",
-                estimate=estimate(query=query), step_s=float(row["real_ms"]) * 1e-3,
+        cases.append(
+            Case(
+                name=f"{MODELS_B200[row['model']]} cut",
+                what=f"TP {row['tp']}, PP {row['pp']}, EP {row['ep']}, DP {dp}, {batches} micro-batches",
+                query=query, step_s=float(row["real_ms"]) * 1e-3,
                 allocated_bytes=float(row["real_alloc_gib"]) * GIB,
             )
         )  # fmt: skip
-    return runs
+    return cases
+
+
+def b200(folder: Path) -> list[Run]:
+    return [case.run() for case in b200_cases(folder)]

@@ -14,7 +14,7 @@ from hp_tool.cost.layer import layer_time
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 GPU = "a100-sxm-80gb"
@@ -100,10 +100,11 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
             cluster=a100(8),
             workload=workload(int(row["mbs"])),
             profile=profile,
+            strategy=Strategy(),
             candidates=Candidates.from_configs((config,)),
         )
-        forward = float((times.forward + times.forward_communication)[0])
-        backward = float((times.backward + times.backward_communication)[0])
+        forward = float((times.forward + times.tensor)[0])
+        backward = float((times.backward + times.tensor_backward)[0])
         if "full" in row["experiment"]:
             backward += forward
         if "selective" in row["experiment"]:

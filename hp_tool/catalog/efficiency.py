@@ -23,12 +23,14 @@ def efficiency(*, gpu: GpuSpec, framework: str) -> EfficiencyProfile:
 
     UnsupportedError for a framework without a profile.
     """
-    return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=_framework(framework))
+    return EfficiencyProfile(
+        gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=_framework(framework, gpu.name)
+    )
 
 
 def frameworks() -> list[str]:
     """Frameworks that have a profile."""
-    return sorted(path.stem for path in (_FOLDER / "frameworks").glob("*.yaml"))
+    return sorted(path.parent.name for path in (_FOLDER / "frameworks").glob("*/default.yaml"))
 
 
 @functools.cache
@@ -51,12 +53,15 @@ def gpu_efficiency(name: str) -> GpuEfficiency:
 
 
 @functools.cache
-def _framework(name: str) -> FrameworkEfficiency:
-    path = _FOLDER / "frameworks" / f"{name}.yaml"
+def _framework(name: str, gpu: str) -> FrameworkEfficiency:
+    """The framework's constants on this GPU, else those of its newest measured software."""
     if name not in frameworks():
         raise UnsupportedError(
             f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
         )
+    folder = _FOLDER / "frameworks" / name
+    own = folder / f"{gpu}.yaml"
+    path = own if own.parent == folder and own.is_file() else folder / "default.yaml"
     fields = documents.parse(documents.read_text(path), origin=path)
     network = records.build(Link, fields.pop("network"), field="network", origin=path)
     return FrameworkEfficiency(network=network, **fields)

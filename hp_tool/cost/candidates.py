@@ -94,7 +94,7 @@ def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int]:
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
     if spec.granularity == "none":
         return NONE, 0
-    if spec.granularity in ("selective", "per_op"):
+    if spec.granularity == "selective":
         return SELECTIVE, 0
     if spec.method == "block":
         return FULL_BLOCK, spec.num_layers or 0

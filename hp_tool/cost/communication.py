@@ -67,6 +67,21 @@ def send_seconds(
     return where(distance >= cluster.nvlink_domain_size, far, near)
 
 
+def all_to_all_seconds(
+    wire_bytes: FloatArray, *, group_size: IntArray, stride: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile
+) -> FloatArray:
+    """Seconds in which each member sends `wire_bytes` spread evenly over the others: what stays in the NVLink domain and
+    what crosses the network travel at the same time; the slower decides. Zero bytes for a group of one.
+    """
+    k = minimum(maximum(cluster.nvlink_domain_size // stride, 1), group_size)
+    inside, outside = profile.gpu.all_to_all, profile.framework.network
+    away = wire_bytes * ((group_size - k) / maximum(group_size - 1, 1))
+    near = (wire_bytes - away) / (inside.bandwidth_fraction * local_bandwidth(cluster))
+    far = away / (outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second)
+    latency = (group_size > 1) * inside.latency_s + (group_size > k) * (outside.latency_s + cluster.inter_node_latency_s)
+    return latency + maximum(near, far)
+
+
 def _transfer(message_bytes: FloatArray, link: Link, bandwidth: float) -> FloatArray:
     return link.latency_s + message_bytes / (link.bandwidth_fraction * bandwidth)
 

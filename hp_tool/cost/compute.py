@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import FloatArray
 from hp_tool.cost.elementwise import maximum
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
@@ -40,12 +44,35 @@ def matmul_seconds(
 
     `output_bytes` is what one output element costs to write (8 where it is accumulated into an fp32 buffer).
     """
-    roof = profile.gpu.matmul.get(precision, profile.gpu.matmul["bf16"])
+    roof = _matmul_roofline(profile, precision)
     element = ELEMENT_BYTES[precision]
     flops = 2.0 * batch * m * n * k
     traffic = batch * (element * (m * k + n * k) + output_bytes * m * n)
     seconds = roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak_flops(gpu, precision=precision))
-    return seconds * profile.framework.matmul_slowdown
+    framework = profile.framework
+    return seconds * (framework.matmul_slowdown if element >= 2.0 else framework.narrow_matmul_slowdown)
+
+
+def weight_matmuls(
+    tokens: Column,
+    matrices: Iterable[tuple[Column, Column]],
+    *,
+    gpu: GpuSpec,
+    profile: EfficiencyProfile,
+    precision: Precision,
+    batch: Column = 1.0,
+) -> tuple[Column, Column]:
+    """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
+    each. Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one
+    write of 4 bytes.
+    """
+    machine: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": precision, "batch": batch}
+    forward: Column = 0.0
+    gradient: Column = 0.0
+    for n, k in matrices:
+        forward = forward + matmul_seconds(tokens, n, k, **machine)
+        gradient = gradient + matmul_seconds(n, k, tokens, output_bytes=8.0, **machine)
+    return forward, gradient
 
 
 def roofline_seconds(
@@ -69,3 +96,25 @@ def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, pr
     moved = traffic * profile.framework.elementwise_traffic_factor
     reached = profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
+
+
+def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
+    """The measured constants of this precision; of plain fp8 for block-scaled fp8; else those of bf16."""
+    measured = profile.gpu.matmul
+    return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
+
+
+def cast_traffic(precision: Precision, matrices: Iterable[tuple[Column, Column]]) -> tuple[Column, Column]:
+    """Bytes a token that quantising moves (forward, backward) around matmuls of these (output, input) widths.
+
+    Each input is read in 16 bits and written in 8 as rows and as columns (the weight gradient needs the transpose);
+    backward the same for each output's gradient. Nothing in 16 bits and above.
+    """
+    if ELEMENT_BYTES[precision] >= 2.0:
+        return 0.0, 0.0
+    moved = 2.0 + 2.0 * ELEMENT_BYTES[precision]
+    outputs: Column = 0.0
+    inputs: Column = 0.0
+    for n, k in matrices:
+        outputs, inputs = outputs + n, inputs + k
+    return moved * inputs, moved * outputs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import Candidates, IntArray
-from hp_tool.cost.elementwise import where
+from hp_tool.cost.candidates import BoolArray, Candidates, IntArray
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -20,6 +19,7 @@ REASONS = (
     "world_size_mismatch",
     "batch_not_divisible",
     "sequence_not_divisible",
+    "experts_not_divisible",
     "interleaving_needs_pipeline",
     "micro_batches_not_divisible",
 )
@@ -42,12 +42,31 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         model.num_hidden_layers % (p * v) != 0,
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
-        workload.sequence_length % (c.context_parallel_size * where(c.sequence_parallel > 0, t, 1)) != 0,
+        workload.sequence_length % _sequence_pieces(c) != 0,
+        _experts_broken(model, c),
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
+
+
+def _sequence_pieces(c: Candidates) -> IntArray:
+    """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
+    sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
+    pieces: IntArray = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
+    return pieces
+
+
+def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
+    """Experts must divide over e_p ranks, those (times e_t) over the ranks of one pipeline stage; a dense model has none."""
+    ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
+    if not model.num_experts:
+        return (ep > 1) | (etp > 1)
+    ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
+    width = model.moe_intermediate_size or model.ffn_size
+    broken: BoolArray = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
+    return broken
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:
@@ -110,13 +129,27 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
             available=batch,
         )
     if name == "sequence_not_divisible":
-        parts = c * (t if config.sequence_parallel else 1)
+        parts = c * (2 if c > 1 else 1) * (t if config.sequence_parallel else 1)
         return Reason(
             code=name,
             message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel "
             f"over tensor {t}); choose a multiple of {parts}",
             needed=parts,
             available=workload.sequence_length,
+        )
+    if name == "experts_not_divisible":
+        ep, etp, ranks = config.expert_parallel_size, config.expert_tensor_parallel_size, t * c * d
+        mend = (
+            f"choose an expert_parallel_size that divides num_experts {model.num_experts} and, times "
+            f"expert_tensor_parallel_size {etp}, the {ranks} ranks of a stage (tensor {t} x context {c} x data {d})"
+            if model.num_experts
+            else "the model has no experts; leave both at 1"
+        )
+        return Reason(
+            code=name,
+            message=f"expert_parallel_size {ep} x expert_tensor_parallel_size {etp} does not fit: {mend}",
+            needed=ep * etp,
+            available=model.num_experts or 1,
         )
     if name == "interleaving_needs_pipeline":
         return Reason(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.parameters import attention_matrices, mlp_matrices
+from hp_tool.cost.attention import head_widths
+from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, mlp_matrices, moe_layers
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -30,14 +31,17 @@ class TokenFlops:
 
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """FLOPs a token. Generalises arXiv 2205.05198 appendix A to GQA and gated MLPs; embeddings and norms are not counted."""
+    """FLOPs a token. Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and
+    mixtures of experts (top-k, shared experts and router); embeddings and norms are not counted."""
     visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
-    width = model.num_attention_heads * model.head_size
-    layers = float(model.num_hidden_layers)
+    query_key, value = head_widths(model)
+    layers, extra = float(model.num_hidden_layers), float(model.num_nextn_predict_layers)
+    sparse = moe_layers(model) + (extra if model.num_experts else 0.0)
+    blocks = (layers + extra - sparse) * mlp_matrices(model) + sparse * active_expert_matrices(model)
     return TokenFlops(
-        layers=layers * 2.0 * (attention_matrices(model) + mlp_matrices(model)),
-        attention=layers * 4.0 * workload.sequence_length * width * visible,
-        logits=2.0 * model.hidden_size * model.vocab_size,
+        layers=2.0 * ((layers + extra) * float(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2),
+        attention=(layers + extra) * 2.0 * workload.sequence_length * model.num_attention_heads * (query_key + value) * visible,
+        logits=(1.0 + extra) * 2.0 * model.hidden_size * model.vocab_size,
     )
 
 

@@ -9,7 +9,7 @@ from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
 from hp_tool.cost.elementwise import where
-from hp_tool.cost.layer import activation_element_bytes
+from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

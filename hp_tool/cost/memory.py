@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, zeros_like
-from hp_tool.cost.layer import LayerBytes, activation_element_bytes
+from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.pipeline import chunks_in_flight
+from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.stages import StageLayers
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
@@ -39,42 +42,45 @@ def memory(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
     candidates: Candidates,
-    layer: LayerBytes,
+    layers: tuple[LayerBytes, LayerBytes],
+    stages: StageLayers,
     states: StateCosts,
     micro_batches: FloatArray,
 ) -> Memory:
-    """All parts on both ends, and the worse end picked."""
+    """All parts on both ends, and the worse end picked. `layers` are the mean layers of the first and of the last stage."""
     c, e = candidates, activation_element_bytes(workload)
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     hidden = workload.sequence_length * c.micro_batch_size / c.context_parallel_size * model.hidden_size
     sharded = hidden / where(c.sequence_parallel > 0, t, 1)
-    chunk = chunk_activations(candidates=c, layer=layer, layers=model.num_hidden_layers / (p * v))
     # The first stage keeps the embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
     mask = sharded * minimum(p, micro_batches) if workload.dropout > 0.0 else 0.0
     # The last stage keeps the inputs of the final norm and of the output layer, logits in 16 bits and the loss's fp32
-    # copy, which Megatron Core's fused loss makes as well (then the softmax, and beside its gradient in 16 bits).
+    # copy, which Megatron Core's fused loss makes as well; once more for each multi-token prediction.
     inputs = 2.0 * e * sharded
-    loss = (e + 4.0) * model.vocab_size / model.hidden_size * hidden / t
-    working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
+    loss = (e + 4.0) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
+    # ZeRO 3 gathers the weights of two layers at a time, the running and the next one.
+    gathered = states.gathered_layer * minimum(2.0, model.num_hidden_layers / p)
 
     alone = p == 1
     ends = []
-    for parameters, from_end, is_first, is_last in (
-        (states.first_parameters, p - 1, True, alone),
-        (states.last_parameters, 0, alone, True),
+    for layer, end, name, from_end, is_first, is_last in (
+        (layers[0], stages.first, "first", p - 1, True, alone),
+        (layers[1], stages.last, "last", 0, alone, True),
     ):
-        layers = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
+        chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
+        saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
         logits = is_last * loss
+        working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
         ends.append(
             {
-                "weights": parameters * states.weight_bytes,
-                "gradients": parameters * states.gradient_bytes,
-                "optimizer": parameters * states.optimizer_bytes,
-                "activations": layers + is_last * inputs + is_first * mask,
+                "weights": getattr(states, f"{name}_weights"),
+                "gradients": getattr(states, f"{name}_gradients"),
+                "optimizer": getattr(states, f"{name}_optimizer"),
+                "activations": saved + is_last * inputs + is_first * mask,
                 "logits": logits,
                 # The loss's memory is free again when the backward pass reaches the layers.
-                "buffers": maximum(working - logits, 0.0),
-                "layers": layers,
+                "buffers": maximum(working - logits, 0.0) + gathered,
+                "layers": saved,
             }
         )
     first, last = ends
@@ -83,7 +89,7 @@ def memory(
     parts = {name: where(later, last[name], first[name]) for name in first}
     worst = maximum(allocated, allocated_last)
     layer_activations = parts.pop("layers")
-    parts["overhead"] = profile.framework.memory_overhead_bytes + profile.framework.fragmentation_fraction * worst
+    parts["overhead"] = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * worst
     return Memory(
         parts=parts,
         layer_activations=layer_activations,
@@ -92,7 +98,7 @@ def memory(
     )
 
 
-def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: FloatArray) -> FloatArray:
+def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
     """Bytes one model chunk of `layers` layers keeps for one micro-batch under the candidate's recomputation.
 
     full uniform: one layer input for every recompute_num_layers layers; full block: the first recompute_num_layers
@@ -108,7 +114,7 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
     return where(method == FULL_BLOCK, block, where(method == FULL_UNIFORM, uniform, plain))
 
 
-def recomputed_working(*, candidates: Candidates, layer: LayerBytes) -> FloatArray:
+def recomputed_working(*, candidates: Candidates, layer: LayerBytes) -> Column:
     """Bytes that recomputation brings back at a time: one attention core, or the layers of one checkpoint."""
     method = candidates.recompute_method
     core = where(method == SELECTIVE, layer.attention_core, 0.0)

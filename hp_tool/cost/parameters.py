@@ -4,20 +4,87 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
+
 from hp_tool.cost.candidates import FloatArray, IntArray
 from hp_tool.cost.elementwise import maximum
 from hp_tool.domain.model import ModelSpec
 
+Size = IntArray | int
 
-def attention_matrices(model: ModelSpec) -> float:
-    """Weights of one attention block's projections: h a d (queries) + 2 h k d (keys, values) + a d h (output)."""
-    h, d = model.hidden_size, model.head_size
-    return h * d * (2.0 * model.num_attention_heads + 2.0 * model.kv_heads)
+
+def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+    """Weights of one attention block's projections on one rank: h a d + 2 h k d + a d h, heads split t ways.
+
+    With fewer key/value heads than ranks each rank keeps one whole head (Megatron Core). Latent attention (DeepSeek):
+    down-projections are whole on every rank, up-projections split by heads.
+    """
+    t = cast(IntArray, tensor_parallel_size)
+    h, heads = model.hidden_size, model.num_attention_heads / t
+    if model.kv_lora_rank is None:
+        d = model.head_size
+        return h * d * (2.0 * heads + 2.0 * maximum(model.kv_heads / t, 1.0))
+    nope, rope = model.qk_nope_head_dim or 0, model.qk_rope_head_dim or 0
+    value = model.v_head_dim or model.head_size
+    down = h * (model.kv_lora_rank + rope)
+    up = model.kv_lora_rank * heads * (nope + value)
+    if model.q_lora_rank is None:
+        query = h * heads * (nope + rope)
+    else:
+        query = h * model.q_lora_rank + model.q_lora_rank * heads * (nope + rope)
+    return query + down + up + heads * value * h
+
+
+def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+    """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank."""
+    t = cast(IntArray, tensor_parallel_size)
+    biases: FloatArray | float = 0.0
+    latent_norms = 0.0
+    if model.has_attention_bias:
+        d = model.head_size
+        biases = model.num_attention_heads * d / t + 2.0 * d * maximum(model.kv_heads / t, 1.0) + model.hidden_size
+    if model.kv_lora_rank is not None:
+        latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
+    return attention_matrices(model, tensor_parallel_size=tensor_parallel_size) + biases + norm_weights(model) + latent_norms
 
 
 def mlp_matrices(model: ModelSpec) -> float:
     """Weights of one dense MLP: two matrices of h x ffn, three where gated."""
-    return (3.0 if model.gated_mlp else 2.0) * model.hidden_size * model.ffn_size
+    return _matrices(model) * model.hidden_size * model.ffn_size
+
+
+def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+    """A dense MLP and its norm on one rank."""
+    t = cast(IntArray, tensor_parallel_size)
+    biases: FloatArray | float = 0.0
+    if model.has_mlp_bias:
+        biases = (_matrices(model) - 1.0) * model.ffn_size / t + model.hidden_size
+    return mlp_matrices(model) / t + biases + norm_weights(model)
+
+
+def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+    """One dense layer on one of t ranks."""
+    attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
+    return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
+
+
+def expert_parameters(model: ModelSpec) -> float:
+    """All routed experts of one MoE layer."""
+    return (model.num_experts or 0) * _matrices(model) * model.hidden_size * _expert_width(model)
+
+
+def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+    """One MoE layer without its routed experts on one rank: attention, router (whole), shared experts, norm."""
+    t = cast(IntArray, tensor_parallel_size)
+    router = model.hidden_size * (model.num_experts or 0)
+    shared = model.num_shared_experts * _matrices(model) * model.hidden_size * _expert_width(model)
+    return attention_parameters(model, tensor_parallel_size=tensor_parallel_size) + shared / t + router + norm_weights(model)
+
+
+def active_expert_matrices(model: ModelSpec) -> float:
+    """Weights a token meets in one MoE block: top-k and shared experts, and the router."""
+    experts = (model.num_experts_per_tok or 0) + model.num_shared_experts
+    return model.hidden_size * (experts * _matrices(model) * _expert_width(model) + (model.num_experts or 0))
 
 
 def norm_weights(model: ModelSpec) -> float:
@@ -25,37 +92,34 @@ def norm_weights(model: ModelSpec) -> float:
     return (2.0 if model.normalization == "layernorm" else 1.0) * model.hidden_size
 
 
-def layer_parameters(model: ModelSpec, *, tensor_parallel_size: IntArray | int = 1) -> FloatArray:
-    """Parameters of one transformer layer on one of t ranks, shape of t.
-
-    Matrices and column-parallel biases are split t ways; norms and row-parallel biases are replicated. With fewer
-    key/value heads than ranks each rank keeps one whole head (Megatron Core).
-    """
-    t = tensor_parallel_size
-    h, d, ffn = model.hidden_size, model.head_size, model.ffn_size
-    query = model.num_attention_heads * d / t
-    key_value = 2.0 * d * maximum(model.kv_heads / t, 1.0)
-    hidden = (2.0 if model.gated_mlp else 1.0) * ffn / t
-    matrices = h * (2.0 * query + key_value) + h * (hidden + ffn / t)
-    split_biases = model.has_attention_bias * (query + key_value) + model.has_mlp_bias * hidden
-    whole_biases = h * (int(model.has_attention_bias) + int(model.has_mlp_bias))
-    return matrices + split_biases + whole_biases + 2.0 * norm_weights(model)
+def moe_layers(model: ModelSpec) -> int:
+    """Layers with experts: all but the leading dense ones; none in a dense model."""
+    return max(model.num_hidden_layers - model.first_k_dense_replace, 0) if model.num_experts else 0
 
 
-def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: IntArray | int = 1) -> FloatArray:
+def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> FloatArray:
     """The input embedding on one rank: V h / t, and learned positions, which every rank keeps whole."""
     positions = (model.max_position_embeddings or sequence_length) if model.positions == "learned" else 0
-    return output_parameters(model, tensor_parallel_size=tensor_parallel_size) + positions * model.hidden_size
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + positions * model.hidden_size
 
 
-def output_parameters(model: ModelSpec, *, tensor_parallel_size: IntArray | int = 1) -> FloatArray:
+def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
-    matrix: FloatArray = model.vocab_size * model.hidden_size / cast(IntArray, tensor_parallel_size)
-    return matrix
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     """Parameters of the whole model; learned positions count max_position_embeddings, else sequence_length rows."""
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
-    layers = model.num_hidden_layers * float(layer_parameters(model))
+    sparse = moe_layers(model)
+    layers = (model.num_hidden_layers - sparse) * float(layer_parameters(model))
+    layers += sparse * (float(moe_shared_parameters(model)) + expert_parameters(model))
     return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + norm_weights(model)
+
+
+def _matrices(model: ModelSpec) -> float:
+    return 3.0 if model.gated_mlp else 2.0
+
+
+def _expert_width(model: ModelSpec) -> float:
+    return float(model.moe_intermediate_size or model.ffn_size)

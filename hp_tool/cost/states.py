@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import ring
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
-from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters
+from hp_tool.cost.parameters import (
+    embedding_parameters,
+    expert_parameters,
+    layer_parameters,
+    moe_shared_parameters,
+    norm_weights,
+    output_parameters,
+)
+from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -21,6 +31,8 @@ STATE_AXES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
     "data_parallel_size",
     "zero_stage",
 )
@@ -35,78 +47,157 @@ class BytesPerParameter:
     gradients: float
     optimizer: float
     """Adam's two states and the master copy."""
+    communicated_weights: float
+    """What an all-gather of weights sends: the matmuls' 16 bits even where the shards are kept in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:
-    """Arrays of shape (n,)."""
+    """Arrays of shape (n,): bytes on one rank of the first and of the last stage, seconds of the larger one."""
 
-    first_parameters: FloatArray
-    """On one rank of the pipeline's first stage."""
-    last_parameters: FloatArray
-    weight_bytes: FloatArray
-    """For each of a rank's parameters, under its ZeRO stage; likewise the next two."""
-    gradient_bytes: FloatArray
-    optimizer_bytes: FloatArray
-    reduction_s: FloatArray
-    """Data-parallel communication of one step before any of it is hidden."""
-    tied_reduction_s: FloatArray
+    first_weights: Column
+    first_gradients: Column
+    first_optimizer: Column
+    last_weights: Column
+    last_gradients: Column
+    last_optimizer: Column
+    gathered_layer: Column
+    """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
+    reduce_s: Column
+    """One reduction of the gradients over the replicas, before any of it is hidden."""
+    gather_s: Column
+    """One all-gather of the weights, before any of it is hidden."""
+    tied_reduction_s: Column
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
-    update_s: FloatArray
+    update_s: Column
     """Optimizer step."""
 
 
 def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
-    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states."""
-    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if workload.precision == "fp32" else "bf16")]
+    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states.
+    FSDP keeps fp32 shards and gathers 16 bits; no master copy is needed then.
+    """
+    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
+    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
     gradients = STATE_BYTES[workload.gradient_precision or "fp32"]
     states = ADAM_LIKE_STATES[workload.optimizer] * STATE_BYTES[workload.optimizer_precision or "fp32"]
     master = 4.0 if weights < 4.0 else 0.0
-    return BytesPerParameter(weights=weights, gradients=gradients, optimizer=states + master)
+    return BytesPerParameter(
+        weights=weights,
+        gradients=gradients,
+        optimizer=states + master,
+        communicated_weights=min(weights, activation_element_bytes(workload)),
+    )
 
 
 def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[FloatArray, FloatArray]:
-    """Parameters on one rank of the first and of the last stage. Tied weights are kept on both where those are different
-    stages (Megatron Core), once where they are the same.
+    """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
+    where those are different stages (Megatron Core), once where they are the same.
     """
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
-    layers = model.num_hidden_layers / p * layer_parameters(model, tensor_parallel_size=t)
+    stages = stage_layers(model, candidates)
+    dense = layer_parameters(model, tensor_parallel_size=t)
+    more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
+    first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
     own_output = (p > 1) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
-    return layers + embedding + alone * head, layers + alone * embedding + head
+    # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
+    head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
+    return first + embedding + alone * head, last + alone * embedding + head
+
+
+def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
+    """Routed experts on one rank of the first and of the last stage."""
+
+    def on(end: End) -> Column:
+        ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+        return end.layers * end.moe_fraction * expert_parameters(model) / ranks
+
+    stages = stage_layers(model, candidates)
+    return on(stages.first), on(stages.last)
 
 
 def state_costs(
     *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
 ) -> StateCosts:
-    """States under ZeRO: stage 1 shards the optimizer over the d c replicas, 2 gradients too, 3 weights too.
+    """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. Replicas are the
+    d c ranks of a tensor and pipeline position; of a routed expert they are t d c / (e_p e_t).
 
-    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of updated weights.
+    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights.
     Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
     """
     c, size = candidates, bytes_per_parameter(workload)
-    replicas = c.data_parallel_size * c.context_parallel_size
-    first, last = end_parameters(model, workload, candidates)
-    largest = maximum(first, last)
-    shard = 1.0 / replicas
-    optimizer_share = where(c.zero_stage >= 1, shard, 1.0)
-
-    sent = where(c.zero_stage >= 1, size.gradients + size.weights, 2.0 * size.gradients) * (1.0 - shard)
-    data = ring(group_size=replicas, stride=c.tensor_parallel_size, cluster=cluster, profile=profile)
-    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * optimizer_share + 2.0 * size.gradients
-    reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
-    return StateCosts(
-        first_parameters=first,
-        last_parameters=last,
-        weight_bytes=size.weights * where(c.zero_stage >= 3, shard, 1.0),
-        gradient_bytes=size.gradients * where(c.zero_stage >= 2, shard, 1.0),
-        optimizer_bytes=size.optimizer * optimizer_share,
-        reduction_s=data.seconds(largest * sent),
-        tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients),
-        update_s=largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
+    copies = c.data_parallel_size * c.context_parallel_size
+    costs = _group_costs(
+        *end_parameters(model, workload, c),
+        copies=copies,
+        stride=c.tensor_parallel_size,
+        size=size,
+        cluster=cluster,
+        profile=profile,
+        zero_stage=c.zero_stage,
     )
+    if model.num_experts:
+        ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
+        experts = _group_costs(
+            *end_expert_parameters(model, c),
+            copies=maximum(c.tensor_parallel_size * copies // ranks, 1),
+            stride=ranks,
+            size=size,
+            cluster=cluster,
+            profile=profile,
+            zero_stage=c.zero_stage,
+        )
+        costs = {name: value + experts[name] for name, value in costs.items()}
+    gathered = (c.zero_stage >= 3) * size.communicated_weights * _layer_on_rank(model, c)
+    return StateCosts(
+        **costs, gathered_layer=gathered, tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients)
+    )
+
+
+def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
+    """Parameters of one layer on one rank; of the larger kind where a model has both."""
+    t = candidates.tensor_parallel_size
+    if not model.num_experts:
+        return layer_parameters(model, tensor_parallel_size=t)
+    experts = expert_parameters(model) / (candidates.expert_parallel_size * candidates.expert_tensor_parallel_size)
+    return moe_shared_parameters(model, tensor_parallel_size=t) + experts
+
+
+def _group_costs(
+    first: Column,
+    last: Column,
+    *,
+    copies: Column,
+    stride: Column,
+    size: BytesPerParameter,
+    cluster: ClusterSpec,
+    profile: EfficiencyProfile,
+    zero_stage: Column,
+) -> dict[str, Column]:
+    """The costs of parameters that `copies` ranks, `stride` apart, hold together."""
+    shard = 1.0 / copies
+    optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
+    per_weight, per_gradient = size.weights * weight_share, size.gradients * gradient_share
+    per_state = size.optimizer * optimizer_share
+    largest = maximum(first, last)
+    data = ring(group_size=copies, stride=stride, cluster=cluster, profile=profile)
+    sent = largest * (1.0 - shard)
+    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * optimizer_share + 2.0 * per_gradient
+    reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
+    return {
+        "first_weights": first * per_weight,
+        "first_gradients": first * per_gradient,
+        "first_optimizer": first * per_state,
+        "last_weights": last * per_weight,
+        "last_gradients": last * per_gradient,
+        "last_optimizer": last * per_state,
+        "reduce_s": data.seconds(sent * (size.gradients * where(zero_stage >= 1, 1.0, 2.0))),
+        "gather_s": data.seconds(sent * size.communicated_weights) * (zero_stage >= 1),
+        "update_s": largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
+    }
 
 
 def _tied_seconds(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import send_seconds
-from hp_tool.cost.elementwise import maximum, minimum, where, zeros_like
+from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.head import HeadTime
-from hp_tool.cost.layer import LayerTime, activation_element_bytes
+from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -48,39 +50,70 @@ def time_parts(
     """
     c, m = candidates, micro_batches
     p = c.pipeline_parallel_size
+    chunks = c.virtual_pipeline_parallel_size
     layers = model.num_hidden_layers / p
-    whole = recomputed_layer_fraction(c, layers_per_chunk=layers / c.virtual_pipeline_parallel_size)
-    again = whole * (layer.forward + layer.forward_communication)
+    whole = recomputed_layer_fraction(c, layers_per_chunk=layers / chunks)
+    again = whole * (layer.forward + layer.tensor + layer.context + layer.expert)
     again = again + where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
 
     # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace.
     compute = layers * (layer.forward + layer.backward)
     recompute = layers * again
-    communication = layers * (layer.forward_communication + layer.backward_communication)
-    output = head.output + head.output_communication
+    tensor = layers * (layer.tensor + layer.tensor_backward)
+    context = layers * (layer.context + layer.context_backward)
+    expert = layers * (layer.expert + layer.expert_backward)
+    # Multi-token prediction: each depth is one more layer and one more pass through the output layer.
+    extra = model.num_nextn_predict_layers
+    output = (1.0 + extra) * (head.output + head.output_communication)
+    if extra:
+        output = output + extra / layers * (compute + recompute + tensor + context + expert)
     both_ends = head.embedding + output
     end = where(p > 1.0, maximum(head.embedding, output), both_ends)
-    output_share = where(end > head.embedding, head.output_communication, 0.0)
-    stage = compute + recompute + communication + end
-    everything = p * (compute + recompute + communication) + both_ends
+    output_share = where(end > head.embedding, (1.0 + extra) * head.output_communication, 0.0)
+    body = compute + recompute + tensor + context + expert
+    others = (p - 1.0) * body + both_ends - end
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
-    chunks = c.virtual_pipeline_parallel_size
-    overlap = profile.framework
-    none = zeros_like(p)
+    framework = profile.framework
     return {
         "compute": m * (compute + end - output_share),
         "recompute": m * recompute,
-        "tensor_parallel": m * (communication + output_share),
-        "context_parallel": none,
-        "expert_parallel": none,
-        "pipeline_bubble": (everything - stage) / chunks + 2.0 * (p - 1.0) * transfer,
-        "pipeline_p2p": (2.0 * (1.0 - overlap.pipeline_overlap)) * m * chunks * transfer,
-        "data_parallel": states.reduction_s
-        - overlap.data_parallel_overlap * minimum(states.reduction_s, compute)
-        + states.tied_reduction_s,
+        "tensor_parallel": m * (tensor + output_share),
+        "context_parallel": m * context + zeros_like(p),
+        "expert_parallel": m * expert + zeros_like(p),
+        "pipeline_bubble": others / chunks + 2.0 * (p - 1.0) * transfer,
+        "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer,
+        "data_parallel": data_parallel_seconds(
+            profile=profile, candidates=c, states=states, micro_batches=m, forward=layers * layer.forward, compute=compute
+        ),
         "optimizer": states.update_s,
-        "overhead": none + overlap.step_overhead_s,
+        "overhead": zeros_like(p) + framework.step_overhead_s,
     }
+
+
+def data_parallel_seconds(
+    *,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    states: StateCosts,
+    micro_batches: Column,
+    forward: Column,
+    compute: Column,
+) -> Column:
+    """Exposed seconds of gradients and weights in one step.
+
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch's compute.
+    ZeRO 2: gradients after every micro-batch. ZeRO 3: besides, weights are gathered for every forward and backward pass.
+    """
+    overlap = profile.framework.data_parallel_overlap
+    once = states.reduce_s + states.gather_s
+    total = once - overlap * minimum(once, compute)
+    zero = candidates.zero_stage
+    if anywhere(zero >= 2):
+        each = states.reduce_s + where(zero >= 3, 2.0 * states.gather_s, 0.0)
+        repeated = micro_batches * (each - overlap * minimum(each, compute))
+        weights = states.gather_s - overlap * minimum(states.gather_s, forward)
+        total = where(zero >= 2, repeated + where(zero >= 3, 0.0, weights), total)
+    return total + states.tied_reduction_s
 
 
 def transfer_seconds(

@@ -12,19 +12,24 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.distinct import distinct_rows
 from hp_tool.cost.head import HeadTime, head_time
-from hp_tool.cost.layer import LAYER_AXES, LayerBytes, LayerTime, layer_bytes, layer_time
+from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
 from hp_tool.cost.memory import memory
 from hp_tool.cost.pipeline import micro_batches
+from hp_tool.cost.shapes import LAYER_AXES
+from hp_tool.cost.stages import stage_layers
 from hp_tool.cost.states import STATE_AXES, StateCosts, state_costs
 from hp_tool.cost.step import TIME_PARTS, time_parts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
+DEFAULT_STRATEGY = Strategy()
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime, StateCosts)
 
 
@@ -69,28 +74,43 @@ def training_costs(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
     candidates: Candidates,
+    strategy: Strategy = DEFAULT_STRATEGY,
     memory_headroom_fraction: float = 0.05,
 ) -> TrainingCosts:
     """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million."""
     # Layers and states each depend on few axes: compute them once for each combination that occurs.
     machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
+    stages = stage_layers(model, candidates)
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
-    times = _spread(layer_time(**machine, candidates=kinds), kind_of)
     ends = _spread(head_time(**machine, candidates=kinds), kind_of)
+    times = _spread(layer_time(**machine, candidates=kinds, strategy=strategy), kind_of)
     sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
+    first, last = sizes, sizes
+    if model.num_experts:
+        sparse = _spread(layer_bytes(model=model, workload=workload, candidates=kinds, moe=True), kind_of)
+        first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (stages.first, stages.last))
+        sparse_times = layer_time(**machine, candidates=kinds, strategy=strategy, moe=True)
+        times = _mix(times, _spread(sparse_times, kind_of), stages.pace_moe_fraction)
     kinds, kind_of = distinct_rows(candidates, STATE_AXES)
     states = _spread(state_costs(**machine, candidates=kinds), kind_of)
 
     m = micro_batches(candidates, workload=workload)
-    bytes_ = memory(
-        model=model, workload=workload, profile=profile, candidates=candidates, layer=sizes, states=states, micro_batches=m
+    held = memory(
+        model=model,
+        workload=workload,
+        profile=profile,
+        candidates=candidates,
+        layers=(first, last),
+        stages=stages,
+        states=states,
+        micro_batches=m,
     )
     parts = time_parts(**machine, candidates=candidates, layer=times, head=ends, states=states, micro_batches=m)
     return TrainingCosts(
-        memory_parts=bytes_.parts,
-        layer_activations_bytes=bytes_.layer_activations,
-        worst_stage=bytes_.worst_stage,
-        memory_total_bytes=bytes_.total,
+        memory_parts=held.parts,
+        layer_activations_bytes=held.layer_activations,
+        worst_stage=held.worst_stage,
+        memory_total_bytes=held.total,
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
         parts=parts,
         step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),
@@ -98,7 +118,14 @@ def training_costs(
 
 
 def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
-    """Each row's own entry of every column; None: every row is its own kind."""
+    """Each row's own entry of every column; None: every row is its own kind. Scalars stay scalars."""
     if kind_of is None:
         return columns
-    return type(columns)(**{f.name: getattr(columns, f.name)[kind_of] for f in fields(columns)})
+    values = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    return type(columns)(**{name: value[kind_of] if isinstance(value, np.ndarray) else value for name, value in values.items()})
+
+
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
+    """The mean layer of a stage with this share of mixture-of-experts layers."""
+    names = [f.name for f in fields(dense)]
+    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

@@ -55,6 +55,8 @@ class GpuEfficiency:
     """Share of memory bandwidth that elementwise kernels reach."""
     kernel_overhead_s: float
     """Fixed cost of one elementwise kernel."""
+    context_bytes: float
+    """Device memory outside the framework's allocator: driver context, NCCL, library workspaces."""
     nvlink: Link
     """Ring collectives inside an NVLink (or PCIe) domain."""
     all_to_all: Link
@@ -78,13 +80,21 @@ class FrameworkEfficiency:
 
     framework: str
     matmul_slowdown: float
-    """Matmuls in a training step against the same matmul timed alone (clocks, strides, cold caches)."""
+    """Matmuls of 16 bits and more in a training step against the same matmul timed alone (clocks, strides, cold caches)."""
+    narrow_matmul_slowdown: float
+    """The same of matmuls with inputs below 16 bits."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     attention_backward_slowdown: float
     """Fused attention: seconds a FLOP in the backward pass against the forward pass."""
     tensor_parallel_overlap: float
     """Share of the backward collectives that can hide behind a matmul and do."""
+    tensor_parallel_forward_overlap: float
+    """The same of the forward collectives: above 0 where they are split into pieces and pipelined with their matmuls."""
+    context_parallel_overlap: float
+    """Share of the ring's keys and values hidden behind attention, where there is enough of it."""
+    expert_parallel_overlap: float
+    """Share of the experts' all-to-alls hidden behind the experts' matmuls."""
     data_parallel_overlap: float
     """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
     pipeline_overlap: float
@@ -99,8 +109,6 @@ class FrameworkEfficiency:
     """Standard deviation of log(measured / predicted step time) on rows that were not fitted on."""
     memory_log_sd: float
     """The same for allocated memory."""
-    memory_overhead_bytes: float
-    """CUDA context, NCCL and library workspaces outside the framework's allocator."""
     fragmentation_fraction: float
     """Reserved over allocated memory, minus one."""
     fitted_on: str

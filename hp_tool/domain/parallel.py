@@ -46,6 +46,17 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """How the parallel dimensions work, the same for all candidates of a query."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    context_parallel_communication: ContextCommunication = "p2p"
+    pipeline_schedule: PipelineSchedule | None = None
+    """None: 1f1b, interleaved where there are model chunks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelQuery:
     """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent (free)."""
 

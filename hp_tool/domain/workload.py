@@ -61,6 +61,10 @@ class TrainingWorkload:
     """fused passes over the logits less often; Megatron Core's keeps their fp32 copy all the same."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """Convention of reported model FLOPs: full attention (72BLsh^2(1+s/6h+V/12hL)), or its causal half."""
+    expert_imbalance: float = 1.0
+    """MoE: load of the busiest expert-parallel rank over the mean; routers trained with a balancing loss stay near 1."""
+    expert_capacity_factor: float | None = None
+    """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     total_tokens: float | None = None
     """Length of the whole training; adds days, GPU-hours, cost."""
 

@@ -18,6 +18,10 @@ MAX_CHUNKS = 16
 """Model chunks per pipeline rank tried by default; more only adds point-to-point traffic."""
 
 
+CONTEXT_TOKENS = 8_192
+"""Tokens of a sequence below which context parallelism is not tried by default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
     """Allowed values per axis; data_parallel_size follows from the number of devices."""
@@ -45,8 +49,8 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         pipeline_parallel_size=_values(query.pipeline_parallel_size) or _divisors(layers, n),
         virtual_pipeline_parallel_size=_values(query.virtual_pipeline_parallel_size)
         or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0),
-        context_parallel_size=_values(query.context_parallel_size) or (1,),
-        expert_parallel_size=_values(query.expert_parallel_size) or (1,),
+        context_parallel_size=_values(query.context_parallel_size) or _context_sizes(workload, n),
+        expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
@@ -59,6 +63,12 @@ def _values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...] | None
     if value is None:
         return None
     return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
+
+
+def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
+    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication."""
+    largest = min(max(workload.sequence_length // CONTEXT_TOKENS, 1), num_gpus)
+    return tuple(1 << k for k in range(largest.bit_length()))
 
 
 def _recompute(query: ParallelQuery) -> tuple[tuple[int, int], ...]:

@@ -45,6 +45,7 @@ ILLEGAL = [
     ("world_size_mismatch", {"pipeline_parallel_size": 3}, ("8 x pipeline 3", "64", "divides 64")),
     ("batch_not_divisible", {"micro_batch_size": 5}, ("8 x micro_batch_size 5 = 40", "64", "change micro_batch_size")),
     ("sequence_not_divisible", {"training": {"sequence_length": 2044}}, ("2044", "8 ways", "multiple of 8")),
+    ("experts_not_divisible", {"expert_parallel_size": 2}, ("2 x expert_tensor_parallel_size 1", "no experts")),
     ("interleaving_needs_pipeline", {"virtual_pipeline_parallel_size": 2}, ("2", "at least 2, not 1")),
     (
         "micro_batches_not_divisible",
@@ -119,12 +120,12 @@ def test_a_missed_budget_is_a_reason() -> None:
     ("change", "kind", "field"),
     [
         ({"model": "gpt-23b"}, NotFoundError, "model"),
-        ({"model": "mixtral-8x7b"}, UnsupportedError, "model"),
+        ({"model": "t5-11b"}, UnsupportedError, "model"),
         ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
         ({"training": {"framework": "torch-fsdp"}}, UnsupportedError, "training.framework"),
         ({"training": {"packed": True}}, UnsupportedError, "training.packed"),
-        ({"context_parallel_size": 2}, UnsupportedError, "parallel.context_parallel_size"),
-        ({"zero_stage": 3}, UnsupportedError, "parallel.zero_stage"),
+        ({"context_parallel_communication": "a2a+p2p"}, UnsupportedError, "parallel.context_parallel_communication"),
+        ({"data_parallel_shard_size": 2}, UnsupportedError, "parallel.data_parallel_shard_size"),
         ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
         ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
         ({"recompute": {"granularity": "selective", "num_layers": 2}}, InputError, "parallel.recompute.method"),

@@ -18,7 +18,7 @@ from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.step import TIME_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy
 from hp_tool.space import default_axes, enumerate_space
 from tests.cost.cases import Problem, columns, problems, rows
 
@@ -90,7 +90,8 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
     config = ParallelConfig(micro_batch_size=config.micro_batch_size)
     one = Candidates.from_configs([config])
     nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    layer, head = layer_time(**nouns, candidates=one), head_time(**nouns, candidates=one)
+    layer = layer_time(**nouns, candidates=one, strategy=Strategy())
+    head = head_time(**nouns, candidates=one)
     costs, m = problem.costs(one), problem.workload.global_batch_size / config.micro_batch_size
     compute = m * (problem.model.num_hidden_layers * (layer.forward + layer.backward) + head.embedding + head.output)
     for name in set(TIME_PARTS) - {"compute", "optimizer", "overhead"}:
@@ -110,7 +111,8 @@ def test_states_never_rise_with_zero_stage(case: tuple[Problem, ParallelConfig])
     costs = problem.costs([replace(config, zero_stage=stage) for stage in (0, 1, 2, 3)])
     for name in ("weights", "gradients", "optimizer"):
         assert np.all(np.diff(costs.memory_parts[name]) <= 0), name
-    assert np.all(np.diff(costs.memory_total_bytes) < 0)
+    # Weights gathered two layers at a time may take more than sharding a small model saves: only stages 0 to 2 are a law.
+    assert np.all(np.diff(costs.memory_total_bytes[:3]) < 0)
     np.testing.assert_array_equal(costs.layer_activations_bytes, costs.layer_activations_bytes[0])
 
 

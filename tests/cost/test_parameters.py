@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster
@@ -100,6 +99,7 @@ def test_eighteen_bytes_a_parameter_sharded_by_stage(zero: int, bytes_each: tupl
         model=shape, cluster=machine, workload=workload, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
         candidates=Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)]),
     )  # fmt: skip
-    found = np.array([states.weight_bytes[0], states.gradient_bytes[0], states.optimizer_bytes[0]])
-    assert found == pytest.approx(np.array(bytes_each), rel=1e-14)
-    assert states.first_parameters[0] == states.last_parameters[0] == total_parameters(shape, sequence_length=128)
+    parameters = total_parameters(shape, sequence_length=128)
+    for end in ("first", "last"):
+        found = [getattr(states, f"{end}_{kind}")[0] / parameters for kind in ("weights", "gradients", "optimizer")]
+        assert found == pytest.approx(bytes_each, rel=1e-14)

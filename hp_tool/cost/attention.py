@@ -1,0 +1,148 @@
+"""The attention block: projections (plain, grouped or latent), the core, and its context-parallel communication."""
+
+from __future__ import annotations
+
+from hp_tool.cost.block import BlockBytes, BlockTime, Column
+from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.compute import (
+    additive_seconds,
+    cast_traffic,
+    elementwise_seconds,
+    matmul_seconds,
+    peak_flops,
+    weight_matmuls,
+)
+from hp_tool.cost.context import context_seconds
+from hp_tool.cost.elementwise import maximum, where
+from hp_tool.cost.shapes import Shapes
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
+from hp_tool.domain.workload import TrainingWorkload
+
+
+def head_widths(model: ModelSpec) -> tuple[float, float]:
+    """(width of a query/key head, width of a value head): latent attention has a rotary part on the former only."""
+    if model.kv_lora_rank is None:
+        return float(model.head_size), float(model.head_size)
+    return float((model.qk_nope_head_dim or 0) + (model.qk_rope_head_dim or 0)), float(model.v_head_dim or model.head_size)
+
+
+def projections(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
+    """(output n, input k) of each of the block's weight matrices on one rank; column-parallel by heads, latents whole."""
+    qk, v = head_widths(model)
+    heads = model.num_attention_heads / s.t
+    if model.kv_lora_rank is None:
+        key_value = model.head_size * maximum(model.kv_heads / s.t, 1.0)
+        return [(heads * qk + 2.0 * key_value, s.h), (s.h, heads * v)]
+    rank, rope, nope = float(model.kv_lora_rank), float(model.qk_rope_head_dim or 0), float(model.qk_nope_head_dim or 0)
+    # Keys and values: down to kv_lora_rank, with the shared rotary key beside, and up again.
+    key_value_output = [(rank + rope, s.h), (heads * (nope + v), rank), (s.h, heads * v)]
+    if model.q_lora_rank is None:
+        return [(heads * qk, s.h), *key_value_output]
+    return [(float(model.q_lora_rank), s.h), (heads * qk, float(model.q_lora_rank)), *key_value_output]
+
+
+def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
+    """Norm input, matmul input and dropout mask (whole, or sharded by SP); Q, K, V and the core's output (split by heads);
+    with rotary positions the un-rotated keys and queries too, because V is a view of the storage they share (of latent
+    attention only the keys' part without rotation); latents. The core, which selective recomputation does not keep: the
+    scores of unfused attention, 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without; of fused
+    attention the fp32 log-sum-exp, from which the backward pass rebuilds them, 4asb/t.
+    """
+    qk, v = head_widths(model)
+    heads = model.num_attention_heads / s.t
+    kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
+    replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
+    split = s.tokens * s.e * (heads * (qk + v) + kv_heads * (qk + v))
+    if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
+        split = split + s.tokens * s.saved_input * heads * v
+    if model.kv_lora_rank is not None:
+        split = split + s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
+    elif model.positions == "rotary":
+        split = split + s.tokens * s.e * (heads + kv_heads) * qk
+    latent: FloatArray | float = 0.0
+    if model.kv_lora_rank is not None:
+        # Inputs of the latents' norms, their outputs (inputs of the up-projections).
+        latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
+    if workload.attention == "flash":
+        core = 4.0 * s.tokens * heads
+    else:
+        core = s.tokens * workload.sequence_length * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
+    gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
+    return BlockBytes(
+        saved=replicated + split + latent,
+        core=core,
+        working=gathered + s.tokens * s.e * (heads + kv_heads) * (qk + v),
+    )
+
+
+def attention_time(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    strategy: Strategy,
+    s: Shapes,
+) -> BlockTime:
+    """Seconds of the block. Elementwise forward: the norm reads and writes, the residual is added (two reads, a write, a
+    mask), rotary positions pass over queries and keys. Backward: the norm reads gradient and input and writes, the
+    residual's gradient is added.
+    """
+    gpu = cluster.gpu
+    matrices = projections(model, s)
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    core, core_backward = core_seconds(model=model, cluster=cluster, workload=workload, profile=profile, s=s)
+    context, context_backward = context_seconds(
+        model=model, cluster=cluster, strategy=strategy, profile=profile, candidates=candidates, s=s, core_s=core
+    )
+    qk, _ = head_widths(model)
+    heads = (model.num_attention_heads + model.kv_heads) / s.t
+    rotary = 2.0 * s.e * heads * qk if model.positions == "rotary" else 0.0
+    per_hidden, per_hidden_backward = 5.0 * s.e + s.mask, 8.0 * s.e + s.mask
+    cast, cast_backward = cast_traffic(workload.precision, matrices)
+    forward = s.tokens * (s.h * per_hidden / s.shards + rotary + cast)
+    backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + cast_backward)
+    return BlockTime(
+        matmul=matmul,
+        weight_gradient=weight_gradient,
+        core=core,
+        core_backward=core_backward,
+        elementwise=elementwise_seconds(forward, kernels=3.0, gpu=gpu, profile=profile),
+        elementwise_backward=elementwise_seconds(backward, kernels=5.0, gpu=gpu, profile=profile),
+        context=context,
+        context_backward=context_backward,
+    )
+
+
+def core_seconds(
+    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, s: Shapes
+) -> tuple[FloatArray, FloatArray]:
+    """(forward, backward) seconds of scores, softmax, dropout and the product with the values."""
+    gpu, length = cluster.gpu, float(workload.sequence_length)
+    heads = model.num_attention_heads / s.t
+    qk, v = head_widths(model)
+    if workload.attention == "flash":
+        visible = 0.5 if model.architecture == "decoder" else 1.0
+        flops = 2.0 * s.tokens * length * heads * (qk + v) * visible
+        kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
+        traffic = s.tokens * s.e * (heads + kv_heads) * (qk + v)
+        # Attention stays in 16 bits where the matmuls are narrower.
+        peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
+        forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
+        # Five matmuls in the backward pass against two in the forward pass.
+        return forward, 2.5 * forward * profile.framework.attention_backward_slowdown
+    # Unfused: two batched matmuls over all s^2 scores, and kernels that pass over the scores in memory.
+    batch = s.tokens / length * heads
+    scores = s.tokens * length * heads
+    precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
+    matmuls = matmul_seconds(length, length, qk, gpu=gpu, profile=profile, precision=precision, batch=batch)
+    matmuls = matmuls + matmul_seconds(length, v, length, gpu=gpu, profile=profile, precision=precision, batch=batch)
+    # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads two, writes one.
+    dropout = s.mask * (2.0 * s.e + 1.0)
+    softmax = elementwise_seconds(scores * (2.0 * s.e + dropout), kernels=2.0, gpu=gpu, profile=profile)
+    softmax_backward = elementwise_seconds(scores * (3.0 * s.e + dropout), kernels=2.0, gpu=gpu, profile=profile)
+    return matmuls + softmax, 2.0 * matmuls + softmax_backward

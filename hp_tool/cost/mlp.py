@@ -1,0 +1,39 @@
+"""The dense MLP block."""
+
+from __future__ import annotations
+
+from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.elementwise import where
+from hp_tool.cost.shapes import Shapes
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+
+def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
+    """Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activation(s) and activation (split)."""
+    hidden = model.ffn_size / s.t
+    gates = 2.0 if model.gated_mlp else 1.0
+    replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
+    split = s.tokens * hidden * (gates * s.e + s.saved_input)
+    gathered = where(s.sharded, 2.0, 0.0) + 1.0
+    return BlockBytes(saved=replicated + split, working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden))
+
+
+def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, profile: EfficiencyProfile, s: Shapes) -> BlockTime:
+    """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
+    hidden = model.ffn_size / s.t
+    gates = 2.0 if model.gated_mlp else 1.0
+    matrices = [(gates * hidden, s.h), (s.h, hidden)]
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    cast, cast_backward = cast_traffic(workload.precision, matrices)
+    forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
+    backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0) * s.e * hidden + cast_backward)
+    return BlockTime(
+        matmul=matmul,
+        weight_gradient=weight_gradient,
+        elementwise=elementwise_seconds(forward, kernels=4.0, gpu=gpu, profile=profile),
+        elementwise_backward=elementwise_seconds(backward, kernels=5.0, gpu=gpu, profile=profile),
+    )

@@ -1,0 +1,66 @@
+"""Sizes that every block of a layer needs, worked out once per kind of candidate.
+
+Letters: T = s b / c tokens a rank sees, t tensor-parallel size, h hidden, e bytes an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
+from hp_tool.cost.elementwise import where
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+LAYER_AXES = (
+    "tensor_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+)
+"""What everything inside a layer depends on."""
+
+NARROW = ("fp8", "mxfp8", "nvfp4")
+"""Matmul input precisions below 16 bits: activations outside the matmuls stay in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Per kind of candidate, shape (k,) or numbers of one alone, and a few scalars."""
+
+    t: IntArray
+    tokens: FloatArray
+    sharded: BoolArray
+    """Sequence parallelism on."""
+    shards: FloatArray
+    """Ranks that share the work between the tensor-parallel regions: t with sequence parallelism, else 1."""
+    h: float
+    e: float
+    mask: float
+    """Bytes of a dropout mask element, 0 without dropout."""
+    saved_input: float
+    """Bytes an element of a matmul input kept for the weight gradient: 1 where matmuls run in 8 bits or fewer, else e."""
+
+
+def activation_element_bytes(workload: TrainingWorkload) -> float:
+    """16-bit activations; 4 bytes where training.precision is fp32."""
+    return 4.0 if workload.precision == "fp32" else 2.0
+
+
+def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> Shapes:
+    """The sizes of each candidate."""
+    t = candidates.tensor_parallel_size
+    sharded = candidates.sequence_parallel > 0
+    e = activation_element_bytes(workload)
+    return Shapes(
+        t=t,
+        tokens=workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size,
+        sharded=sharded,
+        shards=where(sharded, t, 1.0),
+        h=float(model.hidden_size),
+        e=e,
+        mask=1.0 if workload.dropout > 0.0 else 0.0,
+        saved_input=1.0 if workload.precision in NARROW else e,
+    )
