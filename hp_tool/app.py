@@ -148,7 +148,7 @@ def _keep_heap() -> None:
 
 def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
     """The one configuration a query fixes, data_parallel_size derived. InputError where an axis is a list."""
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for name in ParallelConfig.__slots__:
         value = getattr(parallel, name)
         if isinstance(value, tuple):
@@ -157,12 +157,12 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
             value = value[0]
         if value is not None:
             values[name] = value
-    config = ParallelConfig(**values)  # type: ignore[arg-type]
-    t, p, c = config.tensor_parallel_size, config.pipeline_parallel_size, config.context_parallel_size
+    t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:
-        config = replace(config, data_parallel_size=max(num_gpus // (t * p * c), 1))
-    sharded = t > 1 and (True if parallel.sequence_parallel is None else config.sequence_parallel)
-    return replace(config, sequence_parallel=sharded)
+        ranks = t * values.get("pipeline_parallel_size", 1) * values.get("context_parallel_size", 1)
+        values["data_parallel_size"] = max(num_gpus // ranks, 1)
+    values["sequence_parallel"] = t > 1 and values.get("sequence_parallel", True)
+    return ParallelConfig(**values)
 
 
 def config_query(config: ParallelConfig) -> ParallelQuery:

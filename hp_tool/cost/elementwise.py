@@ -22,13 +22,13 @@ def where(condition: Any, x: Any, y: Any) -> FloatArray:
 
 def maximum(x: Any, y: Any) -> FloatArray:
     """The larger of each pair."""
-    larger: FloatArray = np.maximum(x, y) if _any_array(x, y) else max(x, y)
+    larger: FloatArray = np.maximum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else max(x, y)
     return larger
 
 
 def minimum(x: Any, y: Any) -> FloatArray:
     """The smaller of each pair."""
-    smaller: FloatArray = np.minimum(x, y) if _any_array(x, y) else min(x, y)
+    smaller: FloatArray = np.minimum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else min(x, y)
     return smaller
 
 
@@ -53,7 +53,3 @@ def zeros_like(x: Any) -> FloatArray:
 def anywhere(condition: Any) -> bool:
     """Whether the condition holds for any candidate."""
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
-
-
-def _any_array(x: Any, y: Any) -> bool:
-    return isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
