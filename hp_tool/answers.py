@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from hp_tool import app, schema
+from hp_tool import app, schema, serving
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import HpToolError
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class EstimateAnswer:
     id: str | None
     """The query's."""
     status: Literal["ok"] = "ok"
-    estimate: Estimate
+    estimate: Estimate | InferenceEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class RecommendAnswer:
     id: str | None
     """The query's."""
     status: Literal["ok"] = "ok"
-    recommendations: tuple[Recommendation, ...]
+    recommendations: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...]
     space: SpaceSummary
     rejections: dict[str, int]
     """How many candidates each reason ruled out."""
@@ -43,12 +44,14 @@ class RecommendAnswer:
 
 def estimate_answer(query: Query) -> EstimateAnswer:
     """The answer to a query of one configuration. Raises HpToolError."""
-    return EstimateAnswer(id=query.id, estimate=app.estimate(query=query))
+    found = serving.estimate(query=query) if query.kind == "inference" else app.estimate(query=query)
+    return EstimateAnswer(id=query.id, estimate=found)
 
 
 def recommend_answer(query: Query, *, top: int) -> RecommendAnswer:
     """The answer to a query of many. Raises HpToolError."""
-    found = app.recommend(query=query, top=top)
+    found: app.RecommendationResult | serving.ServingRecommendations
+    found = serving.recommend(query=query, top=top) if query.kind == "inference" else app.recommend(query=query, top=top)
     return RecommendAnswer(id=query.id, recommendations=found.recommendations, space=found.space, rejections=found.rejections)
 
 

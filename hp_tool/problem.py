@@ -58,7 +58,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for what is not modelled."""
     if query.kind != "training" or query.training is None:
         raise UnsupportedError("queries of kind inference are not answered by this version", field="kind")
-    model = _model(query)
+    model = resolve_model(query)
     cluster = catalogue_cluster(query.cluster)
     _refuse_unmodelled(model, query.training, query.parallel)
     peak_flops(cluster.gpu, precision=query.training.precision)
@@ -85,7 +85,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     )
 
 
-def _model(query: Query) -> ModelSpec:
+def resolve_model(query: Query) -> ModelSpec:
+    """The model a query names or describes. Raises InputError, NotFoundError."""
     if isinstance(query.model, ModelSpec):
         return checked_model(query.model)
     return catalogue_model(query.model) if isinstance(query.model, str) else model_from_mapping(query.model)
@@ -102,6 +103,8 @@ _UNMODELLED_PARALLEL = (
     "pipeline_layout",
     "rank_order",
     "attention_data_parallel_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
 )
 _SCHEDULES = (None, "1f1b", "interleaved")
 

@@ -162,7 +162,13 @@ _AMOUNT = (1e-9, 1e18)
 _FRACTION = (0.0, 0.99)
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "training": {"sequence_length": _COUNT, "global_batch_size": _COUNT, "total_tokens": (1.0, 1e18), "dropout": _FRACTION},
-    "inference": {"input_length": _COUNT, "output_length": _COUNT, "concurrency": _COUNT, "request_rate_per_second": _AMOUNT},
+    "inference": {
+        "input_length": _COUNT,
+        "output_length": _COUNT,
+        "concurrency": _COUNT,
+        "request_rate_per_second": _AMOUNT,
+        "prefix_cache_hit_rate": _FRACTION,
+    },
     "constraints": {"max_days": _AMOUNT, "max_cost": _AMOUNT, "memory_headroom_fraction": _FRACTION},
     "search": {
         "budget_runs": (1, 100_000),
@@ -209,7 +215,7 @@ def _check_parallel(query: Query) -> None:
             raise InputError(
                 f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value"
             )
-        if not name.endswith("_size") and name != "zero_stage":
+        if not name.endswith("_size") and name not in ("zero_stage", "max_num_seqs", "max_num_batched_tokens"):
             continue
         limits = (0, 3) if name == "zero_stage" else _PARALLEL_SIZE
         for one in value if isinstance(value, tuple) else (value,):

@@ -24,9 +24,11 @@ def estimate(
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Predict memory, step time, MFU and cost of the configuration a query describes."""
+    """Predict memory, step time, MFU and cost of the configuration a query describes, or latency and throughput of serving."""
     from hp_tool import answers, schema
+    from hp_tool.cli.serving import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
+    from hp_tool.domain.serving import InferenceEstimate
 
     flags = {
         "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,
@@ -35,6 +37,8 @@ def estimate(
     answer = answers.estimate_answer(queries.read_query(query, flags, settings))
     if as_json:
         typer.echo(schema.to_json(answer))
+    elif isinstance(answer.estimate, InferenceEstimate):
+        print_inference_estimate(answer.estimate)
     else:
         print_estimate(answer.estimate)
     if not answer.estimate.feasible:

@@ -29,15 +29,19 @@ def recommend(
 ) -> None:
     """Rank all legal configurations that fit, fastest first."""
     from hp_tool import answers, schema
+    from hp_tool.cli.serving import print_serving_recommendations
     from hp_tool.cli.tables import print_recommendations
 
     flags = {
         "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,
         "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
     }  # fmt: skip
-    answer = answers.recommend_answer(queries.read_query(query, flags, settings), top=top)
+    parsed = queries.read_query(query, flags, settings)
+    answer = answers.recommend_answer(parsed, top=top)
     if as_json:
         typer.echo(schema.to_json(answer))
+    elif parsed.kind == "inference":
+        print_serving_recommendations(answer)
     else:
         print_recommendations(answer)
     if not answer.recommendations:

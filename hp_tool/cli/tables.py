@@ -7,7 +7,7 @@ from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.parallel import ParallelConfig, Recompute
-from hp_tool.domain.result import Estimate
+from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.units import duration, gib
 
 
@@ -21,7 +21,9 @@ def print_estimate(estimate: Estimate) -> None:
     if estimate.memory is None or estimate.time is None:
         return
     memory, time = estimate.memory, estimate.time
-    console.print(f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
+    console.print(
+        f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"
+    )
     table = Table()
     table.add_column("part")
     table.add_column("size", justify="right")
@@ -60,6 +62,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     for name in ("step", "MFU", "memory", "days"):
         table.add_column(name, justify="right")
     for row in answer.recommendations:
+        assert isinstance(row, Recommendation)
         e, c = row.estimate, row.parallel
         assert e.time is not None and e.memory is not None and e.mfu is not None
         table.add_row(

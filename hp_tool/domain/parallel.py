@@ -91,3 +91,7 @@ class ParallelQuery:
     context_parallel_communication: ContextCommunication | None = None
     attention_data_parallel_size: int | tuple[int, ...] | None = None
     """Inference only."""
+    max_num_seqs: int | tuple[int, ...] | None = None
+    """Inference only: requests one scheduler runs at once; None: the engine's default."""
+    max_num_batched_tokens: int | tuple[int, ...] | None = None
+    """Inference only: tokens of one forward pass; None: the engine's default."""

@@ -95,7 +95,7 @@ class Query:
     inference: InferenceWorkload | None = None
     parallel: ParallelQuery = ParallelQuery()
     objective: Objective | None = None
-    """None: throughput."""
+    """None: throughput (inference: throughput_per_gpu)."""
     constraints: Constraints = Constraints()
     targets: Targets | None = None
     search: SearchSettings = SearchSettings()

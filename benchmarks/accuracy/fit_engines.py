@@ -1,0 +1,155 @@
+"""Fit what an inference engine adds to isolated kernels: `python -m benchmarks.accuracy.fit_engines --data DIR`.
+
+Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and version with enough runs, from one half of the
+groups of inference_measured.csv (see ServingRun.fitted), with priors that keep every constant physical. Runs whose prompts
+were demonstrably cached are left out. The other half gives the intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.serving_runs import Batch, ServingRun, batches, cached_series, predict, runs
+from hp_tool.catalog.engines import FOLDER
+from hp_tool.domain.serving import EngineEfficiency
+
+Floats = NDArray[np.float64]
+
+PRIORS = {
+    # name: (mean, standard deviation, lowest, highest)
+    "matmul_slowdown": (1.05, 0.1, 0.7, 2.0),
+    "attention_slowdown": (1.1, 0.2, 0.5, 4.0),
+    "communication_slowdown": (1.2, 0.5, 0.5, 8.0),
+    "layer_overhead_s": (1.5e-5, 1e-5, 0.0, 1e-4),
+    "iteration_overhead_s": (5e-4, 1e-3, 0.0, 2e-2),
+    "sequence_overhead_s": (5e-6, 2e-5, 0.0, 1e-3),
+    "prompt_overhead_s": (1e-3, 3e-3, 0.0, 5e-2),
+    "request_overhead_s": (5e-3, 1e-2, 0.0, 5e-2),
+    "stream_overhead_s": (5e-5, 1e-4, 0.0, 1e-3),
+    "prefill_group": (3.0, 1.5, 1.0, 8.0),
+    "wave_share": (0.2, 0.3, 0.0, 1.2),
+}
+STARTS = (5e-3, 2e-2)
+"""Front-end work a request to start from: where the front end bounds no run, its constants have no gradient."""
+NOISE = {"ttft": 0.5, "tpot": 0.06, "throughput": 0.06}
+"""Relative scatter taken for one measured figure; it sets the figures against each other and the priors."""
+ROBUST = {"ttft": 0.25, "tpot": 0.06, "throughput": 0.06}
+"""Log ratio from which a residual counts linearly, so that a capacity cliff bends no constant."""
+FEWEST_RUNS = 20
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vllm": {"schedule": "mixed", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
+             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
+    "sglang": {"schedule": "prefill_first", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.85,
+               "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
+    "trtllm": {"schedule": "mixed", "max_num_seqs": 2048, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
+               "kv_reserved_output_fraction": 1.0, "fp8_cache_with_fp8_weights": True},
+}  # fmt: skip
+"""The engines' own defaults on 80 GB devices, from their documentation. vLLM and SGLang hand out cache blocks as tokens appear
+and admit a request when its prompt fits; TensorRT-LLM promises a request its whole output (GUARANTEED_NO_EVICT).
+"""
+RESERVE_BYTES = 2e9
+"""CUDA context, NCCL, CUDA graphs."""
+
+
+def engine(x: Floats, *, name: str, version: str) -> EngineEfficiency:
+    """The profile with the fitted constants in the order of PRIORS."""
+    values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
+    return EngineEfficiency(
+        engine=name, version=version, reserve_bytes=RESERVE_BYTES, ttft_log_sd=0.0, tpot_log_sd=0.0, throughput_log_sd=0.0,
+        fitted_on="", **SETTINGS[name], **values,
+    )  # fmt: skip
+
+
+def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficiency:
+    """Maximum a posteriori constants from the runs seen."""
+    mean, sd, low, high = (np.array(column) for column in zip(*PRIORS.values(), strict=True))
+    prepared = batches(seen, engine(mean, name=name, version=version))
+    measured = {what: np.array([_figure(run, what) for batch in prepared for run in batch.runs]) for what in NOISE}
+
+    def residuals(x: Floats) -> Floats:
+        predicted = _figures(prepared, engine(x, name=name, version=version))
+        logs = {what: np.log(predicted[what] / measured[what]) for what in NOISE}
+        terms = [_linear_beyond(logs[what], ROBUST[what]) * ROBUST[what] / NOISE[what] for what in NOISE]
+        return np.concatenate([*terms, (x - mean) / sd])
+
+    index = list(PRIORS).index("request_overhead_s")
+    starts = [np.where(np.arange(len(mean)) == index, start, mean) for start in STARTS]
+    found = [least_squares(residuals, x, bounds=(low, high), x_scale=sd, diff_step=1e-3) for x in starts]
+    return engine(min(found, key=lambda solution: solution.cost).x, name=name, version=version)
+
+
+def _figure(run: ServingRun, what: str) -> float:
+    return {"ttft": run.ttft_s, "tpot": run.tpot_s, "throughput": run.throughput}[what]
+
+
+def _figures(prepared: Sequence[Batch], profile: EngineEfficiency) -> dict[str, Floats]:
+    costs = [batch.costs(profile) for batch in prepared]
+    return {
+        "ttft": np.concatenate([c.ttft_s for c in costs]),
+        "tpot": np.concatenate([c.tpot_s for c in costs]),
+        "throughput": np.concatenate([c.output_tokens_per_second_per_gpu for c in costs]),
+    }
+
+
+def _linear_beyond(z: Floats, scale: float) -> Floats:
+    """Residuals whose square is the pseudo-Huber loss, in units of `scale`."""
+    return np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + (z / scale) ** 2) - 1.0))
+
+
+def by_version(found: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
+    """The runs of each engine and version with enough of them, without series whose prompts were cached."""
+    cached = cached_series(found)
+    grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
+    for run in found:
+        if run.series not in cached:
+            grouped[(run.engine, run.version)].append(run)
+    return {key: members for key, members in grouped.items() if len(members) >= FEWEST_RUNS}
+
+
+def with_scatter(profile: EngineEfficiency, unseen: Sequence[ServingRun]) -> EngineEfficiency:
+    """The profile with the scatter of runs it was not fitted on: median absolute log ratios, as a normal's deviation."""
+    pairs = predict(batches(unseen, profile), profile)
+    ratios = {
+        "ttft_log_sd": [np.log(p.run.ttft_s / p.ttft_s) for p in pairs],
+        "tpot_log_sd": [np.log(p.run.tpot_s / p.tpot_s) for p in pairs],
+        "throughput_log_sd": [np.log(p.run.throughput / p.throughput) for p in pairs],
+    }
+    return dataclasses.replace(
+        profile, **{name: float(f"{1.4826 * np.median(np.abs(values)):.3g}") for name, values in ratios.items()}
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data_argument(parser)
+    folder = data_folder(parser.parse_args())
+    if folder is None:
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for (name, version), members in by_version(runs(folder)).items():
+        seen, unseen = [run for run in members if run.fitted], [run for run in members if not run.fitted]
+        models = ", ".join(dict.fromkeys(f"{run.model} {run.precision} on {run.gpu}" for run in members))
+        profile = dataclasses.replace(
+            with_scatter(fit(seen, name=name, version=version), unseen),
+            fitted_on=f"{len(seen)} runs of inference_measured.csv ({models}) by python -m benchmarks.accuracy.fit_engines; "
+            f"deviations from {len(unseen)} runs of other groups",
+        )
+        text = yaml.safe_dump(dataclasses.asdict(profile), sort_keys=False, width=120)
+        path = FOLDER / f"{name}-{version}.yaml"
+        path.write_text(f"# Written by python -m benchmarks.accuracy.fit_engines; do not edit by hand.\n{text}")
+        print(f"{name} {version}: {len(seen)} runs seen, TPOT deviation {profile.tpot_log_sd:.1%} on {len(unseen)} others")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Measured serving runs, and our prediction of each: inference_measured.csv as arrays by engine version."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accuracy.data import Row, read
+from hp_tool.catalog import cluster, gpu
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.cost.compute import ELEMENT_BYTES
+from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.inference.formats import weight_format
+from hp_tool.cost.inference.serving import ServingCosts, serving_costs
+from hp_tool.cost.parameters import total_parameters
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.serving import EngineEfficiency, ServingConfig
+from hp_tool.domain.workload import InferenceWorkload
+from hp_tool.serving.problem import serving_nouns
+
+SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
+ALIASES = {"nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct"}
+PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingRun:
+    """One measured configuration. Throughput is derived: concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    precision: str
+    input_length: int
+    output_length: int
+    concurrency: int
+    config: ServingConfig
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def num_gpus(self) -> int:
+        return self.config.tensor_parallel_size * self.config.pipeline_parallel_size
+
+    @property
+    def latency_s(self) -> float:
+        return self.ttft_s + (self.output_length - 1) * self.tpot_s
+
+    @property
+    def throughput(self) -> float:
+        return self.concurrency * self.output_length / self.latency_s / self.num_gpus
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Everything but the parallelism: the choice a user has."""
+        return (self.engine, self.version, self.model, self.gpu, self.precision,
+                self.input_length, self.output_length, self.concurrency)  # fmt: skip
+
+    @property
+    def series(self) -> tuple[object, ...]:
+        """What one person measured in one go."""
+        return self.group[:5]
+
+    @property
+    def fitted(self) -> bool:
+        """Whether constants may see this run: the first byte of the SHA-256 of its group's fields, joined by |, is even."""
+        return hashlib.sha256("|".join(map(str, self.group)).encode()).digest()[0] % 2 == 0
+
+
+def runs(folder: Path) -> list[ServingRun]:
+    """Every row that names one model on one aggregated replica."""
+    return [_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"]
+
+
+def _run(row: Row) -> ServingRun:
+    t, p, e = int(row["tp"]), int(row["pp"]), max(int(row["moe_ep"] or 1), 1)
+    return ServingRun(
+        engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
+        gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
+        input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"] or row["batch"]),
+        config=ServingConfig(tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=e),
+        ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Runs that share everything but parallelism and concurrency, with what the cost model takes."""
+
+    runs: Sequence[ServingRun]
+    nouns: ServingNouns
+    candidates: ServingCandidates
+
+    def costs(self, engine: EngineEfficiency) -> ServingCosts:
+        configured = dataclasses.replace(
+            self.candidates,
+            max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
+            max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
+        )
+        return serving_costs(nouns=dataclasses.replace(self.nouns, engine=engine), candidates=configured)
+
+
+def cached_series(found: Sequence[ServingRun]) -> set[tuple[object, ...]]:
+    """Series with a run that ended sooner than its prompts' FLOPs at the datasheet's peak and its tokens' bytes at the
+    datasheet's bandwidth take: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
+    """
+    return {run.series for run in found if run.latency_s < _datasheet_latency(run)}
+
+
+def _datasheet_latency(run: ServingRun) -> float:
+    device, shape = gpu(run.gpu), catalogue_model(run.model)
+    stored, compute = weight_format(run.precision, gpu=device)  # type: ignore[arg-type]
+    parameters = total_parameters(shape) - shape.vocab_size * shape.hidden_size
+    prefill = 2.0 * parameters * run.input_length * run.concurrency / device.peak_flops_per_second[compute]
+    cache = 2.0 * shape.num_hidden_layers * shape.kv_heads * shape.head_size * ELEMENT_BYTES["fp8"]
+    read = stored * parameters + run.concurrency * run.input_length * cache
+    decode = (run.output_length - 1) * read / device.memory_bandwidth_bytes_per_second
+    return (prefill + decode) / run.num_gpus
+
+
+def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batch]:
+    """The runs grouped so that one call predicts many."""
+    grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
+    for run in chosen:
+        grouped[(run.model, run.gpu, run.precision, run.input_length, run.output_length)].append(run)
+    found = []
+    for members in grouped.values():
+        first = members[0]
+        load = InferenceWorkload(
+            input_length=first.input_length, output_length=first.output_length, concurrency=first.concurrency,
+            precision=first.precision,  # type: ignore[arg-type]
+            engine=first.engine,
+        )  # fmt: skip
+        machine = cluster(ClusterQuery(gpu=first.gpu, num_gpus=8))
+        nouns = serving_nouns(model=catalogue_model(first.model), cluster=machine, workload=load, engine=engine)
+        candidates = ServingCandidates.from_configs(
+            [run.config for run in members], concurrency=[run.concurrency for run in members]
+        )
+        found.append(Batch(runs=members, nouns=nouns, candidates=candidates))
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """A run beside what the model says of it."""
+
+    run: ServingRun
+    ttft_s: float
+    tpot_s: float
+    throughput: float
+    kv_limited: bool
+    fits: bool
+
+
+def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predicted]:
+    """Every run of every batch."""
+    found = []
+    for batch in prepared:
+        costs = batch.costs(engine)
+        found += [
+            Predicted(
+                run=run, ttft_s=float(costs.ttft_s[i]), tpot_s=float(costs.tpot_s[i]),
+                throughput=float(costs.output_tokens_per_second_per_gpu[i]),
+                kv_limited=bool(costs.kv_limited[i]), fits=bool(costs.fits[i]),
+            )
+            for i, run in enumerate(batch.runs)
+        ]  # fmt: skip
+    return found

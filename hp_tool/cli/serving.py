@@ -1,0 +1,90 @@
+"""Serving results as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from hp_tool.answers import RecommendAnswer
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
+from hp_tool.units import duration, gib
+
+
+def print_inference_estimate(estimate: InferenceEstimate) -> None:
+    """One configuration: its verdict, memory by part, latencies with their intervals and tails."""
+    console = _console()
+    if estimate.parallel is not None:
+        console.print(layout(estimate.parallel, replicas=estimate.replicas))
+    for reason in estimate.reasons:
+        console.print(f"[red]{reason.code}[/red]: {reason.message}")
+    if estimate.memory is not None:
+        memory = estimate.memory
+        console.print(f"memory on the fullest device: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
+        table = Table()
+        table.add_column("part")
+        table.add_column("size", justify="right")
+        for name in ("weights", "kv_cache", "activations", "overhead"):
+            table.add_row(name.replace("_", " "), gib(getattr(memory, f"{name}_bytes")))
+        console.print(table)
+    if estimate.tails is None or estimate.intervals is None:
+        return
+    table = Table(title="latency")
+    for name in ("", "mean", "90 % interval", "p50", "p90", "p99"):
+        table.add_column(name, justify="right")
+    for name in ("ttft_s", "tpot_s", "request_latency_s"):
+        tail, interval = getattr(estimate.tails, name), getattr(estimate.intervals, name, None)
+        between = f"{duration(interval[0])} to {duration(interval[1])}" if interval else ""
+        quantiles = (duration(tail.p50), duration(tail.p90), duration(tail.p99))
+        table.add_row(name.removesuffix("_s").replace("_", " "), duration(getattr(estimate, name)), between, *quantiles)
+    console.print(table)
+    limit = "bounded by the KV cache" if estimate.kv_cache_limited else "all that are in flight"
+    console.print(
+        f"{estimate.output_tokens_per_second_per_gpu:,.0f} output tokens/s/GPU, {estimate.running_requests:,.0f} requests "
+        f"running ({limit}), at most {estimate.max_concurrency:,}"
+    )
+    if estimate.cost_per_million_output_tokens is not None:
+        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens")
+
+
+def print_serving_recommendations(answer: RecommendAnswer) -> None:
+    """The ranked configurations, and how many were turned away by which rule."""
+    console = _console()
+    table = Table(title="best serving configurations by the cost model")
+    for name in ("rank", "layout", "TTFT", "TPOT", "request", "tokens/s/GPU", "running", "memory"):
+        table.add_column(name, justify="right")
+    for row in answer.recommendations:
+        assert isinstance(row, ServingRecommendation)
+        e = row.estimate
+        assert e.ttft_s is not None and e.tpot_s is not None and e.request_latency_s is not None and e.memory is not None
+        table.add_row(
+            str(row.rank), layout(row.parallel, replicas=e.replicas), duration(e.ttft_s), duration(e.tpot_s),
+            duration(e.request_latency_s), f"{e.output_tokens_per_second_per_gpu:,.0f}", f"{e.running_requests:,.0f}",
+            gib(e.memory.total_bytes),
+        )  # fmt: skip
+    console.print(table)
+    space = answer.space
+    console.print(
+        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable, ranked in {duration(space.seconds)}"
+    )
+    if answer.rejections:
+        console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+
+
+def layout(config: ServingConfig, *, replicas: int | None) -> str:
+    """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism where they are used."""
+    sizes = {
+        "TP": config.tensor_parallel_size,
+        "PP": config.pipeline_parallel_size,
+        "attention DP": config.attention_data_parallel_size,
+    }
+    shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "TP"]
+    if replicas is not None:
+        shown.append(f"{replicas} replica{'s' if replicas != 1 else ''}")
+    experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
+    return " x ".join(shown) + experts
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the tables where it is a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)

@@ -1,0 +1,1 @@
+"""Latency, throughput and memory of serving, as pure functions over arrays of candidates."""

@@ -1,0 +1,40 @@
+"""Number formats of served weights: bytes with their scales, and the precision the hardware multiplies in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.errors import InputError
+
+ServingPrecision = Precision | Literal["int8", "int4"]
+
+_FORMATS: dict[str, tuple[float, Precision]] = {
+    "fp32": (4.0, "fp32"),
+    "bf16": (2.0, "bf16"),
+    "fp16": (2.0, "fp16"),
+    "fp8": (1.0, "fp8"),
+    "mxfp8": (1.0 + 1.0 / 32, "mxfp8"),  # one scale byte for 32 weights
+    "nvfp4": (0.5 + 1.0 / 16, "nvfp4"),  # one fp8 scale for 16 weights
+    "int8": (1.0, "bf16"),  # weights alone: activations stay 16 bit
+    "int4": (0.5 + 2.0 / 128, "bf16"),  # one 16-bit scale for a group of 128, as GPTQ and AWQ ship
+}
+_WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
+"""Served on older hardware too: weights stay narrow in memory and are widened before the matmul."""
+
+
+def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, Precision]:
+    """(bytes of one weight, precision of the matmul). Raises InputError where the hardware cannot multiply in it."""
+    stored, compute = _FORMATS[precision]
+    known = gpu.peak_flops_per_second
+    if compute in known:
+        return stored, compute
+    if compute in _WEIGHT_ONLY or compute == "bf16":
+        for wide in ("bf16", "fp16", "fp32"):
+            if wide in known and (wide != "fp32" or gpu.kind == "cpu"):
+                return (stored if compute in _WEIGHT_ONLY or stored < 2.0 else 2.0), wide
+    raise InputError(
+        f"{gpu.name} does not support {precision}; it supports {', '.join(sorted(known))}",
+        field="inference.precision",
+        code="precision_unsupported",
+    )

@@ -1,0 +1,121 @@
+"""A closed load on a continuous-batching engine: time to first token, time per output token, throughput, KV limit.
+
+Letters, per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of an iteration that
+only decodes, X = min(g I, budget) prefill tokens of one that prefills g prompts, M its seconds, p pipeline stages.
+Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
+requests are prefilled once:
+
+    S = max((O - 1) D + R, H),   R = D + B ((1 - r) (I / X) (M - D) + o) / p,   H = B (u + v O)
+
+M - D being M alone where prefill stops decoding, r the share of prompt tokens found in the prefix cache, o the
+engine's own work per prompt, u and v the front
+end's serial work per request and per streamed token. Of R a request waits for its own prompt and those before it until its
+first token; the rest delays its later tokens. Time the front end adds falls half before and half after the first token.
+Requests that find no room wait S (C - B) / B longer (Little's law).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.candidates import BoolArray, FloatArray
+from hp_tool.cost.inference.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.inference.forward import forward_seconds
+from hp_tool.cost.inference.memory import ServingBytes, serving_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCosts:
+    """Arrays of shape (n,). Latencies are means over requests."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    request_latency_s: FloatArray
+    parts: dict[str, FloatArray]
+    """queue, front_end, prefill, prefill_interference, decode: sum to request_latency_s."""
+    output_tokens_per_second_per_gpu: FloatArray
+    running: FloatArray
+    """Requests one scheduler runs at once (B)."""
+    max_running: FloatArray
+    """The most it could run: KV cache or max_num_seqs."""
+    wave_s: FloatArray
+    """Time in which a whole wave of B requests is prefilled."""
+    kv_limited: BoolArray
+    """The KV cache, not the load or max_num_seqs, bounds B."""
+    fits: BoolArray
+    """Weights and one whole request fit."""
+    bytes: ServingBytes
+
+
+def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> ServingCosts:
+    """Latency, throughput and memory of legal candidates; shape of the candidates.
+
+    The engine takes its own share of device memory, or what the headroom leaves where that is less.
+    """
+    c, engine = candidates, nouns.engine
+    length, output = float(nouns.input_length), float(nouns.output_length)
+    memory = serving_bytes(nouns, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
+
+    in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
+    # A full cache holds requests of all ages: on average a share of their output.
+    held = length + engine.kv_reserved_output_fraction * output
+    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
+    fits = rooms >= length + output
+    by_cache = np.maximum(rooms / held, 1.0)
+    most = np.minimum(by_cache, c.max_num_seqs)
+    running = np.minimum(in_flight, most)
+
+    stages = c.pipeline_parallel_size
+    share = running / stages  # sequences of one pipeline micro-batch
+    context = length + 0.5 * output
+    group = np.minimum(engine.prefill_group, running)
+    chunk = np.minimum(np.maximum(group, 1.0) * length, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
+    prompts = chunk / length
+    none = np.zeros(len(c))
+    decode = _iteration(nouns, c, Pass(tokens=share, decoding=share, prefill_requests=none), context)
+    if engine.schedule == "mixed":
+        extra = _iteration(nouns, c, Pass(tokens=share + chunk, decoding=share, prefill_requests=prompts), context) - decode
+    else:
+        extra = _iteration(nouns, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
+    computed = (1.0 - nouns.prefix_cache_hit_rate) * extra / prompts + engine.prompt_overhead_s
+    prefill = computed / stages  # what one prompt costs everyone
+    own = computed * (1.0 - 1.0 / stages)  # what its way through the other stages costs its owner
+
+    before = np.minimum(group + 0.5 * engine.wave_share * running, running)
+    first = decode + before * prefill + own
+    interference = (running - before) * prefill
+    busy = first + interference + (output - 1.0) * decode
+    front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
+    waiting = np.maximum(front_end - busy, 0.0)
+    served = busy + waiting
+    early = 0.5 * waiting if output > 1.0 else waiting
+    queue = served * (in_flight - running) / running
+    latency = queue + served
+    return ServingCosts(
+        ttft_s=queue + early + first,
+        tpot_s=(latency - queue - early - first) / max(output - 1.0, 1.0),
+        request_latency_s=latency,
+        parts={
+            "queue": queue,
+            "front_end": waiting,
+            "prefill": first,
+            "prefill_interference": interference,
+            "decode": (output - 1.0) * decode,
+        },
+        output_tokens_per_second_per_gpu=np.minimum(c.concurrency, in_flight * c.schedulers)
+        * output / latency / (c.data_parallel_size * c.tensor_parallel_size * stages),
+        running=running,
+        max_running=most,
+        wave_s=running * prefill,
+        kv_limited=(by_cache < in_flight) & (by_cache < c.max_num_seqs),
+        fits=fits,
+        bytes=memory,
+    )  # fmt: skip
+
+
+def _iteration(nouns: ServingNouns, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
+    """A forward pass and what the host does around it."""
+    host = nouns.engine.iteration_overhead_s + nouns.engine.sequence_overhead_s * batch.decoding
+    return forward_seconds(nouns, candidates, batch, context=context) + host

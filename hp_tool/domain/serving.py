@@ -1,0 +1,180 @@
+"""Serving: a configuration of an inference engine, the engine's constants, and what an estimate of it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hp_tool.domain.result import Reason
+
+Schedule = Literal["mixed", "prefill_first"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """One way to serve a model, fully resolved. Replicas are num_gpus / (tensor x pipeline x attention data)."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    tensor_parallel_size: int = 1
+    """Devices that split each attention head group and dense MLP (t)."""
+    pipeline_parallel_size: int = 1
+    """Stages (p)."""
+    expert_parallel_size: int = 1
+    """Devices of a stage that hold different experts (e); the rest of the stage splits each expert's matrices."""
+    attention_data_parallel_size: int = 1
+    """Groups of a stage that attend to different requests but share the experts (d)."""
+    data_parallel_size: int = 1
+    """num_gpus / (tensor x pipeline): replicas x attention_data_parallel_size."""
+    max_num_seqs: int = 256
+    """Requests one scheduler runs at once."""
+    max_num_batched_tokens: int = 8192
+    """Tokens of one forward pass, decoding and prefill chunks together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEfficiency:
+    """What an inference engine adds to isolated kernels, how it schedules, and the memory it keeps: one engine, one version."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    engine: str
+    version: str
+    schedule: Schedule
+    """mixed: prefill chunks ride along with decoding; prefill_first: waiting prompts stop decoding."""
+    matmul_slowdown: float
+    """Matmuls in the engine against the same matmul timed alone."""
+    attention_slowdown: float
+    """Attention over the paged KV cache against the same kernel timed alone."""
+    communication_slowdown: float
+    """Collectives in the engine against the same collective timed alone: ranks that wait for each other included."""
+    layer_overhead_s: float
+    """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward pass."""
+    iteration_overhead_s: float
+    """Scheduling, sampling and launch between two forward passes."""
+    sequence_overhead_s: float
+    """Host work per running sequence and iteration: sampling parameters, detokenization, streaming."""
+    prompt_overhead_s: float
+    """The engine's work per prompt that decoding waits for: cache blocks, input tensors, launches outside CUDA graphs."""
+    request_overhead_s: float
+    """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
+    stream_overhead_s: float
+    """The same per streamed token: detokenization and one event to the client."""
+    prefill_group: float
+    """Requests whose prompts a request waits for in a steady load, its own included."""
+    wave_share: float
+    """Share of the running requests that start together, as a closed load's first wave does."""
+    max_num_seqs: int
+    """The engine's default."""
+    max_num_batched_tokens: int
+    """The engine's default."""
+    memory_fraction: float
+    """Share of device memory the engine takes in all."""
+    reserve_bytes: float
+    """Workspaces, CUDA graphs and libraries within that share."""
+    kv_reserved_output_fraction: float
+    """Share of the output length that a running request's cache holds on average when the cache is full: 0.5 where blocks
+    are handed out as tokens appear, 1 where they are promised at admission.
+    """
+    fp8_cache_with_fp8_weights: bool
+    """Whether an fp8 checkpoint's keys and values are cached in fp8 unless told otherwise."""
+    ttft_log_sd: float
+    """Standard deviation of log(measured / predicted) on groups that were not fitted on."""
+    tpot_log_sd: float
+    throughput_log_sd: float
+    fitted_on: str
+    """Rows and command that gave the fitted constants."""
+    measured: bool = True
+    """False: constants of another version or engine; results carry wider intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMemory:
+    """Bytes on one device of the fullest stage; the parts sum to total_bytes."""
+
+    total_bytes: float
+    """With the KV cache the load asks for, at most what there is."""
+    capacity_bytes: float
+    """What the engine may take of the device."""
+    weights_bytes: float
+    kv_cache_bytes: float
+    """Keys and values of the requests that run at once."""
+    activations_bytes: float
+    """Working set of one forward pass, logits included."""
+    overhead_bytes: float
+    """Engine reserve."""
+    kv_cache_capacity_bytes: float
+    """Left for keys and values after everything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Quantiles of one latency over requests."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tails:
+    """Seconds. They spread by a request's place in its wave alone: lengths are equal and arrivals closed."""
+
+    ttft_s: Tail
+    tpot_s: Tail
+    request_latency_s: Tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingIntervals:
+    """Ranges that should hold the measured mean with the stated confidence."""
+
+    confidence: float
+    ttft_s: tuple[float, float]
+    tpot_s: tuple[float, float]
+    output_tokens_per_second_per_gpu: tuple[float, float]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceEstimate:
+    """A prediction for one serving configuration under one load. Means over requests unless named otherwise."""
+
+    feasible: bool
+    reasons: tuple[Reason, ...] = ()
+    parallel: ServingConfig | None = None
+    replicas: int | None = None
+    memory: ServingMemory | None = None
+    ttft_s: float | None = None
+    """Time to first token, queueing included."""
+    tpot_s: float | None = None
+    """Time per output token after the first."""
+    request_latency_s: float | None = None
+    """ttft_s + (output_length - 1) tpot_s."""
+    parts_s: dict[str, float] | None = None
+    """Where request_latency_s goes; parts sum to it."""
+    output_tokens_per_second_per_gpu: float | None = None
+    output_tokens_per_second_per_user: float | None = None
+    """1 / tpot_s."""
+    request_rate_per_second: float | None = None
+    """Requests completed a second, all replicas together."""
+    max_concurrency: int | None = None
+    """Requests that can run at once over all GPUs: memory or max_num_seqs, whichever is less."""
+    running_requests: float | None = None
+    """Requests that do run at once, the rest of the concurrency waits."""
+    kv_cache_limited: bool | None = None
+    """Whether memory for keys and values, not the load, bounds running_requests."""
+    cost_per_million_output_tokens: float | None = None
+    """US dollars."""
+    tails: Tails | None = None
+    intervals: ServingIntervals | None = None
+    provenance: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRecommendation:
+    """One row of the answer, best first."""
+
+    rank: int
+    parallel: ServingConfig
+    estimate: InferenceEstimate

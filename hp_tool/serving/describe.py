@@ -1,0 +1,152 @@
+"""One row of serving costs as the full estimate a user reads: memory, latencies with tails and intervals, reasons."""
+
+from __future__ import annotations
+
+import math
+
+from hp_tool.cost.feasibility import MEMORY
+from hp_tool.cost.inference.candidates import ServingCandidates
+from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.inference.tails import tpot_quantile, ttft_quantile
+from hp_tool.domain.result import Reason
+from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory, Tail, Tails
+from hp_tool.serving.problem import ServingProblem
+from hp_tool.serving.targets import target_values
+from hp_tool.units import SECONDS_PER_HOUR, duration, gib
+
+CONFIDENCE = 0.9
+_Z90 = 1.645
+_UNMEASURED = 2.0
+"""Intervals widen by this where the GPU's or the engine version's constants are borrowed from another."""
+
+
+def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> InferenceEstimate:
+    """The estimate of one legal configuration; without latencies where the model does not fit."""
+    config = candidates.config(row)
+    replicas = int(candidates.replicas[row])
+    memory = _memory(row, costs, problem)
+    if not costs.fits[row]:
+        return InferenceEstimate(
+            feasible=False,
+            reasons=(_too_large(row, costs, memory, problem),),
+            parallel=config,
+            replicas=replicas,
+            memory=memory,
+            max_concurrency=0,
+            provenance=_provenance(problem),
+        )
+    ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
+    throughput = float(costs.output_tokens_per_second_per_gpu[row])
+    latency = float(costs.request_latency_s[row])
+    price = problem.cluster.price_per_gpu_hour
+    schedulers = int(candidates.schedulers[row])
+    reasons = _missed(row, costs, problem)
+    return InferenceEstimate(
+        feasible=not reasons,
+        reasons=reasons,
+        parallel=config,
+        replicas=replicas,
+        memory=memory,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        request_latency_s=latency,
+        parts_s={name: float(seconds[row]) for name, seconds in costs.parts.items()},
+        output_tokens_per_second_per_gpu=throughput,
+        output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
+        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.nouns.output_length,
+        max_concurrency=int(costs.max_running[row]) * schedulers,
+        running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency)),
+        kv_cache_limited=bool(costs.kv_limited[row]),
+        cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
+        tails=_tails(row, costs, problem),
+        intervals=_intervals(ttft, tpot, throughput, problem),
+        provenance=_provenance(problem),
+    )
+
+
+def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMemory:
+    parts = costs.bytes
+    held = problem.nouns.input_length + problem.engine.kv_reserved_output_fraction * problem.nouns.output_length
+    room = float(parts.kv_capacity[row])
+    used = min(float(costs.running[row]) * held * float(parts.kv_per_token[row]), max(room, 0.0))
+    weights, working, overhead = float(parts.weights[row]), float(parts.activations[row]), float(parts.overhead[row])
+    return ServingMemory(
+        total_bytes=weights + working + overhead + used,
+        capacity_bytes=parts.capacity,
+        weights_bytes=weights,
+        kv_cache_bytes=used,
+        activations_bytes=working,
+        overhead_bytes=overhead,
+        kv_cache_capacity_bytes=max(room, 0.0),
+    )
+
+
+def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: ServingProblem) -> Reason:
+    """Weights, working set and one whole request are the least an engine needs."""
+    length = problem.nouns.input_length + problem.nouns.output_length
+    one = length * float(costs.bytes.kv_per_token[row])
+    needed = memory.weights_bytes + memory.activations_bytes + memory.overhead_bytes + one
+    message = (
+        f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights {gib(memory.weights_bytes)}, keys and values of one "
+        f"request {gib(one)}, working set {gib(memory.activations_bytes)}, engine {gib(memory.overhead_bytes)}; "
+        "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
+    )
+    return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
+
+
+def _missed(row: int, costs: ServingCosts, problem: ServingProblem) -> tuple[Reason, ...]:
+    reasons = []
+    for name in problem.targets.__slots__:
+        limit = getattr(problem.targets, name)
+        if limit is None:
+            continue
+        value = float(target_values(name, costs=costs, problem=problem)[row])
+        if value > limit:
+            message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
+            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
+    return tuple(reasons)
+
+
+def _tails(row: int, costs: ServingCosts, problem: ServingProblem) -> Tails:
+    wave, output = problem.engine.wave_share, problem.nouns.output_length
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    ttft = {name: float(ttft_quantile(costs, share=q, wave_share=wave)[row]) for name, q in shares.items()}
+    tpot = {
+        name: float(tpot_quantile(costs, share=q, wave_share=wave, output_length=output)[row]) for name, q in shares.items()
+    }
+    latency = float(costs.request_latency_s[row])
+    return Tails(ttft_s=Tail(**ttft), tpot_s=Tail(**tpot), request_latency_s=Tail(p50=latency, p90=latency, p99=latency))
+
+
+def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
+    engine, gpu = problem.engine, problem.nouns.profile.gpu
+    width = _Z90 * (1.0 if engine.measured and gpu.measured else _UNMEASURED)
+
+    def interval(value: float, log_sd: float) -> tuple[float, float]:
+        return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
+
+    return ServingIntervals(
+        confidence=CONFIDENCE,
+        ttft_s=interval(ttft, engine.ttft_log_sd),
+        tpot_s=interval(tpot, engine.tpot_log_sd),
+        output_tokens_per_second_per_gpu=interval(throughput, engine.throughput_log_sd),
+        source=engine.fitted_on,
+    )
+
+
+def _provenance(problem: ServingProblem) -> dict[str, object]:
+    nouns = problem.nouns
+    return {
+        "model": problem.model.name,
+        "gpu": problem.cluster.gpu.name,
+        "num_gpus": problem.cluster.num_gpus,
+        "gpu_efficiency": nouns.profile.gpu.gpu,
+        "gpu_efficiency_measured": nouns.profile.gpu.measured,
+        "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
+        "engine_efficiency_measured": problem.engine.measured,
+        "load": f"closed, {problem.concurrency} requests in flight, equal lengths",
+        "matmul_precision": nouns.compute_precision,
+        "weight_bytes_each": nouns.weight_bytes,
+        "kv_element_bytes": nouns.kv_element_bytes,
+        "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
+    }

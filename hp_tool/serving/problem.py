@@ -1,0 +1,133 @@
+"""A serving query with its names looked up; what this version does not model is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.engines import engine_efficiency
+from hp_tool.cost.compute import ELEMENT_BYTES
+from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.inference.formats import weight_format
+from hp_tool.cost.inference.serving import ServingCosts, serving_costs
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.query import Constraints, Query, Targets
+from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.workload import InferenceWorkload
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.problem import resolve_model
+
+NETWORK_PROFILE = "megatron-core"
+"""Whose measured network between nodes serving borrows: NCCL rings there and here."""
+
+_TRAINING_ONLY = (
+    "virtual_pipeline_parallel_size", "context_parallel_size", "expert_tensor_parallel_size", "data_parallel_shard_size",
+    "micro_batch_size", "sequence_parallel", "recompute", "zero_stage", "pipeline_schedule", "pipeline_layout", "rank_order",
+    "context_parallel_communication",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingProblem:
+    """Everything the serving cost model wants to know."""
+
+    nouns: ServingNouns
+    concurrency: int
+    """Requests in flight over all GPUs."""
+    constraints: Constraints
+    targets: Targets
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.nouns.model
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.nouns.cluster
+
+    @property
+    def engine(self) -> EngineEfficiency:
+        return self.nouns.engine
+
+    def costs(self, candidates: ServingCandidates) -> ServingCosts:
+        """Latency, throughput and memory of legal candidates."""
+        headroom = self.constraints.memory_headroom_fraction
+        return serving_costs(nouns=self.nouns, candidates=candidates, memory_headroom_fraction=headroom)
+
+    def with_num_gpus(self, num_gpus: int) -> ServingProblem:
+        """The same load on fewer devices of the same kind."""
+        per_node = min(self.cluster.gpus_per_node, num_gpus)
+        domain = max(per_node, min(self.cluster.nvlink_domain_size, num_gpus))
+        smaller = dataclasses.replace(self.cluster, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain)
+        return dataclasses.replace(self, nouns=dataclasses.replace(self.nouns, cluster=smaller))
+
+
+def resolve_serving(query: Query) -> ServingProblem:
+    """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for what is not modelled."""
+    if query.kind != "inference" or query.inference is None:
+        raise InputError("a serving query is of kind inference", field="kind")
+    _refuse_unmodelled(query, query.inference)
+    model = resolve_model(query)
+    if model.architecture != "decoder":
+        raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
+    concurrency = query.inference.concurrency
+    if concurrency is None:
+        raise InputError(
+            "inference.concurrency is missing; add the requests in flight over all GPUs",
+            field="inference.concurrency",
+            code="missing_field",
+        )
+    cluster = catalogue_cluster(query.cluster)
+    engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
+    nouns = serving_nouns(model=model, cluster=cluster, workload=query.inference, engine=engine)
+    return ServingProblem(
+        nouns=nouns, concurrency=concurrency, constraints=query.constraints, targets=query.targets or Targets()
+    )
+
+
+def serving_nouns(
+    *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
+) -> ServingNouns:
+    """What the cost model takes. InputError (precision_unsupported) where the GPU cannot multiply in the precision."""
+    stored, compute = weight_format(workload.precision, gpu=cluster.gpu)
+    follows = engine.fp8_cache_with_fp8_weights and workload.precision == "fp8"
+    return ServingNouns(
+        model=model,
+        cluster=cluster,
+        profile=efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE),
+        engine=engine,
+        compute_precision=compute,
+        weight_bytes=stored,
+        kv_element_bytes=ELEMENT_BYTES[workload.kv_cache_precision or ("fp8" if follows else "bf16")],
+        input_length=workload.input_length,
+        output_length=workload.output_length,
+        prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
+    )
+
+
+def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
+    """Nothing a query asks for is silently ignored."""
+    if workload.request_rate_per_second is not None:
+        raise UnsupportedError(
+            "inference.request_rate_per_second is not modelled by this version; give inference.concurrency",
+            field="inference.request_rate_per_second",
+        )
+    load = workload.load
+    if load is not None and (load.arrival != "closed" or load.num_prompts is not None or load.warmup is not None):
+        raise UnsupportedError(
+            "inference.load other than arrival closed, without num_prompts and warmup, is not modelled by this version",
+            field="inference.load",
+        )
+    for name in _TRAINING_ONLY:
+        if getattr(query.parallel, name) not in (None, 1, (1,), False, "none"):
+            raise InputError(f"parallel.{name} belongs to training; leave it out", field=f"parallel.{name}")
+    if query.objective in ("days",):
+        raise InputError(f"objective {query.objective} belongs to training", field="objective")
+    for name in ("max_days", "max_cost"):
+        if getattr(query.constraints, name) is not None:
+            raise InputError(f"constraints.{name} belongs to training; leave it out", field=f"constraints.{name}")
+    if query.training is not None:
+        raise InputError("training describes another kind of query; leave it out", field="training")

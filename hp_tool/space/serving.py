@@ -1,0 +1,74 @@
+"""The space of serving configurations as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.inference.candidates import ServingCandidates
+from hp_tool.cost.inference.feasibility import legality, rejection_counts
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.errors import InputError
+
+MAX_COMBINATIONS = 20_000_000
+"""Raw combinations one query may span."""
+MAX_STAGES = 16
+"""Pipeline stages tried by default: each adds a hop to every token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSpace:
+    """The legal candidates, and how many combinations each rule turned away."""
+
+    candidates: ServingCandidates
+    rejections: dict[str, int]
+
+
+def serving_space(
+    *, query: ParallelQuery, model: ModelSpec, num_gpus: int, engine: EngineEfficiency, concurrency: tuple[int, ...]
+) -> ServingSpace:
+    """Every legal combination of what the query allows, under each concurrency, once. Left free, the sizes are the divisors of
+    the devices; expert and attention data parallelism belong to models with experts; batch limits are the engine's.
+    """
+    divisors = tuple(k for k in range(1, num_gpus + 1) if num_gpus % k == 0)
+    experts = model.num_experts is not None
+    axes = (
+        _values(query.tensor_parallel_size) or tuple(k for k in divisors if model.num_attention_heads % k == 0),
+        _values(query.pipeline_parallel_size) or tuple(k for k in divisors if k <= min(MAX_STAGES, model.num_hidden_layers)),
+        _values(query.attention_data_parallel_size) or (divisors if experts else (1,)),
+        _values(query.expert_parallel_size) or (divisors if experts else (1,)),
+        _values(query.max_num_seqs) or (engine.max_num_seqs,),
+        _values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
+        concurrency,
+    )
+    size = int(np.prod([float(len(values)) for values in axes]))
+    if size > MAX_COMBINATIONS:
+        raise InputError(
+            f"{size:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
+            field="parallel",
+            code="space_too_large",
+        )
+    t, p, d, e, seqs, budget, load = (
+        axis.ravel() for axis in np.meshgrid(*(np.array(values, dtype=np.int64) for values in axes), indexing="ij")
+    )
+    candidates = ServingCandidates(
+        tensor_parallel_size=t,
+        pipeline_parallel_size=p,
+        expert_parallel_size=e,
+        attention_data_parallel_size=d,
+        data_parallel_size=np.maximum(num_gpus // (t * p), 1),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        concurrency=load,
+    )
+    codes = legality(model=model, num_gpus=num_gpus, candidates=candidates)
+    return ServingSpace(candidates=candidates.take(np.flatnonzero(codes == 0)), rejections=rejection_counts(codes))
+
+
+def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
