@@ -39,7 +39,7 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
         (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
-        model.num_hidden_layers % (p * v) != 0,
+        _layers_broken(model, c),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         workload.sequence_length % _sequence_pieces(c) != 0,
@@ -56,6 +56,17 @@ def _sequence_pieces(c: Candidates) -> IntArray:
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
     pieces: IntArray = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
     return pieces
+
+
+def _layers_broken(model: ModelSpec, c: Candidates) -> BoolArray:
+    """Every chunk holds the same number of layers; or, on a power of two of stages (other sizes are rather mistakes), of
+    layers and pipeline ends together, see `stages.uneven_ends`.
+    """
+    p, layers = c.pipeline_parallel_size, model.num_hidden_layers
+    chunks = p * c.virtual_pipeline_parallel_size
+    with_ends = ((layers + 2) % chunks == 0) & (p > 1) & ((p & (p - 1)) == 0)
+    broken: BoolArray = (layers % chunks != 0) & (with_ends == 0)
+    return broken
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:

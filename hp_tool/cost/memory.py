@@ -59,7 +59,7 @@ def memory(
     inputs = 2.0 * e * sharded
     loss = (e + 4.0) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
     # ZeRO 3 gathers the weights of two layers at a time, the running and the next one.
-    gathered = states.gathered_layer * minimum(2.0, model.num_hidden_layers / p)
+    gathered = states.gathered_layer * minimum(2.0, stages.pace)
 
     alone = p == 1
     ends = []

@@ -1,4 +1,4 @@
-"""Which layers the pipeline's first and last stage hold."""
+"""Which layers the pipeline's stages hold."""
 
 from __future__ import annotations
 
@@ -23,24 +23,36 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """L/p layers on each stage; the leading dense layers of a mixture-of-experts model are on the first."""
+    """L/p layers on each stage; the leading dense layers of a mixture-of-experts model are on the first. Where p v does not
+    divide L, embedding and output layer count as a layer each, so that both ends hold one layer fewer.
+    """
 
+    pace: Column
+    """Layers of the stage that sets the pace: one between the ends, where there is one."""
     first: End
     last: End
     pace_moe_fraction: Column
     """Share of layers with experts on the stage that sets the pace."""
 
 
+def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
+    """1 where p v does not divide L but, with embedding and output layer counted as layers, divides L + 2: Megatron Core's
+    account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, as Llama 3.1 405B is trained.
+    """
+    chunks = candidates.pipeline_parallel_size * candidates.virtual_pipeline_parallel_size
+    return (model.num_hidden_layers % chunks != 0) * 1
+
+
 def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     """The layers of both ends."""
     p = candidates.pipeline_parallel_size
-    each = model.num_hidden_layers / p
+    fewer = uneven_ends(model, candidates)
+    each = (model.num_hidden_layers + 2 * fewer) / p
     extra = model.num_nextn_predict_layers
-    first, last = each + (p == 1) * extra, each + extra
+    first, last = each - fewer + (p == 1) * extra, each - fewer + extra
     if not model.num_experts:
-        return StageLayers(
-            first=End(layers=first, moe_fraction=0.0), last=End(layers=last, moe_fraction=0.0), pace_moe_fraction=0.0
-        )
+        ends = [End(layers=layers, moe_fraction=0.0) for layers in (first, last)]
+        return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0)
     dense = model.num_hidden_layers - moe_layers(model)
     on_first = minimum(dense, each)
     on_last = maximum(dense - (model.num_hidden_layers - each), 0.0)
@@ -48,4 +60,4 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     # A stage between the ends holds the fewest of the leading dense layers.
     between = 1.0 - maximum(dense - each, 0.0) / each
     pace = where(p > 2, maximum(between, 0.0), maximum(ends[0].moe_fraction, ends[1].moe_fraction))
-    return StageLayers(first=ends[0], last=ends[1], pace_moe_fraction=pace)
+    return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=pace)

@@ -10,6 +10,7 @@ from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.stages import StageLayers, uneven_ends
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -39,6 +40,7 @@ def time_parts(
     profile: EfficiencyProfile,
     candidates: Candidates,
     layer: LayerTime,
+    stages: StageLayers,
     head: HeadTime,
     states: StateCosts,
     micro_batches: FloatArray,
@@ -51,12 +53,13 @@ def time_parts(
     c, m = candidates, micro_batches
     p = c.pipeline_parallel_size
     chunks = c.virtual_pipeline_parallel_size
-    layers = model.num_hidden_layers / p
+    layers = stages.pace
     whole = recomputed_layer_fraction(c, layers_per_chunk=layers / chunks)
     again = whole * (layer.forward + layer.tensor + layer.context + layer.expert)
     again = again + where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
 
-    # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace.
+    # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace, as far as it is
+    # longer than the layer that an uneven end leaves out.
     compute = layers * (layer.forward + layer.backward)
     recompute = layers * again
     tensor = layers * (layer.tensor + layer.tensor_backward)
@@ -65,13 +68,14 @@ def time_parts(
     # Multi-token prediction: each depth is one more layer and one more pass through the output layer.
     extra = model.num_nextn_predict_layers
     output = (1.0 + extra) * (head.output + head.output_communication)
-    if extra:
-        output = output + extra / layers * (compute + recompute + tensor + context + expert)
-    both_ends = head.embedding + output
-    end = where(p > 1.0, maximum(head.embedding, output), both_ends)
-    output_share = where(end > head.embedding, (1.0 + extra) * head.output_communication, 0.0)
     body = compute + recompute + tensor + context + expert
-    others = (p - 1.0) * body + both_ends - end
+    if extra:
+        output = output + extra / layers * body
+    both_ends = head.embedding + output
+    fewer = uneven_ends(model, c) * body / layers
+    end = where(p > 1.0, maximum(maximum(head.embedding, output) - fewer, 0.0), both_ends)
+    output_share = where(output >= head.embedding, minimum(end, (1.0 + extra) * head.output_communication), 0.0)
+    others = (p - 1.0) * body + both_ends - 2.0 * fewer - end
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
     framework = profile.framework
     return {

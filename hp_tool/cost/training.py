@@ -105,7 +105,7 @@ def training_costs(
         states=states,
         micro_batches=m,
     )
-    parts = time_parts(**machine, candidates=candidates, layer=times, head=ends, states=states, micro_batches=m)
+    parts = time_parts(**machine, candidates=candidates, layer=times, stages=stages, head=ends, states=states, micro_batches=m)
     return TrainingCosts(
         memory_parts=held.parts,
         layer_activations_bytes=held.layer_activations,

@@ -57,6 +57,8 @@ def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     model, training, parallel = request.model, request.training, request.parallel
     t, p, d = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
     batch = d * parallel.micro_batch_size
+    chunks = p * parallel.virtual_pipeline_parallel_size
+    yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} is not divisible by {chunks}"
     yield t * p * d != request.num_gpus, f"TP {t} x PP {p} x DP {d} is not num_gpus {request.num_gpus}"
     yield training.global_batch_size % batch != 0, f"global_batch_size {training.global_batch_size} is not divisible by {batch}"
     yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size} is not divisible by tensor_parallel_size {t}"
