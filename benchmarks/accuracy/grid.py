@@ -121,7 +121,7 @@ def _rank_correlation(predicted: NDArray[np.float64], measured: NDArray[np.float
 def as_text(found: dict[str, Any]) -> str:
     lines = [
         f"Grid of {found['rows']} nanotron runs on H100 ({found['dropped']} dropped: sizes do not multiply to the batch)  "
-        "[information]",
+        "[held out]",
         f"  ran but refused {found['ran_but_refused']} of {found['ran']} ({found['ran_but_refused_share']:.2%}); "
         f"failed and called infeasible {found['failed_called_infeasible_share']:.1%} of {found['failed']}",
         f"  throughput: median error {found['throughput_median_error']:.1%}, bias {found['throughput_bias']:+.1%}; "

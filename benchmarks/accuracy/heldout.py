@@ -1,4 +1,4 @@
-"""Published training runs that no constant was fitted on: dense models this version can express, one row a configuration."""
+"""Published training runs as queries, one row a configuration; the report says which constants saw which of them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,6 @@ class Run:
         assert self.estimate.time is not None
         predicted = self.estimate.time.step_s
         return Comparison(source=source, model=self.name, what=self.what, published=self.step_s, predicted=predicted)
-
-    @property
-    def is_within_interval(self) -> bool:
-        """Whether the stated interval holds the published step time."""
-        assert self.estimate.intervals is not None
-        low, high = self.estimate.intervals.step_s
-        return low <= self.step_s <= high
 
     def memory(self, source: str) -> Comparison:
         assert self.estimate.memory is not None and self.allocated_bytes is not None

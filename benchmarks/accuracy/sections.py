@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.accuracy.korthikanti import Comparison
+from hp_tool.cost.breakdown import NORMAL_QUANTILE
 
-Role = Literal["headline", "in sample", "information"]
+Role = Literal["headline", "held out", "in sample"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +20,17 @@ class Section:
 
     title: str
     role: Role
-    """headline: held-out rows a limit is set on; in sample: the constants saw these rows; information: neither."""
+    """headline: held-out rows a limit is set on; held out: the constants did not see these rows; in sample: they did."""
     fitted_on: str
     """The rows behind the constants that predicted these."""
     comparisons: list[Comparison]
+    stated_log_sd: float | None = None
+    """What the profile says log(published / predicted) scatters by; it sets the width of intervals."""
 
-    def summary(self) -> dict[str, float]:
-        """Mean and worst absolute relative error; bias and spread are of log(published / predicted)."""
+    def summary(self) -> dict[str, float | None]:
+        """Mean and worst absolute relative error; bias and spread are of log(published / predicted); the share of rows
+        within the 90 % interval that the profile states.
+        """
         errors = np.array([comparison.error for comparison in self.comparisons])
         logs = -np.log1p(errors)
         return {
@@ -34,6 +39,9 @@ class Section:
             "worst_error": float(np.abs(errors).max()),
             "bias": float(math.expm1(-logs.mean())),
             "log_sd": float(np.sqrt((logs**2).mean())),
+            "within_interval_share": (
+                float((np.abs(logs) <= NORMAL_QUANTILE * self.stated_log_sd).mean()) if self.stated_log_sd else None
+            ),
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,6 +60,8 @@ class Section:
             f"  mean {s['mean_error']:.2%}, worst {s['worst_error']:.2%}, bias {s['bias']:+.2%}, "
             f"log standard deviation around zero {s['log_sd']:.3f}, {s['rows']} rows"
         )
+        if self.stated_log_sd:
+            lines[-1] += f"; {s['within_interval_share']:.0%} within the stated 90 % interval"
         return "\n".join(lines)
 
 
