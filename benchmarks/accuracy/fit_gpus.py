@@ -48,12 +48,12 @@ def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats]:
 
 
 def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[str, float], dict[str, float]]:
-    """(constants for the shapes of a training run, constants over all shapes).
+    """(constants for the shapes of a training run, constants over all shapes for serving).
 
     Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m >= 1024, so that the
     overhead holds what a large kernel pays once: launch, prologue and an incomplete last wave. Narrow matmuls were timed
     together with the quantisation of x, m k elements in passes over memory; their number is fitted and left out here,
-    because the cost model counts casts apart.
+    because training's cost model counts casts apart; serving's do not, and its constants hold the quantisation.
     """
     shapes, seconds = medians(rows, ("m", "n", "k"))
     keep = (shapes[:, 1] >= 1024) & (shapes[:, 2] >= 1024)
@@ -79,7 +79,12 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
         f"overhead {overhead * 1e6:.1f} us, {passes:.1f} passes; {large.sum()} shapes, "
         f"median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
     )
-    return roofline(peak, everywhere[1], overhead), roofline(*everywhere[:3])
+
+    def of_serving(x: Floats) -> Floats:
+        return residuals(np.array([*x, 0.0]))
+
+    serving = robust_fit(of_serving, [0.7, 0.7, 5e-6], [0.05, 0.05, 1e-7], [1.2, 1.2, 1e-4])
+    return roofline(peak, everywhere[1], overhead), roofline(*serving)
 
 
 def fit_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:

@@ -27,6 +27,7 @@ from hp_tool.serving.problem import serving_nouns
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
 ALIASES = {"nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct"}
 PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
+LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
 
 
@@ -158,6 +159,15 @@ class Predicted:
     throughput: float
     kv_limited: bool
     fits: bool
+    whole_wave_s: float
+    """Prefill of as many prompts as are in flight, had all of them room."""
+
+    @property
+    def really_limited(self) -> bool:
+        """Whether the measured request waited for room, as nothing else lets its first token take this much longer than the
+        prefill of all prompts in flight.
+        """
+        return self.run.ttft_s > LIMITED_FROM * self.whole_wave_s
 
 
 def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predicted]:
@@ -170,6 +180,7 @@ def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predict
                 run=run, ttft_s=float(costs.ttft_s[i]), tpot_s=float(costs.tpot_s[i]),
                 throughput=float(costs.output_tokens_per_second_per_gpu[i]),
                 kv_limited=bool(costs.kv_limited[i]), fits=bool(costs.fits[i]),
+                whole_wave_s=float(costs.wave_s[i] / costs.running[i]) * run.concurrency,
             )
             for i, run in enumerate(batch.runs)
         ]  # fmt: skip

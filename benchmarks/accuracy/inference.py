@@ -1,0 +1,165 @@
+"""Serving predictions beside measured runs: `python -m benchmarks.accuracy.inference [--data DIR] [--json]`.
+
+Errors are relative, bias is the mean of log(predicted / measured). Constants of an engine version come from one half of the
+groups (ServingRun.fitted says which); everything quoted as unseen is of the other half, or of models and GPUs left out of a
+fresh fit. TTFT is quoted by its median error and mean |log ratio|, apart for runs that the KV cache limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.fit_engines import FEWEST_RUNS, by_version, fit
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict, runs
+from hp_tool.catalog.engines import engine_efficiency, engine_profiles
+
+CHOSEN_WITHIN = 1e-9
+
+
+def figures(pairs: Sequence[Predicted]) -> dict[str, float]:
+    """Errors and biases of one set of runs; TTFT of runs below the KV limit alone."""
+    free = [p for p in pairs if not p.really_limited]
+    tpot = np.array([np.log(p.tpot_s / p.run.tpot_s) for p in pairs])
+    throughput = np.array([np.log(p.throughput / p.run.throughput) for p in pairs])
+    ttft = np.array([np.log(p.ttft_s / p.run.ttft_s) for p in free])
+    found = {
+        "runs": len(pairs),
+        "tpot_error": np.abs(np.expm1(tpot)).mean(),
+        "tpot_bias": tpot.mean(),
+        "throughput_error": np.abs(np.expm1(throughput)).mean(),
+        "throughput_bias": throughput.mean(),
+        "ttft_median_error": np.median(np.abs(np.expm1(ttft))) if len(free) else np.nan,
+        "ttft_abs_log": np.abs(ttft).mean() if len(free) else np.nan,
+        "ttft_bias": ttft.mean() if len(free) else np.nan,
+        "kv_limited": len(pairs) - len(free),
+        "kv_limit_right": np.mean([p.kv_limited == p.really_limited for p in pairs]),
+        "refused": sum(not p.fits for p in pairs),
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+def shipped(found: Sequence[ServingRun]) -> list[Predicted]:
+    """Every run, predicted by the constants the catalogue ships for its version or the nearest one."""
+    grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
+    for run in found:
+        grouped[(run.engine, run.version)].append(run)
+    predicted = []
+    for (name, version), members in grouped.items():
+        profile = engine_efficiency(engine=name, version=version)
+        predicted += predict(batches(members, profile), profile)
+    return predicted
+
+
+def left_out(found: Sequence[ServingRun], key: Callable[[ServingRun], str]) -> list[tuple[str, list[Predicted]]]:
+    """For each engine version with several models (or GPUs): every one of them, predicted by constants that saw the others."""
+    results = []
+    for (name, version), members in by_version(found).items():
+        kinds = list(dict.fromkeys(key(run) for run in members))
+        for kind in kinds:
+            seen, unseen = [run for run in members if key(run) != kind], [run for run in members if key(run) == kind]
+            if len(seen) < FEWEST_RUNS:
+                continue
+            profile = fit(seen, name=name, version=version)
+            results.append((f"{name} {version}: {kind}", predict(batches(unseen, profile), profile)))
+    return results
+
+
+def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
+    """Of each group with several sizes: what the predicted best parallelism loses of the best measured tokens/s/GPU."""
+    groups: dict[tuple[object, ...], list[Predicted]] = defaultdict(list)
+    for pair in pairs:
+        groups[pair.run.group].append(pair)
+    lost = []
+    for members in groups.values():
+        if len(members) > 1:
+            chosen = max(members, key=lambda p: p.throughput)
+            lost.append(1.0 - chosen.run.throughput / max(p.run.throughput for p in members))
+    best = sum(value <= CHOSEN_WITHIN for value in lost)
+    return {"groups": len(lost), "best_chosen": best, "worst": max(lost, default=0.0), "mean": float(np.mean(lost or [0.0]))}
+
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    """{unseen, seen, left_out, cached, other_versions, regret}: figures by the names of what they are of."""
+    everything = runs(folder)
+    cached = cached_series(everything)
+    pairs = shipped(everything)
+    profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
+    own = [p for p in pairs if (p.run.engine, p.run.version) in profiles and p.run.series not in cached]
+    other = [p for p in pairs if (p.run.engine, p.run.version) not in profiles]
+    unseen = [p for p in own if not p.run.fitted]
+    refits = left_out(everything, lambda run: f"{run.model} {run.precision}") + left_out(everything, lambda run: run.gpu)
+    computed = [p for p in pairs if p.run.series not in cached]
+    return {
+        "unseen": _by_series(unseen),
+        "seen": _by_series([p for p in own if p.run.fitted]),
+        "left_out": {name: figures(found) for name, found in refits if found},
+        "other_versions": _by_series(other),
+        "cached": _by_series([p for p in pairs if p.run.series in cached]),
+        "regret": {"unseen": regret(unseen), "all": regret(computed)},
+        "refused": sum(not p.fits for p in pairs),
+        "runs": len(pairs),
+    }
+
+
+def _by_series(pairs: Sequence[Predicted]) -> dict[str, dict[str, float]]:
+    grouped: dict[str, list[Predicted]] = {"all": list(pairs)} if pairs else {}
+    for pair in pairs:
+        run = pair.run
+        grouped.setdefault(f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}", []).append(pair)
+    return {name: figures(members) for name, members in grouped.items()}
+
+
+TITLES = {
+    "unseen": "Groups no constant was fitted on",
+    "left_out": "Models and GPUs left out of a fresh fit",
+    "other_versions": "Versions without constants of their own (nearest version's)",
+    "seen": "Groups the constants were fitted on",
+    "cached": "Prompts mostly found in a prefix cache, predicted as if computed (see serving_runs.cached_series)",
+}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    head = f"  {'':72} runs   TPOT  bias   tok/s  bias | TTFT median |ln|  bias | KV limit: runs right"
+    blocks = []
+    for key, title in TITLES.items():
+        if report[key]:
+            blocks.append("\n".join([title, head, *(_line(name, row) for name, row in report[key].items())]))
+    for name, row in report["regret"].items():
+        blocks.append(
+            f"Best TP by tokens/s/GPU, {name} groups: {row['best_chosen']} of {row['groups']} chosen, "
+            f"regret mean {row['mean']:.2%}, worst {row['worst']:.1%}"
+        )
+    blocks.append(f"Measured configurations refused: {report['refused']} of {report['runs']}")
+    return "\n\n".join(blocks)
+
+
+def _line(name: str, f: dict[str, float]) -> str:
+    return (
+        f"  {name:72} {f['runs']:4.0f} {f['tpot_error']:6.1%} {f['tpot_bias']:+.2f}  {f['throughput_error']:6.1%} "
+        f"{f['throughput_bias']:+.2f} | {f['ttft_median_error']:8.1%} {f['ttft_abs_log']:7.2f} {f['ttft_bias']:+.2f} | "
+        f"{f['kv_limited']:9.0f} {f['kv_limit_right']:8.1%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data_argument(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    folder = data_folder(arguments)
+    if folder is None:
+        return
+    report = evaluate(folder)
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+
+
+if __name__ == "__main__":
+    main()
