@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hp_tool import app, schema
+from hp_tool import answers, app, schema
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
@@ -33,6 +33,23 @@ QUERY: dict[str, Any] = {
     "constraints": {"max_days": 30, "memory_headroom_fraction": 0.05},
     "search": {"budget_runs": 4, "run_timeout_s": 100.0, "seed": 0},
     "objective": "throughput",
+}
+
+SERVING: dict[str, Any] = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+    "inference": {
+        "input_length": 4000,
+        "output_length": 1000,
+        "concurrency": 64,
+        "precision": "fp8",
+        "kv_cache_precision": "bf16",
+        "engine": "vllm",
+        "engine_version": "0.10.0",
+    },
+    "parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 1, "attention_data_parallel_size": 1},
+    "targets": {"ttft_s": 1.0, "tpot_s": 0.03},
 }
 
 
@@ -183,13 +200,9 @@ def test_a_large_input_is_refused_unread() -> None:
     refused(b'{"kind": "' + b"x" * 10_000_000 + b'"}', code="too_large")
 
 
-def test_a_query_of_the_wrong_kind_is_told_so() -> None:
+def test_a_query_of_the_other_kind_is_told_so() -> None:
     refused(changed("kind", "inference"), field="inference", code="missing_field")
-    served = {"kind": "inference", "model": "llama-3-8b", "cluster": {"gpu": "h100", "num_gpus": 8}}
-    query = schema.parse_query(served | {"inference": {"input_length": 100, "output_length": 10}})
-    with pytest.raises(HpToolError) as caught:
-        app.estimate(query=query)
-    assert caught.value.code == "unsupported"
+    refused(SERVING | {"kind": "training"}, field="training", code="missing_field")
 
 
 def paths(data: dict[str, Any], *parents: str) -> list[str]:
@@ -213,12 +226,16 @@ LEAVES = st.one_of(
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=5
 )
-MUTATIONS = st.lists(st.tuples(st.sampled_from(paths(QUERY)), VALUES), min_size=1, max_size=3)
 
 
-def mutated(mutations: list[tuple[str, Any]]) -> dict[str, Any]:
-    query = copy.deepcopy(QUERY)
-    for path, value in mutations:
+def mutations(query: dict[str, Any]) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    """Up to three keys of the query, each with a value it may not expect."""
+    return st.lists(st.tuples(st.sampled_from(paths(query)), VALUES), min_size=1, max_size=3)
+
+
+def mutated(query: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
+    query = copy.deepcopy(query)
+    for path, value in changes:
         *parents, last = path.split(".")
         node: Any = query
         for name in parents:
@@ -228,25 +245,37 @@ def mutated(mutations: list[tuple[str, Any]]) -> dict[str, Any]:
     return query
 
 
-@pytest.mark.filterwarnings("error")
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(mutations=MUTATIONS, as_text=st.booleans())
-def test_any_query_is_answered_or_refused(mutations: list[tuple[str, Any]], as_text: bool) -> None:
-    """Only an answer whose numbers are numbers, or an error of ours, ever comes out."""
-    data = mutated(mutations)
+def answered(data: dict[str, Any], *, as_text: bool) -> tuple[answers.EstimateAnswer, answers.RecommendAnswer] | None:
+    """Both answers to a query, or None where it was refused with an error of ours; nothing else may come out."""
     try:
         query = schema.parse_query(json.dumps(data) if as_text else data)
-        ranked = app.recommend(query=query, top=2).recommendations
-        estimate = app.estimate(query=query)
+        found = answers.estimate_answer(query), answers.recommend_answer(query, top=2)
     except HpToolError as error:
         assert error.message and json.dumps(error.as_dict())
-        return
-    assert estimate.feasible != bool(estimate.reasons)
-    if estimate.time is not None:
-        assert 0.0 < estimate.time.step_s < math.inf
-        assert math.isclose(sum(estimate.time.parts_s.values()), estimate.time.step_s, rel_tol=1e-9)
-    assert all(row.estimate.feasible for row in ranked)
-    assert "NaN" not in schema.to_json(estimate) and "Infinity" not in schema.to_json(estimate)
+        return None
+    estimate, ranked = found
+    assert estimate.estimate.feasible != bool(estimate.estimate.reasons)
+    assert all(row.estimate.feasible for row in ranked.recommendations)
+    for answer in found:
+        assert "NaN" not in schema.to_json(answer) and "Infinity" not in schema.to_json(answer)
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=mutations(QUERY), as_text=st.booleans())
+def test_any_training_query_is_answered_or_refused(changes: list[tuple[str, Any]], as_text: bool) -> None:
+    found = answered(mutated(QUERY, changes), as_text=as_text)
+    if found is not None and (time := found[0].estimate.time) is not None:
+        assert 0.0 < time.step_s < math.inf
+        assert math.isclose(sum(time.parts_s.values()), time.step_s, rel_tol=1e-9)
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=mutations(SERVING), as_text=st.booleans())
+def test_any_serving_query_is_answered_or_refused(changes: list[tuple[str, Any]], as_text: bool) -> None:
+    answered(mutated(SERVING, changes), as_text=as_text)
 
 
 @settings(max_examples=150, deadline=None)

@@ -33,10 +33,11 @@ def frameworks() -> list[str]:
     return sorted(path.parent.name for path in (_FOLDER / "frameworks").glob("*/default.yaml"))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def gpu_efficiency(name: str) -> GpuEfficiency:
-    path = _FOLDER / "gpus" / f"{name}.yaml"
-    if path.parent != _FOLDER / "gpus" or not path.is_file():
+    """What kernels reach on this GPU; the generic profile, marked `measured: false`, where nobody measured it."""
+    path = _profiles(_FOLDER / "gpus").get(name)
+    if path is None:
         return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
     fields = documents.parse(documents.read_text(path), origin=path)
     parts: dict[str, Any] = {}
@@ -52,16 +53,21 @@ def gpu_efficiency(name: str) -> GpuEfficiency:
     return GpuEfficiency(**{**fields, **parts})
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _framework(name: str, gpu: str) -> FrameworkEfficiency:
     """The framework's constants on this GPU, else those of its newest measured software."""
     if name not in frameworks():
         raise UnsupportedError(
             f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
         )
-    folder = _FOLDER / "frameworks" / name
-    own = folder / f"{gpu}.yaml"
-    path = own if own.parent == folder and own.is_file() else folder / "default.yaml"
+    profiles = _profiles(_FOLDER / "frameworks" / name)
+    path = profiles.get(gpu, profiles["default"])
     fields = documents.parse(documents.read_text(path), origin=path)
     network = records.build(Link, fields.pop("network"), field="network", origin=path)
     return FrameworkEfficiency(network=network, **fields)
+
+
+@functools.cache
+def _profiles(folder: Path) -> dict[str, Path]:
+    """The profiles there are, by name: one that a query names is looked up here, and never becomes part of a path."""
+    return {path.stem: path for path in folder.glob("*.yaml")}

@@ -47,5 +47,5 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
     parts: list[tuple[int, str]] = []
     for part in version.replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        parts.append((int(digits or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
+        parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
     return tuple(parts)
