@@ -24,10 +24,15 @@ from hp_tool import documents
 from hp_tool.catalog.records import nearest
 from hp_tool.errors import InputError, NotFoundError
 
-Kind = Literal["models", "gpus", "clusters"]
+Kind = Literal["models", "gpus", "clusters", "lengths"]
 
 _BUILT_IN = Path(__file__).parent / "data"
-_SINGULAR: dict[Kind, str] = {"models": "model", "gpus": "gpu", "clusters": "cluster"}
+_SINGULAR: dict[Kind, str] = {
+    "models": "model",
+    "gpus": "gpu",
+    "clusters": "cluster",
+    "lengths": "distribution of lengths",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,144 @@
+"""Distributions of sequence lengths: by catalogue name, or from a file of one's own."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from hp_tool import documents
+from hp_tool.catalog import library, records
+from hp_tool.cost.lengths.distribution import LengthDistribution
+from hp_tool.errors import InputError
+
+FIELD = "training.sequence_lengths"
+LONGEST = 1 << 24
+"""Tokens; far above any sequence."""
+MOST_COUNTED = 1e15
+MAX_LINES = 1_000_000
+TABLES = (".txt", ".csv")
+_COMPONENT = {"share", "median", "sigma"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthRecord:
+    """One distribution as a file writes it: either `log_normal` components, or `counts`."""
+
+    name: str
+    log_normal: dict[str, dict[str, float]] | None = None
+    """By component: share of sequences, median in tokens, sigma (standard deviation of the logarithm)."""
+    shortest: int = 1
+    """log_normal: tokens below which there is nothing."""
+    longest: int = 1 << 20
+    counts: dict[str | int, float] | None = None
+    """Sequences by length in tokens."""
+
+
+def sequence_lengths(name: str, *, allow_files: bool = True) -> LengthDistribution:
+    """A distribution by catalogue name, or from a file.
+
+    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length a line, or a length and a count.
+    A service that takes names from strangers passes allow_files=False. Raises InputError; NotFoundError names the nearest.
+    """
+    path = Path(name)
+    if path.suffix not in (*documents.SUFFIXES, *TABLES):
+        return _from_entry(library.entry("lengths", name, field=FIELD))
+    if not allow_files:
+        raise InputError(f"sequence_lengths {name!r} is a file; name a distribution instead", field=FIELD)
+    try:
+        return _from_table(path) if path.suffix in TABLES else _from_file(path)
+    except InputError as error:
+        raise InputError(error.message, field=FIELD) from None
+
+
+def named_sequence_lengths() -> list[str]:
+    """Catalogue names of all distributions, sorted."""
+    return [entry.name for entry in library.entries("lengths")]
+
+
+@functools.lru_cache(maxsize=64)
+def _from_entry(entry: library.Entry) -> LengthDistribution:
+    return _build(entry)
+
+
+def _from_file(path: Path) -> LengthDistribution:
+    entries = list(library.file_entries(path))
+    if len(entries) != 1:
+        raise InputError(f"{path} holds {len(entries)} entries; a file of lengths has its fields at the top level")
+    return _build(entries[0])
+
+
+def _build(entry: library.Entry) -> LengthDistribution:
+    record = records.build(LengthRecord, {"name": entry.name, **entry.fields}, field=FIELD, origin=entry.path)
+    if (record.log_normal is None) == (record.counts is None):
+        raise InputError(f"{entry.path}: {entry.name}: give either log_normal or counts", field=FIELD)
+    if record.counts is not None:
+        pairs = [(_whole(length, where=str(entry.path)), count) for length, count in record.counts.items()]
+        return _counted(entry.name, pairs, origin=entry.path)
+    assert record.log_normal is not None
+    return _log_normal(record, record.log_normal, origin=entry.path)
+
+
+def _log_normal(record: LengthRecord, components: dict[str, dict[str, float]], *, origin: Path) -> LengthDistribution:
+    if not 1 <= record.shortest < record.longest <= LONGEST:
+        raise InputError(f"{origin}: {record.name}: 1 <= shortest < longest <= {LONGEST:,} must hold", field=FIELD)
+    for name, component in components.items():
+        if component.keys() != _COMPONENT:
+            raise InputError(f"{origin}: {record.name}: {name} must give {', '.join(sorted(_COMPONENT))}", field=FIELD)
+        within = record.shortest <= component["median"] <= record.longest
+        if not (within and 0.0 < component["share"] <= 1e9 and 0.01 <= component["sigma"] <= 10.0):
+            raise InputError(
+                f"{origin}: {record.name}: {name} needs a positive share, a median between shortest and longest, "
+                "and a sigma from 0.01 to 10",
+                field=FIELD,
+            )
+    if not components:
+        raise InputError(f"{origin}: {record.name}: log_normal names no component", field=FIELD)
+    parts = [(part["share"], part["median"], part["sigma"]) for part in components.values()]
+    total = sum(share for share, _, _ in parts)
+    return LengthDistribution.log_normal_mixture(
+        name=record.name,
+        components=[(share / total, median, sigma) for share, median, sigma in parts],
+        shortest=record.shortest,
+        longest=record.longest,
+    )
+
+
+def _from_table(path: Path) -> LengthDistribution:
+    lines = [line.strip() for line in documents.read_text(path).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if len(lines) > MAX_LINES:
+        raise InputError(f"{path} has {len(lines):,} lines; at most {MAX_LINES:,} are read: give lengths with their counts")
+    pairs = []
+    for number, line in enumerate(lines, start=1):
+        length, _, count = line.partition(",")
+        where = f"{path}, entry {number}"
+        pairs.append((_whole(length, where=where), _number(count, where=where) if count else 1.0))
+    return _counted(path.stem, pairs, origin=path)
+
+
+def _counted(name: str, pairs: list[tuple[int, float]], *, origin: Path) -> LengthDistribution:
+    if not any(count > 0 for _, count in pairs):
+        raise InputError(f"{origin}: no lengths with a positive count", field=FIELD)
+    for length, count in pairs:
+        if not (1 <= length <= LONGEST and 0 <= count <= MOST_COUNTED):
+            raise InputError(
+                f"{origin}: length {length} with count {count:g}: lengths are from 1 to {LONGEST:,}, counts from 0 to "
+                f"{MOST_COUNTED:g}",
+                field=FIELD,
+            )
+    return LengthDistribution.from_counts(name=name, lengths=(n for n, _ in pairs), counts=(count for _, count in pairs))
+
+
+def _whole(text: str | int, *, where: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{where}: {str(text)[:40]!r} is not a whole number of tokens", field=FIELD) from None
+
+
+def _number(text: str, *, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{where}: {text[:40]!r} is not a number of sequences", field=FIELD) from None
