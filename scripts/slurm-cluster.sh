@@ -1,6 +1,6 @@
 #!/bin/bash
 # A real Slurm cluster on this one host, for tests and for trying out: two virtual nodes with 8 cores and 8 GPUs each (the
-# GPUs are null devices that Slurm hands out). Its own munge, its own folder, fixed ports; one at a time.
+# GPUs are null devices that Slurm hands out). Its own munge, its own folder; three ports from HP_SLURM_PORT (16717) on.
 #
 #   scripts/slurm-cluster.sh install      Debian's packages (root)
 #   scripts/slurm-cluster.sh start DIR    then: export SLURM_CONF=DIR/slurm.conf
@@ -9,7 +9,7 @@
 #   scripts/slurm-cluster.sh controller DIR
 set -euo pipefail
 
-cores=8 gpus=8 nodes="n1 n2"
+cores=8 gpus=8 nodes="n1 n2" port=${HP_SLURM_PORT:-16717}
 
 configure() {
   mkdir -p "$dir"/{log,run,dev,munge,state} "$dir"/spool/{n1,n2}
@@ -28,7 +28,7 @@ configure() {
   cat > "$dir/slurm.conf" << CONF
 ClusterName=hp
 SlurmctldHost=$host(127.0.0.1)
-SlurmctldPort=16717
+SlurmctldPort=$port
 AuthInfo=socket=$dir/munge/socket
 AuthType=auth/munge
 CredType=cred/munge
@@ -60,8 +60,8 @@ KillWait=2
 SlurmdTimeout=5
 MessageTimeout=5
 InactiveLimit=0
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=16801 CPUs=$cores RealMemory=4000 Gres=gpu:$gpus State=UNKNOWN
-NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=16802 CPUs=$cores RealMemory=4000 Gres=gpu:$gpus State=UNKNOWN
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=$cores RealMemory=4000 Gres=gpu:$gpus State=UNKNOWN
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=$cores RealMemory=4000 Gres=gpu:$gpus State=UNKNOWN
 PartitionName=batch Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 State=UP
 PartitionName=urgent Nodes=n1,n2 MaxTime=60 PriorityTier=9 PreemptMode=OFF State=UP
 CONF
@@ -103,6 +103,10 @@ dir=$(realpath -m "${2:?a folder for configuration, state and logs}")
 export SLURM_CONF="$dir/slurm.conf" PATH="$PATH:/usr/sbin"
 case $command in
   start)
+    if (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; then
+      echo "port $port is taken: another cluster runs; stop it, or set HP_SLURM_PORT" >&2
+      exit 1
+    fi
     configure
     munged --force --socket="$dir/munge/socket" --key-file="$dir/munge/key" --pid-file="$dir/munge/pid" \
       --log-file="$dir/log/munged.log" --seed-file="$dir/munge/seed"

@@ -139,7 +139,10 @@ class SlurmLauncher:
         if job is None:
             gone = JobState.CANCELLED if cancelled else JobState.LOST
             return JobState.FINISHED if (folder / ENDED).exists() else gone, None
-        return job_state(job.state, cancelled_by_us=cancelled), job
+        state = job_state(job.state, cancelled_by_us=cancelled)
+        if state is JobState.PREEMPTED and jobs.read_json(folder / jobs.RESULT) is not None:
+            return JobState.FINISHED, job  # it was done before its node went
+        return state, job
 
     def _submit_again(self, folder: Path) -> None:
         """For a job that the controller has not yet been able to accept; a refusal now is how it ended."""

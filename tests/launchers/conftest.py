@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,26 +11,24 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import skip_or_fail
-from tests.launchers.slurm_cluster import SlurmCluster, until
+from tests.launchers.slurm_cluster import SlurmCluster, free_ports, until
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue")
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """A Slurm of this session's own. Its ports are fixed: sessions on one host take turns."""
+    """A Slurm of this session's own."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     missing = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
     if missing or os.geteuid() != 0:
         reason = f"no {', '.join(missing)}: scripts/slurm-cluster.sh install" if missing else "Slurm's nodes start as root only"
         skip_or_fail(component="SLURM", reason=reason)
-    with (Path(tempfile.gettempdir()) / "hp-slurm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="hp-slurm-")))
-        cluster.start()
-        yield cluster
-        cluster.stop()
-        shutil.rmtree(cluster.folder, ignore_errors=True)
+    cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="hp-slurm-")), port=free_ports())
+    cluster.start()
+    yield cluster
+    cluster.stop()
+    shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
+import random
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +32,8 @@ OPTIONS: Mapping[str, Any] = {
 @dataclass(frozen=True, kw_only=True)
 class SlurmCluster:
     folder: Path
+    port: int
+    """The first of the three it listens on."""
 
     def start(self) -> None:
         self._script("start")
@@ -47,7 +51,7 @@ class SlurmCluster:
         return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=True, timeout=30).stdout
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "HP_SLURM_PORT": str(self.port)}
 
     def open_jobs(self) -> list[str]:
         """Jobs that have not ended, as `name state`."""
@@ -58,22 +62,24 @@ class SlurmCluster:
         lines = self.run("squeue", "--noheader", "--states=all", "--format=%i|%Z").splitlines()
         return str(max(int(line.split("|")[0]) for line in lines if line.endswith(f"|{folder}")))
 
-    def kill_controller(self) -> None:
-        self._kill(self.folder / "run" / "slurmctld.pid")
+    def stop_controller(self) -> None:
+        """As an administrator does it: slurmctld writes its state down and goes."""
+        process = psutil.Process(int((self.folder / "run" / "slurmctld.pid").read_text()))
+        process.terminate()
+        process.wait(timeout=20)
 
     def start_controller(self) -> None:
         self._script("controller")
         until(lambda: "UP" in self.run("scontrol", "ping"))
 
     def kill_node(self, name: str) -> None:
-        """The node's daemon and everything that runs on it, at once: what a power cut does."""
-        self._kill(self.folder / "run" / f"slurmd.{name}.pid")
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SLURMD_NODENAME") == name:
-                    process.kill()
-            except psutil.Error:
-                continue
+        """The node's daemon and everything that runs on it, at once and from the top: what a power cut does."""
+        daemon = psutil.Process(int((self.folder / "run" / f"slurmd.{name}.pid").read_text()))
+        tasks = [process for process in psutil.process_iter() if _node_of(process) == name]
+        steps = {parent for task in tasks for parent in task.parents() if parent.name().startswith("slurmstepd")}
+        for process in [daemon, *steps, *tasks]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def start_node(self, name: str) -> None:
         self._script("node", name)
@@ -95,10 +101,25 @@ class SlurmCluster:
         )
         assert done.returncode == 0, done.stdout
 
-    def _kill(self, pid_file: Path) -> None:
-        process = psutil.Process(int(pid_file.read_text()))
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=10)
+
+def _node_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("SLURMD_NODENAME")
+    except psutil.Error:
+        return None
+
+
+def free_ports() -> int:
+    """The first of three free ports in a row, below those that the system gives away by itself."""
+    for first in random.sample(range(10_000, 20_000, 3), 100):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + 3):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
 
 
 def until(condition: Callable[[], object], *, limit_s: float = 30.0) -> None:

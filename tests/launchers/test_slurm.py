@@ -2,19 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hp_tool.domain.ports import Launcher
-from tests.launchers.contract import LauncherContract
-from tests.launchers.slurm_cluster import SlurmCluster
+from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.errors import LauncherError
+from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
+from tests.launchers.slurm_cluster import SlurmCluster, until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
+
+BRIEF = "import time; time.sleep(2)\n" + GOOD
 
 
 class TestSlurmLauncher(LauncherContract):
     @pytest.fixture
     def new_launcher(self, slurm: SlurmCluster, tmp_path: Path) -> Callable[[], Launcher]:
         return lambda: slurm.launcher(root=tmp_path)
+
+    def test_of_many_callers_in_one_instant_one_submits(
+        self, new_launcher: Callable[[], Launcher], slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
+        callers = [threading.Thread(target=lambda: new_launcher().submit(plan(GOOD))) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        wait(new_launcher(), "job-1", until={JobState.FINISHED})
+        assert slurm.run("squeue", "--noheader", "--states=all", "--format=%Z").splitlines().count(str(tmp_path / "job-1")) == 1
+
+    def test_of_two_submissions_for_one_folder_one_runs(self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path) -> None:
+        handle = launcher.submit(plan(BRIEF))
+        slurm.run("sbatch", f"--chdir={tmp_path / 'job-1'}", str(tmp_path / "job-1" / "job.sbatch"))
+        until(lambda: slurm.open_jobs() == [])
+        assert (tmp_path / "job-1" / "runs.txt").read_text() == "x"
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "ok"
+
+    def test_a_queued_job_can_be_cancelled(self, launcher: Launcher, slurm: SlurmCluster) -> None:
+        slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
+        try:
+            handle = launcher.submit(plan(GOOD))
+            assert launcher.poll([handle]) == {handle: JobState.QUEUED}
+            launcher.cancel(handle)
+            assert wait(launcher, handle, until={JobState.CANCELLED}) is JobState.CANCELLED
+            assert launcher.fetch(handle).cause == "cancelled on request"
+        finally:
+            slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
+
+    def test_a_job_that_somebody_else_cancels_is_taken_from_us(
+        self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
+        handle = started(launcher)
+        slurm.run("scancel", slurm.job_id(tmp_path / "job-1"))
+        assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.CANCELLED}) is JobState.PREEMPTED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: CANCELLED")
+        assert measurement.wall_s is not None
+
+    def test_a_partition_that_does_not_exist_is_refused(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        with pytest.raises(LauncherError, match="invalid partition"):
+            slurm.launcher(root=tmp_path, partition="nowhere").submit(plan(GOOD))
+
+    def test_a_job_that_can_never_start_is_told_and_taken_back(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path, time_s=7200.0)  # the partition gives an hour
+        handle = launcher.submit(plan(GOOD))
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("crashed", "Slurm will not run the job: PartitionTimeLimit")
+
+    def test_a_set_up_that_fails_ends_the_job_with_its_words(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path, setup=["source /no/such/environment"])
+        handle = launcher.submit(plan(GOOD))
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert measurement.status == "crashed"
+        assert "before the job began" in (measurement.cause or "")
+        assert "/no/such/environment: No such file" in (measurement.cause or "")
+
+    def test_gpus_are_slurms_to_give(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")  # of this host; the job's are others
+        launcher = slurm.launcher(root=tmp_path, gpu="h100-sxm-80gb", gpus_per_node=8)
+        script = GOOD.replace('"ok"', '"ok", "versions": {"devices": os.environ["CUDA_VISIBLE_DEVICES"]}')
+        handle = launcher.submit(replace(plan(script), num_gpus=3))
+        wait(launcher, handle, until={JobState.FINISHED})
+        assert launcher.fetch(handle).versions == {"devices": "0,1,2"}
+        assert launcher.hardware().num_gpus == 16
+
+
+class TestPreemption:
+    def test_a_preempted_job_is_no_failure(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path)
+        handle = started(launcher)
+        with _urgent_job(slurm):
+            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.PREEMPTED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
+        assert processes("job-1") == []
+
+    def test_a_job_that_slurm_requeues_waits_and_runs_again(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path, requeue=True)
+        once = 'import os, time\nif "SLURM_RESTART_COUNT" not in os.environ: print("first", flush=True); time.sleep(300)\n'
+        handle = launcher.submit(plan(once + GOOD))
+        folder = tmp_path / "job-1"
+        until(lambda: (folder / "job.log").exists() and "first" in (folder / "job.log").read_text())
+        job_id = slurm.job_id(folder)
+        slurm.run("scontrol", "requeue", job_id)
+        assert wait(launcher, handle, until={JobState.QUEUED, JobState.FINISHED}) is JobState.QUEUED
+        slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "ok"
+        assert (folder / "runs.txt").read_text() == "x"
+
+
+class TestOutages:
+    @pytest.fixture
+    def whole(self, slurm: SlurmCluster) -> Iterator[SlurmCluster]:
+        """The cluster, put together again afterwards."""
+        yield slurm
+        if "UP" not in subprocess.run(["scontrol", "ping"], capture_output=True, text=True, check=False).stdout:
+            slurm.start_controller()
+
+    def test_a_job_whose_node_dies_is_no_failure(self, whole: SlurmCluster, tmp_path: Path) -> None:
+        launcher = whole.launcher(root=tmp_path, sbatch_arguments=["--nodelist=n2"])
+        handle = started(launcher)
+        whole.kill_node("n2")
+        try:
+            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}, limit_s=60) is JobState.PREEMPTED
+        finally:
+            whole.start_node("n2")
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")
+
+    def test_a_running_job_outlives_its_controller(self, whole: SlurmCluster, tmp_path: Path) -> None:
+        launcher = whole.launcher(root=tmp_path)
+        handle = launcher.submit(plan(BRIEF.replace("sleep(2)", "sleep(12)")))
+        wait(launcher, handle, until={JobState.RUNNING})
+        whole.stop_controller()
+        assert launcher.poll([handle]) == {handle: JobState.RUNNING}
+        whole.start_controller()
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "ok"
+
+    def test_a_job_submitted_while_the_controller_is_away_runs_later_and_once(
+        self, whole: SlurmCluster, tmp_path: Path
+    ) -> None:
+        whole.stop_controller()
+        launcher = whole.launcher(root=tmp_path)
+        handle = launcher.submit(plan(GOOD))
+        assert launcher.poll([handle]) == {handle: JobState.QUEUED}
+        assert launcher.find("job-1") == handle
+        whole.start_controller()
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "ok"
+        assert (tmp_path / "job-1" / "runs.txt").read_text() == "x"
+
+    def test_patience_with_a_controller_ends(self, whole: SlurmCluster, tmp_path: Path) -> None:
+        launcher = whole.launcher(root=tmp_path, patience_s=0.5)
+        handle = started(launcher)
+        whole.stop_controller()
+        with pytest.raises(LauncherError, match=r"not answered|[Uu]nable to contact"):
+            wait(launcher, handle, until={JobState.LOST})
+        whole.start_controller()
+        launcher.cancel(handle)
+        wait(launcher, handle, until={JobState.CANCELLED})
+
+    def test_a_controller_that_lost_its_memory(self, whole: SlurmCluster, tmp_path: Path) -> None:
+        launcher = whole.launcher(root=tmp_path)
+        done, gone = launcher.submit(plan(GOOD)), "job-2"
+        wait(launcher, done, until={JobState.FINISHED})
+        launcher.submit(plan("import time; time.sleep(300)", job_name=gone))
+        wait(launcher, gone, until={JobState.RUNNING})
+        whole.stop_controller()
+        for path in (whole.folder / "state").glob("job_state*"):
+            path.unlink()
+        whole.start_controller()
+        assert wait(launcher, gone, until={JobState.LOST}) is JobState.LOST
+        assert launcher.poll([done]) == {done: JobState.FINISHED}
+        assert launcher.fetch(done).status == "ok"
+        assert launcher.fetch(gone).status == "preempted"
+
+
+class _urgent_job:  # noqa: N801 - a context manager
+    """Takes both nodes whole from a partition that goes before all others."""
+
+    def __init__(self, slurm: SlurmCluster) -> None:
+        self._slurm = slurm
+
+    def __enter__(self) -> None:
+        command = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
+        self._id = self._slurm.run("sbatch", *command).strip()
+
+    def __exit__(self, *_: object) -> None:
+        self._slurm.run("scancel", self._id)

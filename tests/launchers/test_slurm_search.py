@@ -1,0 +1,116 @@
+"""Whole searches over a real Slurm: two-node torchrun jobs with real Megatron Core steps, through every kind of restart."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hp_tool.domain.ports import JobState
+from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.store import open_store
+from tests.conftest import skip_or_fail
+from tests.launchers.contract import wait
+from tests.launchers.slurm_cluster import SlurmCluster, until
+from tests.profiler.requests import request
+
+pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TUNE = (sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", "--json")
+
+
+@pytest.fixture(autouse=True)
+def _megatron() -> None:
+    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
+        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+
+
+class Search:
+    """`hp-tool tune` in a process of its own, over the example's cluster."""
+
+    def __init__(self, slurm: SlurmCluster, root: Path) -> None:
+        self.slurm, self.runs_folder = slurm, root / "runs"
+        self._url = f"sqlite:///{root / 'hp.sqlite3'}"
+        self._environment = {
+            **slurm.environment(),
+            "HP_DATABASE_URL": self._url,
+            "HP_RUNS_DIR": str(self.runs_folder),
+            "HP_SLURM_CONFIG": str(EXAMPLES / "slurm-cluster.yaml"),
+            "PYTHONPATH": str(EXAMPLES.parent),
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*TUNE, *arguments], env=self._environment, stdout=pipe, stderr=pipe, text=True)
+
+    def id(self) -> str:
+        store = open_store(self._url)
+        try:
+            return store.list_searches().items[0].id
+        finally:
+            store.close()
+
+    def runs(self) -> list[RunRecord]:
+        store = open_store(self._url)
+        try:
+            return store.runs(search_id=store.list_searches().items[0].id)
+        finally:
+            store.close()
+
+    def jobs(self) -> list[str]:
+        """The folders of all jobs that this search ever had in the queue, one entry a job."""
+        folders = self.slurm.run("squeue", "--noheader", "--states=all", "--format=%Z").splitlines()
+        return sorted(Path(folder).name for folder in folders if folder.startswith(str(self.runs_folder)))
+
+
+@pytest.fixture
+def search(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Search]:
+    return Search(slurm, tmp_path)
+
+
+def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    launcher = slurm.launcher(root=tmp_path, gpus_per_node=1)
+    asked = request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True})
+    handle = launcher.submit(launcher.plan(asked, job_name="two-nodes"))
+    assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}, limit_s=120) is JobState.FINISHED
+    measurement = launcher.fetch(handle)
+    assert measurement.status == "ok", measurement.log_tail
+    assert len(measurement.step_times_s) == 2
+    assert measurement.losses[-1] < measurement.losses[0]
+    nodes = slurm.run("scontrol", "show", "job", slurm.job_id(tmp_path / "two-nodes"))
+    assert "NumNodes=2" in nodes and "NodeList=n[1-2]" in nodes
+
+
+def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
+    process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")
+    until(lambda: len(search.jobs()) == 2, limit_s=120)
+    search.slurm.stop_controller()
+    search.slurm.start_controller()
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    result = json.loads(stdout)
+    assert result["search"]["profile_runs"] == 3
+    assert result["recommendations"][0]["measurement"]["status"] == "ok"
+    assert search.jobs() == sorted(run.job_name for run in search.runs())  # nothing lost, nothing doubled
+
+
+def test_a_search_whose_process_is_killed_adopts_its_running_job(search: Search) -> None:
+    process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "2")
+    until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)
+    process.kill()
+    process.communicate(timeout=30)
+    (running,) = search.jobs()
+    resumed = search.start("--resume", search.id())
+    stdout, stderr = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, stderr
+    runs = search.runs()
+    assert [run.state for run in runs] == [RunState.FINISHED, RunState.FINISHED]
+    assert runs[0].job_name == running and runs[0].measurement is not None and runs[0].measurement.status == "ok"
+    assert search.jobs() == sorted(run.job_name for run in runs)
+    assert json.loads(stdout)["search"]["profile_runs"] == 2
