@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeName
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.space import default_axes, enumerate_space
+from hp_tool.space import default_axes, enumerate_space, scheduled_chunks
 from hp_tool.units import MIB, SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 CHUNK = 12_288
@@ -147,7 +147,10 @@ def _keep_heap() -> None:
 
 
 def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
-    """The one configuration a query fixes, data_parallel_size derived. InputError where an axis is a list."""
+    """The one configuration a query fixes, data_parallel_size derived.
+
+    Raises InputError where an axis is a list, or the schedule is not that of the model chunks.
+    """
     values: dict[str, Any] = {}
     for name in ParallelConfig.__slots__:
         value = getattr(parallel, name)
@@ -157,6 +160,7 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
             value = value[0]
         if value is not None:
             values[name] = value
+    scheduled_chunks((values.get("virtual_pipeline_parallel_size", 1),), schedule=parallel.pipeline_schedule)
     t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:
         ranks = t * values.get("pipeline_parallel_size", 1) * values.get("context_parallel_size", 1)
@@ -167,9 +171,7 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
 
 def config_query(config: ParallelConfig) -> ParallelQuery:
     """The `parallel` of a query that asks for exactly this configuration."""
-    recompute: RecomputeName | Recompute = config.recompute
-    values = {name: getattr(config, name) for name in ParallelConfig.__slots__}
-    return ParallelQuery(**values | {"recompute": recompute})
+    return ParallelQuery(**{name: getattr(config, name) for name in ParallelConfig.__slots__})
 
 
 def _longest_step_s(problem: TrainingProblem) -> float:

@@ -60,7 +60,12 @@ def resolve_training(query: Query) -> TrainingProblem:
         raise UnsupportedError("queries of kind inference are not answered by this version", field="kind")
     model = resolve_model(query)
     cluster = catalogue_cluster(query.cluster)
+    _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
+    if query.trainer is not None:
+        raise UnsupportedError(
+            "trainer is not supported by this version; without it the built-in profiler runs", field="trainer"
+        )
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.constraints.max_days is not None and query.training.total_tokens is None:
         raise InputError(
@@ -78,10 +83,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         workload=query.training,
         profile=efficiency(gpu=cluster.gpu, framework=query.training.framework),
         constraints=query.constraints,
-        strategy=Strategy(
-            context_parallel_communication=query.parallel.context_parallel_communication or "p2p",
-            pipeline_schedule=query.parallel.pipeline_schedule,
-        ),
+        strategy=Strategy(context_parallel_communication=query.parallel.context_parallel_communication or "p2p"),
     )
 
 
@@ -107,6 +109,18 @@ _UNMODELLED_PARALLEL = (
     "max_num_batched_tokens",
 )
 _SCHEDULES = (None, "1f1b", "interleaved")
+_INFERENCE_OBJECTIVES = ("throughput_per_gpu", "ttft", "tpot")
+
+
+def _refuse_of_inference(query: Query) -> None:
+    """What says something about serving says nothing about training."""
+    if query.objective in _INFERENCE_OBJECTIVES:
+        raise InputError(
+            f"objective {query.objective} belongs to inference; choose throughput, days, cost or min_gpus", field="objective"
+        )
+    for name in ("inference", "targets"):
+        if getattr(query, name) is not None:
+            raise InputError(f"{name} belongs to queries of kind inference; leave it out", field=name)
 
 
 def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
@@ -142,6 +156,10 @@ def _check_recompute(value: RecomputeName | Recompute | None) -> None:
     field = "parallel.recompute"
     if spec.granularity == "per_op":
         raise UnsupportedError("recompute per_op is not modelled by this version; choose none or per_layer", field=field)
+    if spec.modules is not None and spec.granularity != "selective":
+        raise InputError(
+            f"recompute.modules belongs to granularity selective, not {spec.granularity}", field=f"{field}.modules"
+        )
     if spec.modules is not None and tuple(spec.modules) != ("core_attn",):
         raise UnsupportedError(
             "recompute.modules other than core_attn are not modelled by this version", field=f"{field}.modules"

@@ -161,7 +161,14 @@ _COUNT = (1, 1 << 31)
 _AMOUNT = (1e-9, 1e18)
 _FRACTION = (0.0, 0.99)
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
-    "training": {"sequence_length": _COUNT, "global_batch_size": _COUNT, "total_tokens": (1.0, 1e18), "dropout": _FRACTION},
+    "training": {
+        "sequence_length": _COUNT,
+        "global_batch_size": _COUNT,
+        "total_tokens": (1.0, 1e18),
+        "dropout": _FRACTION,
+        "expert_imbalance": (1.0, 1e6),
+        "expert_capacity_factor": (1e-3, 1e6),
+    },
     "inference": {
         "input_length": _COUNT,
         "output_length": _COUNT,

@@ -52,8 +52,6 @@ class Strategy:
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     context_parallel_communication: ContextCommunication = "p2p"
-    pipeline_schedule: PipelineSchedule | None = None
-    """None: 1f1b, interleaved where there are model chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +84,7 @@ class ParallelQuery:
     zero_stage: int | tuple[int, ...] | None = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded."""
     pipeline_schedule: PipelineSchedule | None = None
+    """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
     rank_order: str | None = None
     context_parallel_communication: ContextCommunication | None = None

@@ -1,6 +1,6 @@
 """The space of configurations: which values each axis takes, and their combinations as arrays."""
 
-from hp_tool.space.axes import Axes, default_axes
+from hp_tool.space.axes import Axes, default_axes, scheduled_chunks
 from hp_tool.space.enumerate import Space, enumerate_space
 
-__all__ = ["Axes", "Space", "default_axes", "enumerate_space"]
+__all__ = ["Axes", "Space", "default_axes", "enumerate_space", "scheduled_chunks"]

@@ -8,8 +8,9 @@ from typing import TypeVar
 from hp_tool.cost.candidates import recompute_codes
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
 
 Value = TypeVar("Value", int, bool)
 
@@ -24,7 +25,7 @@ CONTEXT_TOKENS = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Allowed values per axis; data_parallel_size follows from the number of devices."""
+    """Allowed values per axis."""
 
     tensor_parallel_size: tuple[int, ...]
     pipeline_parallel_size: tuple[int, ...]
@@ -38,17 +39,21 @@ class Axes:
     recompute: tuple[tuple[int, int], ...]
     """(recompute_method, recompute_num_layers) codes."""
     zero_stage: tuple[int, ...]
+    data_parallel_size: int | None = None
+    """Follows from the number of devices; where given, nothing else may follow."""
 
 
 def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Axes:
     """What a query leaves free: every divisor that the framework accepts, within what anyone would run."""
     n = cluster.num_gpus
     layers = model.num_hidden_layers
+    chunks = _values(query.virtual_pipeline_parallel_size) or tuple(
+        k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0
+    )
     return Axes(
         tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
         pipeline_parallel_size=_values(query.pipeline_parallel_size) or _divisors(layers, n),
-        virtual_pipeline_parallel_size=_values(query.virtual_pipeline_parallel_size)
-        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0),
+        virtual_pipeline_parallel_size=scheduled_chunks(chunks, schedule=query.pipeline_schedule),
         context_parallel_size=_values(query.context_parallel_size) or _context_sizes(workload, n),
         expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
@@ -56,7 +61,26 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         sequence_parallel=_values(query.sequence_parallel),
         recompute=_recompute(query),
         zero_stage=_values(query.zero_stage) or (0, 1),
+        data_parallel_size=query.data_parallel_size,
     )
+
+
+def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
+    """Of these numbers of model chunks per rank, those the schedule runs: 1F1B one, interleaving more; None runs any.
+
+    Raises InputError where none is left.
+    """
+    if schedule is None:
+        return chunks
+    interleaved = schedule == "interleaved"
+    kept = tuple(count for count in chunks if (count > 1) == interleaved)
+    if not kept:
+        raise InputError(
+            f"pipeline_schedule {schedule} wants a virtual_pipeline_parallel_size {'above' if interleaved else 'of'} 1, "
+            f"got {', '.join(map(str, chunks))}; change one of them, or leave pipeline_schedule out",
+            field="parallel.pipeline_schedule",
+        )
+    return kept
 
 
 def _values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...] | None:

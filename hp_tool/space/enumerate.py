@@ -42,11 +42,13 @@ def enumerate_space(*, axes: Axes, model: ModelSpec, cluster: ClusterSpec, workl
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
-    """(t, p, c) triples whose product divides the devices, shape (3, k), and how many did not."""
+    """(t, p, c) triples that leave a whole data_parallel_size (the asked one, if any), shape (3, k), and how many do not."""
     grid = np.meshgrid(axes.tensor_parallel_size, axes.pipeline_parallel_size, axes.context_parallel_size, indexing="ij")
     triples = np.stack([axis.ravel() for axis in grid]).astype(np.int64)
-    divides = cluster.num_gpus % triples.prod(axis=0) == 0
-    return triples[:, divides], int(np.count_nonzero(~divides))
+    ranks = triples.prod(axis=0)
+    d = axes.data_parallel_size
+    matches = cluster.num_gpus % ranks == 0 if d is None else ranks * d == cluster.num_gpus
+    return triples[:, matches], int(np.count_nonzero(~matches))
 
 
 def _product(axes: Axes, groups: IntArray, cluster: ClusterSpec) -> dict[str, IntArray]:

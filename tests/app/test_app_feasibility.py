@@ -128,7 +128,11 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"data_parallel_shard_size": 2}, UnsupportedError, "parallel.data_parallel_shard_size"),
         ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
         ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
+        ({"pipeline_schedule": "interleaved"}, InputError, "parallel.pipeline_schedule"),  # of one chunk a rank
         ({"recompute": {"granularity": "selective", "num_layers": 2}}, InputError, "parallel.recompute.method"),
+        ({"recompute": {"granularity": "full", "modules": ["core_attn"]}}, InputError, "parallel.recompute.modules"),
+        ({"training": {"expert_capacity_factor": -1.0}}, InputError, "training.expert_capacity_factor"),
+        ({"training": {"expert_imbalance": 0.5}}, InputError, "training.expert_imbalance"),
         ({"tensor_parallel_size": [2, 4]}, InputError, "parallel.tensor_parallel_size"),
         ({"constraints": {"max_days": 3}}, InputError, "training.total_tokens"),
     ],
@@ -137,6 +141,22 @@ def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], kind
     with pytest.raises(kind) as caught:
         asked(**change)
     assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"objective": "ttft"}, InputError),
+        ({"targets": {"ttft_s": 1.0}}, InputError),
+        ({"inference": {"input_length": 1, "output_length": 1, "concurrency": 1}}, InputError),
+        ({"trainer": {"command": ["train"], "reader": "megatron-lm"}}, UnsupportedError),
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else None,
+)
+def test_a_section_that_would_change_nothing_is_refused(change: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught:
+        estimate(query=parse_query(BASE | change))
+    assert caught.value.field == next(iter(change))  # type: ignore[attr-defined]
 
 
 def test_headroom_decides_what_fits() -> None:

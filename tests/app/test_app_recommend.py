@@ -65,6 +65,18 @@ def test_fixed_and_listed_axes_narrow_the_space() -> None:
     assert seen == {(2, "selective", 1), (4, "selective", 1)}
 
 
+def test_a_given_data_parallel_size_holds() -> None:
+    found = recommend(query=query(parallel={"data_parallel_size": 4}), top=1000)
+    assert {row.parallel.data_parallel_size for row in found.recommendations} == {4}
+    assert found.rejections["world_size_mismatch"] > recommend(query=query(), top=1).rejections.get("world_size_mismatch", 0)
+
+
+@pytest.mark.parametrize(("schedule", "interleaved"), [("1f1b", {False}), ("interleaved", {True}), (None, {False, True})])
+def test_a_given_schedule_holds(schedule: str | None, interleaved: set[bool]) -> None:
+    found = recommend(query=query(parallel={"pipeline_schedule": schedule, "pipeline_parallel_size": 4}), top=1000)
+    assert {row.parallel.virtual_pipeline_parallel_size > 1 for row in found.recommendations} == interleaved
+
+
 def test_infeasible_is_an_empty_list_with_the_reasons_counted() -> None:
     found = recommend(query=query(model="gpt-1t"))
     assert found.recommendations == ()
