@@ -88,11 +88,14 @@ class Client:
     def batch(self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10) -> Iterator[str]:
         """One answer line per query line, in order, as they come; neither side holds the whole."""
         content = (line.rstrip(b"\n") + b"\n" for line in lines)
-        with self._http.stream(
-            "POST", "/v1/batch", params={"task": task, "top": top}, content=content, headers={"Content-Type": NDJSON}
-        ) as response:
-            _raise(response)
-            yield from response.iter_lines()
+        params: dict[str, str | int] = {"task": task, "top": top}
+        headers = {"Content-Type": NDJSON}
+        try:
+            with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:
+                _raise(response)
+                yield from response.iter_lines()
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
 
     def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
         """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search."""
@@ -191,11 +194,12 @@ class Client:
         try:
             response = self._http.request(method, path, params=given, **options)
         except httpx.TransportError as error:
-            raise StoreError(
-                f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable"
-            ) from error
+            raise self._unreachable(error) from error
         _raise(response)
         return response
+
+    def _unreachable(self, error: httpx.TransportError) -> StoreError:
+        return StoreError(f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable")
 
 
 def _with_result(answer: JsonObject) -> JsonObject:

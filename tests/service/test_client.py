@@ -45,6 +45,8 @@ def test_errors_are_the_librarys(server: str, query: Query) -> None:
     with pytest.raises(StoreError, match="does not answer") as away:
         Client(server="http://127.0.0.1:9").search(search_id="x")
     assert away.value.code == "server_unreachable"
+    with pytest.raises(StoreError, match="does not answer"):
+        list(Client(server="http://127.0.0.1:9").batch(lines=[b"{}"]))
     with pytest.raises(InputError):
         Client(server="file:///etc/passwd")
 
