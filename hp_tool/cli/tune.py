@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hp_tool.cli import queries
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import InputError
 
 if TYPE_CHECKING:
     from hp_tool.cli.progress import SearchProgress
@@ -91,9 +91,5 @@ def _on_server(query: Query | None, *, resume: str | None, progress: SearchProgr
         if resume is not None and client.search(search_id=resume).state in ("paused", "failed"):
             client.resume(search_id=resume)
         answer = client.wait(search_id=search_id, on_event=lambda event: progress.on_event(event.kind, event.payload))
-    if "recommendations" not in answer:  # it ended before it had anything to rank
-        error = answer["error"]
-        kind = InputError if error.get("field") else HpToolError
-        raise kind(error["message"], code=error["code"], field=error.get("field"))
     result: TuneResult = schema.parse(TuneResult, answer)
     return result

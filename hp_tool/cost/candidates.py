@@ -90,7 +90,7 @@ class Candidates:
 
 
 def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int]:
-    """(recompute_method, recompute_num_layers) of a domain value that `space.validate` has accepted."""
+    """(recompute_method, recompute_num_layers) of a domain value that a query may ask for."""
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
     if spec.granularity == "none":
         return NONE, 0

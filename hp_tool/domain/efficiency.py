@@ -1,6 +1,7 @@
 """How far real software stays below a datasheet: few physical constants per GPU and per framework.
 
-The numbers live in data files written by `python -m benchmarks.accuracy.fit`; each file says which rows it was fitted on.
+The numbers live in data files written by `python -m benchmarks.accuracy.fit_gpus` and `fit_frameworks`; each file says which
+rows it was fitted on.
 """
 
 from __future__ import annotations
