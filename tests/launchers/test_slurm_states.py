@@ -1,0 +1,123 @@
+"""What Slurm's programs print, kept as 22.05 printed it, against the table of states; and how sparingly they are asked."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_tool.domain.ports import JobState
+from hp_tool.errors import LauncherError
+from hp_tool.launchers import slurm_controller
+from hp_tool.launchers.slurm_controller import Controller, ControllerAway, parse_accounting, parse_queue, seconds
+from hp_tool.launchers.slurm_states import NEVER_STARTS, job_state
+
+OUTPUT = Path(__file__).parent / "slurm_output"
+QUEUE = (OUTPUT / "squeue-22.05.txt").read_text()
+ACCOUNTING = (OUTPUT / "sacct-22.05.txt").read_text()
+
+
+def test_the_queue_is_read_whole() -> None:
+    jobs = {job.id: job for job in parse_queue(QUEUE)}
+    assert len(jobs) == len(QUEUE.splitlines()) == 18
+    assert jobs[17].folder == "/tmp/hp2/a|b c"
+    assert (jobs[4].state, jobs[4].elapsed_s) == ("PREEMPTED", 103.0)
+    assert [job.id for job in jobs.values() if job.state == "PENDING" and job.reason in NEVER_STARTS] == [18]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "state"),
+    [
+        (1, JobState.FINISHED),
+        (2, JobState.FINISHED),
+        (3, JobState.PREEMPTED),  # cancelled, and not by us
+        (4, JobState.PREEMPTED),
+        (11, JobState.FINISHED),  # its time was up
+        (13, JobState.PREEMPTED),  # its node went down
+        (14, JobState.QUEUED),  # requeued
+        (15, JobState.RUNNING),  # suspended
+        (16, JobState.RUNNING),
+    ],
+)
+def test_states_of_the_queue(job_id: int, state: JobState) -> None:
+    (job,) = (job for job in parse_queue(QUEUE) if job.id == job_id)
+    assert job_state(job.state, cancelled_by_us=False) is state
+
+
+def test_states_of_the_accounting() -> None:
+    jobs = {job.id: job for job in parse_accounting(ACCOUNTING)}
+    assert (jobs[23].state, jobs[23].elapsed_s) == ("CANCELLED by 0", 37.0)
+    assert job_state(jobs[23].state, cancelled_by_us=True) is JobState.CANCELLED
+    assert job_state(jobs[23].state, cancelled_by_us=False) is JobState.PREEMPTED
+    assert job_state(jobs[27].state, cancelled_by_us=False) is JobState.PREEMPTED
+    assert job_state(jobs[25].state, cancelled_by_us=False) is JobState.FINISHED
+    assert len(jobs) == len(ACCOUNTING.splitlines())
+
+
+def test_lines_that_are_no_jobs_are_passed_over() -> None:
+    odd = "7|RUNNING|None|0:01|/runs/a\nb|c\nslurm_load_jobs: hello\n8|FAILED|None|INVALID|/runs/b\n"
+    assert [(job.id, job.elapsed_s) for job in parse_queue(odd)] == [(7, 1.0), (8, None)]
+
+
+def test_a_word_from_a_newer_slurm_is_not_an_end() -> None:
+    assert job_state("REPLICATING", cancelled_by_us=False) is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0:00", 0.0), ("1:29", 89.0), ("02:03:04", 7384.0), ("1-00:00:01", 86401.0), ("N/A", None), ("", None)],
+)
+def test_elapsed_times(text: str, expected: float | None) -> None:
+    assert seconds(text) == expected
+
+
+class Programs:
+    """In place of Slurm's programs: counts the questions, and answers or fails as told."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.error: LauncherError | None = None
+
+    def __call__(self, command: list[str], **_: Any) -> str:
+        self.asked.append(command)
+        if self.error is not None:
+            raise self.error
+        return QUEUE
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
+    made = Programs()
+    monkeypatch.setattr(slurm_controller, "_run", made)
+    return made
+
+
+def test_many_questions_are_one_query(programs: Programs) -> None:
+    controller = Controller(poll_s=60.0)
+    for _ in range(100):
+        assert len(controller.jobs()) == 18
+    assert len(programs.asked) == 1
+    controller.jobs(fresh=True)
+    assert len(programs.asked) == 2
+
+
+def test_a_controller_that_is_away_is_asked_less_and_less(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(slurm_controller.time, "monotonic", lambda: now[0])
+    controller, programs.error = Controller(poll_s=1.0), LauncherError("Unable to contact slurm controller")
+    asked_at = []
+    for _ in range(3000):
+        before = len(programs.asked)
+        with pytest.raises(ControllerAway):
+            controller.jobs(fresh=True)
+        if len(programs.asked) > before:
+            asked_at.append(now[0] - 1000.0)
+        now[0] += 0.1
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert [round(pause) for pause in pauses[:8]] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert controller.away_s == pytest.approx(300.0, abs=1.0)
+    programs.error, now[0] = None, now[0] + 60.0
+    assert len(controller.jobs()) == 18
+    assert controller.away_s == 0.0
