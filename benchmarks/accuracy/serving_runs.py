@@ -180,7 +180,7 @@ def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predict
                 run=run, ttft_s=float(costs.ttft_s[i]), tpot_s=float(costs.tpot_s[i]),
                 throughput=float(costs.output_tokens_per_second_per_gpu[i]),
                 kv_limited=bool(costs.kv_limited[i]), fits=bool(costs.fits[i]),
-                whole_wave_s=float(costs.wave_s[i] / costs.running[i]) * run.concurrency,
+                whole_wave_s=float(costs.prompt_s[i]) * run.concurrency,
             )
             for i, run in enumerate(batch.runs)
         ]  # fmt: skip

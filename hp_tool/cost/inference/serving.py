@@ -5,13 +5,13 @@ only decodes, X = min(g I, budget) prefill tokens of one that prefills g prompts
 Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
 requests are prefilled once:
 
-    S = max((O - 1) D + R, H),   R = D + B ((1 - r) (I / X) (M - D) + o) / p,   H = B (u + v O)
+    S = max((O - 1) D + R, H),   R = n D + B ((1 - r) (I / X) (M - D) + o) / p,   H = B (u + v O)
 
-M - D being M alone where prefill stops decoding, r the share of prompt tokens found in the prefix cache, o the
-engine's own work per prompt, u and v the front
-end's serial work per request and per streamed token. Of R a request waits for its own prompt and those before it until its
-first token; the rest delays its later tokens. Time the front end adds falls half before and half after the first token.
-Requests that find no room wait S (C - B) / B longer (Little's law).
+M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
+r the share of prompt tokens found in the prefix cache; o the engine's own work per prompt; u and v the front end's serial
+work per request and per streamed token. Of R a request waits for its own prompt and those before it until its first token;
+the rest delays its later tokens. Time the front end adds falls half before and half after the first token. Requests that
+find no room wait S (C - B) / B longer (Little's law).
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class ServingCosts:
     """Requests one scheduler runs at once (B)."""
     max_running: FloatArray
     """The most it could run: KV cache or max_num_seqs."""
+    prompt_s: FloatArray
+    """What the prefill of one prompt delays everyone by."""
     wave_s: FloatArray
-    """Time in which a whole wave of B requests is prefilled."""
+    """Part of ttft_s that requests which start in a wave wait for others of it, spread over all requests."""
     kv_limited: BoolArray
     """The KV cache, not the load or max_num_seqs, bounds B."""
     fits: BoolArray
@@ -75,17 +77,21 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
     prompts = chunk / length
     none = np.zeros(len(c))
     decode = _iteration(nouns, c, Pass(tokens=share, decoding=share, prefill_requests=none), context)
+    extra = _iteration(nouns, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
     if engine.schedule == "mixed":
-        extra = _iteration(nouns, c, Pass(tokens=share + chunk, decoding=share, prefill_requests=prompts), context) - decode
-    else:
-        extra = _iteration(nouns, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
-    computed = (1.0 - nouns.prefix_cache_hit_rate) * extra / prompts + engine.prompt_overhead_s
-    prefill = computed / stages  # what one prompt costs everyone
-    own = computed * (1.0 - 1.0 / stages)  # what its way through the other stages costs its owner
+        together = _iteration(nouns, c, Pass(tokens=share + chunk, decoding=share, prefill_requests=prompts), context)
+        # Chunks beyond the O iterations of a request's life find nothing to ride along with.
+        riding = np.minimum(output * prompts / running, 1.0)
+        extra = riding * (together - decode) + (1.0 - riding) * extra
+    computed = (1.0 - nouns.prefix_cache_hit_rate) * extra
+    prompt = (computed / prompts + engine.prompt_overhead_s) / stages  # what one prompt costs everyone
+    own = computed * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
-    before = np.minimum(group + 0.5 * engine.wave_share * running, running)
-    first = decode + before * prefill + own
-    interference = (running - before) * prefill
+    before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
+    # Chunks that decoding rides along with take a decoding iteration's time too.
+    passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
+    first = passes * decode + before * prompt + own
+    interference = (running - before) * prompt
     busy = first + interference + (output - 1.0) * decode
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
     waiting = np.maximum(front_end - busy, 0.0)
@@ -95,7 +101,7 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
     latency = queue + served
     return ServingCosts(
         ttft_s=queue + early + first,
-        tpot_s=(latency - queue - early - first) / max(output - 1.0, 1.0),
+        tpot_s=decode + (interference + waiting - early) / (output - 1.0) if output > 1.0 else np.zeros(len(c)),
         request_latency_s=latency,
         parts={
             "queue": queue,
@@ -108,7 +114,8 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
         * output / latency / (c.data_parallel_size * c.tensor_parallel_size * stages),
         running=running,
         max_running=most,
-        wave_s=running * prefill,
+        prompt_s=prompt,
+        wave_s=(before - group) * prompt,
         kv_limited=(by_cache < in_flight) & (by_cache < c.max_num_seqs),
         fits=fits,
         bytes=memory,

@@ -1,0 +1,166 @@
+"""Serving queries end to end: the shape of an estimate, the reasons of a refusal, rankings under targets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hp_tool import answers, schema, serving
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+
+CONTRACT = {
+    "feasible", "reasons", "memory", "ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu",
+    "max_concurrency", "tails", "intervals", "provenance",
+}  # fmt: skip
+
+
+def query(*, inference: dict[str, Any] | None = None, **changes: Any) -> Query:
+    """qwen3-32b in fp8 on 8 H200; keywords replace sections, `inference` adds to its own."""
+    load = {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8", "engine": "vllm"}
+    base: dict[str, Any] = {
+        "kind": "inference",
+        "model": "qwen3-32b",
+        "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8, "gpus_per_node": 8},
+        "inference": load | (inference or {}),
+    }
+    return schema.parse_query(base | changes)
+
+
+def test_an_estimate_has_the_contracts_fields_and_adds_up() -> None:
+    parallel = {"tensor_parallel_size": 4, "expert_parallel_size": 1, "attention_data_parallel_size": 1}
+    answer = json.loads(schema.to_json(answers.estimate_answer(query(id="q", parallel=parallel))))
+    found = answer["estimate"]
+    assert answer["id"] == "q" and answer["status"] == "ok" and found.keys() >= CONTRACT
+    assert found["feasible"] and found["replicas"] == 2 and found["parallel"]["data_parallel_size"] == 2
+    assert found["request_latency_s"] == pytest.approx(found["ttft_s"] + 999 * found["tpot_s"])
+    assert found["request_latency_s"] == pytest.approx(sum(found["parts_s"].values()))
+    assert found["output_tokens_per_second_per_gpu"] == pytest.approx(64 * 1000 / found["request_latency_s"] / 8)
+    memory = found["memory"]
+    parts = ("weights_bytes", "kv_cache_bytes", "activations_bytes", "overhead_bytes")
+    assert memory["total_bytes"] == pytest.approx(sum(memory[name] for name in parts)) and memory["kv_cache_bytes"] > 0
+    low, high = found["intervals"]["tpot_s"]
+    assert low < found["tpot_s"] < high
+    assert found["tails"]["ttft_s"]["p50"] <= found["tails"]["ttft_s"]["p99"]
+
+
+def test_a_results_parallel_is_valid_input() -> None:
+    best = serving.recommend(query=query()).recommendations[0]
+    again = query(parallel=schema.to_dict(best.parallel))
+    assert serving.estimate(query=again) == best.estimate
+
+
+def test_recommendations_are_ranked_fit_and_meet_targets() -> None:
+    targets = {"ttft_s": 0.6, "tpot_s": 0.016, "ttft_p90_s": 2.0}
+    found = serving.recommend(query=query(targets=targets))
+    rows = [row.estimate for row in found.recommendations]
+    assert rows and found.space.feasible == len(rows) < found.space.legal
+    assert [row.rank for row in found.recommendations] == list(range(1, len(rows) + 1))
+    rates = [row.output_tokens_per_second_per_gpu for row in rows]
+    assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
+    assert all(row.feasible and row.ttft_s <= 0.6 and row.tpot_s <= 0.016 for row in rows)  # type: ignore[operator]
+    assert all(row.tails and row.tails.ttft_s.p90 <= 2.0 for row in rows)
+    assert found.rejections["target_missed"] == found.space.legal - found.space.feasible
+
+
+@pytest.mark.parametrize(("objective", "figure"), [("ttft", "ttft_s"), ("tpot", "tpot_s")])
+def test_an_objective_ranks_by_its_figure(objective: str, figure: str) -> None:
+    found = serving.recommend(query=query(objective=objective)).recommendations
+    values = [getattr(row.estimate, figure) for row in found]
+    assert len(values) > 1 and values == sorted(values)
+
+
+def test_fewest_gpus_that_still_meet_the_target() -> None:
+    found = serving.recommend(query=query(objective="min_gpus", targets={"tpot_s": 0.03}))
+    used = found.recommendations[0].estimate.provenance["num_gpus"]
+    assert used in (1, 2, 4)
+    least = min(row.estimate.tpot_s for row in serving.recommend(query=query()).recommendations)  # type: ignore[type-var]
+    strict = serving.recommend(query=query(objective="min_gpus", targets={"tpot_s": 1.01 * least}))  # type: ignore[operator]
+    assert strict.recommendations[0].estimate.provenance["num_gpus"] > used  # type: ignore[operator]
+
+
+def test_a_missed_target_says_by_how_much() -> None:
+    found = serving.estimate(query=query(parallel={"tensor_parallel_size": 1}, targets={"tpot_s": 0.01}))
+    (reason,) = found.reasons
+    assert not found.feasible and reason.code == "target_missed" and found.tpot_s == reason.needed
+    assert reason.available == 0.01 and "%" in reason.message
+
+
+def test_weights_that_do_not_fit_say_what_is_missing() -> None:
+    large = query(model="llama-3.1-405b", parallel={"tensor_parallel_size": 2})
+    found = serving.estimate(query=large)
+    (reason,) = found.reasons
+    assert not found.feasible and reason.code == "memory" and found.ttft_s is None and found.max_concurrency == 0
+    assert reason.needed > reason.available > 0  # type: ignore[operator]
+    assert "weights" in reason.message
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "code"),
+    [
+        ("qwen3-32b", {"tensor_parallel_size": 3}, "heads_not_divisible"),
+        ("qwen3-32b", {"tensor_parallel_size": 16}, "world_size_mismatch"),
+        ("qwen3-32b", {"expert_parallel_size": 2}, "experts_not_divisible"),
+        ("qwen3-32b", {"attention_data_parallel_size": 2}, "attention_data_parallel_needs_experts"),
+        ("qwen3-30b-a3b", {"tensor_parallel_size": 2, "expert_parallel_size": 4}, "experts_not_divisible"),
+        ("qwen3-32b", {"pipeline_parallel_size": 128}, "layers_not_divisible"),
+    ],
+)
+def test_an_illegal_configuration_gives_its_reason(model: str, parallel: dict[str, int], code: str) -> None:
+    found = serving.estimate(query=query(model=model, parallel=parallel))
+    assert not found.feasible and code in [reason.code for reason in found.reasons]
+    assert found.ttft_s is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "field"),
+    [
+        ({"inference": {"request_rate_per_second": 3.0}}, UnsupportedError, "inference.request_rate_per_second"),
+        ({"inference": {"load": {"arrival": "poisson"}}}, UnsupportedError, "inference.load"),
+        ({"inference": {"engine": "own"}}, UnsupportedError, "inference.engine"),
+        ({"inference": {"concurrency": None}}, InputError, "inference.concurrency"),
+        ({"model": "bert-large"}, UnsupportedError, "model"),
+        ({"model": "no-such-model"}, NotFoundError, None),
+        ({"parallel": {"micro_batch_size": 4}}, InputError, "parallel.micro_batch_size"),
+        ({"parallel": {"zero_stage": 2}}, InputError, "parallel.zero_stage"),
+        ({"parallel": {"tensor_parallel_size": [1, 2]}}, InputError, "parallel.tensor_parallel_size"),
+        ({"constraints": {"max_days": 1.0}}, InputError, "constraints.max_days"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, Any], error: type[Exception], field: str | None) -> None:
+    with pytest.raises(error) as caught:
+        serving.estimate(query=query(**changes))
+    if field is not None:
+        assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+def test_a_precision_no_device_of_the_kind_knows_is_served_with_widened_weights() -> None:
+    a100 = {"gpu": "a100-sxm-80gb", "num_gpus": 8}
+    found = serving.estimate(query=query(cluster=a100, parallel={"tensor_parallel_size": 8}))
+    assert found.feasible and found.provenance["matmul_precision"] == "bf16" and found.provenance["weight_bytes_each"] == 1.0
+
+
+def test_an_unknown_version_borrows_the_nearest_and_says_so() -> None:
+    parallel = {"tensor_parallel_size": 8}
+    known, borrowed = (
+        serving.estimate(query=query(inference={"engine_version": version}, parallel=parallel))
+        for version in ("0.12.0", "0.13.0")
+    )
+    assert borrowed.tpot_s == known.tpot_s
+    assert known.provenance["engine_efficiency_measured"] is True and borrowed.provenance["engine_efficiency_measured"] is False
+    assert known.intervals is not None and borrowed.intervals is not None
+    assert borrowed.intervals.tpot_s[1] > known.intervals.tpot_s[1]
+
+
+def test_experts_can_be_divided_in_every_way() -> None:
+    mixture = query(model="qwen3-30b-a3b", inference={"precision": "bf16"})
+    found = serving.recommend(query=mixture, top=1000)
+    kinds = {
+        (row.parallel.expert_parallel_size > 1, row.parallel.attention_data_parallel_size > 1) for row in found.recommendations
+    }
+    assert len(kinds) == 4
+    for row in found.recommendations:
+        c = row.parallel
+        assert c.tensor_parallel_size * c.pipeline_parallel_size * c.data_parallel_size == 8
