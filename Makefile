@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup quickstart test lint types format check benchmarks clean
+.PHONY: help setup quickstart test lint types format check benchmarks slurm slurm-stop clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,16 @@ check: lint types test  ## Everything a change must pass
 benchmarks: setup  ## Speed on this machine, and accuracy against HP_REFERENCE_DATA where that is set
 	$(BIN)/python -m benchmarks.speed
 	$(if $(HP_REFERENCE_DATA),$(BIN)/python -m benchmarks.accuracy,@echo "accuracy skipped: HP_REFERENCE_DATA is not set")
+
+SLURM_DIR ?= /tmp/hp-slurm
+
+slurm:  ## Install and start a real Slurm with two virtual nodes on this host (Debian, root); slurm-stop ends it
+	scripts/slurm-cluster.sh install
+	scripts/slurm-cluster.sh start $(SLURM_DIR)
+	@echo "export SLURM_CONF=$(SLURM_DIR)/slurm.conf HP_SLURM_CONFIG=examples/slurm-cluster.yaml"
+
+slurm-stop:
+	scripts/slurm-cluster.sh stop $(SLURM_DIR)
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
