@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
+from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason, Recommendation, SpaceSummary
@@ -179,7 +180,7 @@ def _longest_step_s(problem: TrainingProblem) -> float:
     tokens = problem.workload.total_tokens
     if tokens is None:
         return float("inf")
-    steps = tokens / (problem.workload.global_batch_size * problem.workload.sequence_length)
+    steps = tokens / step_tokens(problem.workload)
     limits = [float("inf")]
     if problem.constraints.max_days is not None:
         limits.append(problem.constraints.max_days * SECONDS_PER_DAY / steps)

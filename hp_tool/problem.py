@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from hp_tool.catalog import checked_model, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
+from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName, Strategy
 from hp_tool.domain.query import Constraints, Query
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
 MAX_RECOMPUTE_LAYERS = 10_000
@@ -33,18 +37,21 @@ class TrainingProblem:
     profile: EfficiencyProfile
     constraints: Constraints
     strategy: Strategy
+    rows: Rows | None = None
+    """What packed rows hold; None where all rows cost the same."""
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""
-        return training_costs(
-            model=self.model,
-            cluster=self.cluster,
-            workload=self.workload,
-            profile=self.profile,
+        nouns: dict[str, Any] = {
+            "model": self.model, "cluster": self.cluster, "workload": self.workload, "profile": self.profile
+        }  # fmt: skip
+        costs = training_costs(
+            **nouns,
             candidates=candidates,
             strategy=self.strategy,
             memory_headroom_fraction=self.constraints.memory_headroom_fraction,
         )
+        return costs if self.rows is None else with_imbalance(costs, rows=self.rows, **nouns, candidates=candidates)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""
@@ -77,10 +84,12 @@ def resolve_training(query: Query) -> TrainingProblem:
             field="cluster.price_per_gpu_hour" if query.training.total_tokens else "training.total_tokens",
             code="missing_field",
         )
+    workload, rows = _with_lengths(query.training)
     return TrainingProblem(
         model=model,
         cluster=cluster,
-        workload=query.training,
+        workload=workload,
+        rows=rows,
         profile=efficiency(gpu=cluster.gpu, framework=query.training.framework),
         constraints=query.constraints,
         strategy=Strategy(context_parallel_communication=query.parallel.context_parallel_communication or "p2p"),
@@ -94,10 +103,35 @@ def resolve_model(query: Query) -> ModelSpec:
     return catalogue_model(query.model) if isinstance(query.model, str) else model_from_mapping(query.model)
 
 
+def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None]:
+    """The workload with its sequence_lengths looked up, and what its rows hold where they are packed."""
+    if workload.sequence_lengths is None:
+        if workload.packed:
+            raise InputError(
+                "training.packed needs training.sequence_lengths: what packing wins depends on them",
+                field="training.sequence_lengths",
+                code="missing_field",
+            )
+        return workload, None
+    if workload.packed and workload.attention == "unfused":
+        raise UnsupportedError(
+            "packed rows need attention: flash; unfused attention computes the scores between sequences too",
+            field="training.attention",
+        )
+    if workload.global_batch_size > MAX_BATCH:
+        raise InputError(
+            f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {workload.global_batch_size:,}",
+            field="training.global_batch_size",
+        )
+    distribution = sequence_lengths(workload.sequence_lengths)
+    rows = (packed_rows if workload.packed else padded_rows)(distribution, row_tokens=workload.sequence_length)
+    values: dict[str, Any] = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}
+    resolved = VariableLengthWorkload(**values, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
+    return resolved, rows if workload.packed else None
+
+
 _UNMODELLED_WORKLOAD = {
-    "sequence_lengths": None,
     "lora": None,
-    "packed": False,
     "offload": None,
 }
 _UNMODELLED_PARALLEL = (

@@ -127,7 +127,7 @@ def core_seconds(
     qk, v = head_widths(model)
     if workload.attention == "flash":
         visible = 0.5 if model.architecture == "decoder" else 1.0
-        flops = 2.0 * s.tokens * length * heads * (qk + v) * visible
+        flops = 2.0 * s.tokens * s.attended * heads * (qk + v) * visible
         kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
         traffic = s.tokens * s.e * (heads + kv_heads) * (qk + v)
         # Attention stays in 16 bits where the matmuls are narrower.

@@ -14,7 +14,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Estimate, Intervals, MemoryEstimate, Reason, TimeEstimate
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 CONFIDENCE = 0.9
@@ -151,7 +151,15 @@ def _intervals(memory: MemoryEstimate, step_s: float, profile: EfficiencyProfile
 def _provenance(
     model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> dict[str, object]:
-    return {
+    lengths: dict[str, object] = {}
+    if isinstance(workload, VariableLengthWorkload):
+        lengths = {
+            "sequence_lengths": workload.sequence_lengths,
+            "packed": workload.packed,
+            "row_fill": workload.tokens_per_row / workload.sequence_length,
+            "attended_length": workload.attended_length,
+        }
+    return lengths | {
         "model": model.name,
         "gpu": cluster.gpu.name,
         "num_gpus": cluster.num_gpus,

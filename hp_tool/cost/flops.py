@@ -40,11 +40,11 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     blocks = (layers + extra - sparse) * mlp_matrices(model) + sparse * active_expert_matrices(model)
     return TokenFlops(
         layers=2.0 * ((layers + extra) * float(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2),
-        attention=(layers + extra) * 2.0 * workload.sequence_length * model.num_attention_heads * (query_key + value) * visible,
+        attention=(layers + extra) * 2.0 * workload.attended_length * model.num_attention_heads * (query_key + value) * visible,
         logits=(1.0 + extra) * 2.0 * model.hidden_size * model.vocab_size,
     )
 
 
 def step_tokens(workload: TrainingWorkload) -> float:
-    """Tokens of one optimizer step, B s."""
-    return float(workload.global_batch_size) * workload.sequence_length
+    """Tokens of one optimizer step, B s; padding is none."""
+    return float(workload.global_batch_size) * workload.tokens_per_row

@@ -88,9 +88,13 @@ def layer_time(
     candidates: Candidates,
     strategy: Strategy,
     moe: bool = False,
+    s: Shapes | None = None,
 ) -> LayerTime:
-    """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient."""
-    s = shapes(model=model, workload=workload, candidates=candidates)
+    """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient.
+
+    `s` replaces the sizes that follow from the workload where micro-batches differ.
+    """
+    s = s or shapes(model=model, workload=workload, candidates=candidates)
     machine: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "s": s}
     attention = attention_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     if moe:

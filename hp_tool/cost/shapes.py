@@ -32,6 +32,8 @@ class Shapes:
 
     t: IntArray
     tokens: FloatArray
+    attended: FloatArray | float
+    """Scores that fused attention computes for each token, before the causal half: s, less where rows are packed."""
     sharded: BoolArray
     """Sequence parallelism on."""
     shards: FloatArray
@@ -57,6 +59,7 @@ def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidat
     return Shapes(
         t=t,
         tokens=workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size,
+        attended=workload.computed_attention_length,
         sharded=sharded,
         shards=where(sharded, t, 1.0),
         h=float(model.hidden_size),

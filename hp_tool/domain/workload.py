@@ -68,6 +68,44 @@ class TrainingWorkload:
     total_tokens: float | None = None
     """Length of the whole training; adds days, GPU-hours, cost."""
 
+    @property
+    def tokens_per_row(self) -> float:
+        """Tokens in one of the batch's global_batch_size rows that are no padding."""
+        return float(self.sequence_length)
+
+    @property
+    def attended_length(self) -> float:
+        """Tokens of the sequence that a token belongs to, mean over tokens: model FLOPs of attention grow with it."""
+        return float(self.sequence_length)
+
+    @property
+    def computed_attention_length(self) -> float:
+        """Scores that fused attention computes for each place of a row, before the causal half."""
+        return float(self.sequence_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableLengthWorkload(TrainingWorkload):
+    """A workload whose sequence_lengths were looked up; rows hold one sequence and padding, or are packed."""
+
+    row_tokens: float
+    """Tokens of a row that are no padding, mean over rows."""
+    row_squares: float
+    """Sum of l^2 over the sequences of a row, mean over rows."""
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.row_tokens
+
+    @property
+    def attended_length(self) -> float:
+        return self.row_squares / self.row_tokens
+
+    @property
+    def computed_attention_length(self) -> float:
+        # Padding is computed like anything else; packed sequences attend to themselves alone.
+        return self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:

@@ -17,7 +17,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import CandidateTable, candidate_axes, layer_passes
@@ -45,6 +45,11 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
     """
     problem = resolve_training(query)
+    if problem.workload.sequence_lengths is not None:
+        raise UnsupportedError(
+            "profile runs train sequences of equal length; leave training.sequence_lengths out, or use `hp-tool recommend`",
+            field="training.sequence_lengths",
+        )
     check_hardware(problem.cluster, hardware)
     space = cost_space(query=query, problem=problem)
     rows = _rows(space, capacity_bytes=_capacity(problem))

@@ -123,7 +123,8 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"model": "t5-11b"}, UnsupportedError, "model"),
         ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
         ({"training": {"framework": "torch-fsdp"}}, UnsupportedError, "training.framework"),
-        ({"training": {"packed": True}}, UnsupportedError, "training.packed"),
+        ({"training": {"packed": True}}, InputError, "training.sequence_lengths"),
+        ({"training": {"sequence_lengths": "synthetic-wen-text"}}, NotFoundError, "training.sequence_lengths"),
         ({"context_parallel_communication": "a2a+p2p"}, UnsupportedError, "parallel.context_parallel_communication"),
         ({"data_parallel_shard_size": 2}, UnsupportedError, "parallel.data_parallel_shard_size"),
         ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
     return Packed(
         row_of=row_of,
         tokens=np.bincount(row_of, weights=wide, minlength=rows).astype(np.int64),
-        squares=np.bincount(row_of, weights=wide**2, minlength=rows),
+        squares=np.bincount(row_of, weights=wide**2, minlength=rows).astype(np.float64),
     )
 
 
@@ -78,6 +79,7 @@ def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
     )
 
 
+@functools.lru_cache(maxsize=16)
 def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
     """As many sequences a row as fit. How full rows get is seen on a sample; E[l^2]/E[l] is exact."""
     short = distribution.cut(row_tokens)

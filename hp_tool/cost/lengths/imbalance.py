@@ -1,0 +1,134 @@
+"""What unequal rows cost: replicas wait for the one whose sequences attend most, and pipelines for the longest micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from hp_tool.cost.attention import core_seconds
+from hp_tool.cost.block import Column
+from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
+from hp_tool.cost.elementwise import where
+from hp_tool.cost.lengths.packing import SEED, Rows
+from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.shapes import Shapes, shapes
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+PART = "length_imbalance"
+"""Name of the part that `with_imbalance` adds to the step time."""
+MAX_BATCH = 1 << 20
+"""Rows a step for which batches can be drawn."""
+_DRAWN_ROWS = 1 << 19
+_MAX_DRAWS = 64
+
+
+def with_imbalance(
+    costs: TrainingCosts,
+    *,
+    rows: Rows,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+) -> TrainingCosts:
+    """The costs of mean rows, and one more part: the expected seconds that the slowest replica needs beyond the mean.
+
+    A row's attention is proportional to the sum of l^2 over its sequences; everything else depends on its places alone,
+    padding or not. Rows come in random order. What a slower rank's longer attention may hide of its context-parallel
+    communication is not counted; a layer of multi-token prediction counts as one of the stage's.
+    """
+    per_length = _seconds_per_attended_token(
+        model=model, cluster=cluster, workload=workload, profile=profile, candidates=candidates
+    )
+    extra = _extra_lengths(rows, candidates=candidates, workload=workload)
+    waiting = per_length * extra
+    return dataclasses.replace(costs, parts={**costs.parts, PART: waiting}, step_s=costs.step_s + waiting)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def expected_extra(rows: Rows, *, batch: int, replicas: int, micro_batch: int, lockstep: int = 1, fill: float = 0.0) -> float:
+    """E[max over replicas of (sum over their micro-batches + fill x their longest)] - (m + fill) x mean, in tokens of
+    attended length; never below zero.
+
+    `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum and p-1 times the longest
+    (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep` replicas wait for each other at every
+    micro-batch. The expectation is over batches drawn with a fixed seed, the same draws for every division of the batch.
+    """
+    drawn = _draws(rows, batch)
+    total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)
+    count = batch // (replicas * micro_batch)
+    slowest = (total + fill * longest).max(axis=1).mean()
+    return max(float(slowest - (count + fill) * drawn.mean()), 0.0)
+
+
+@functools.lru_cache(maxsize=4)
+def _draws(rows: Rows, batch: int) -> FloatArray:
+    """(draws, batch) attended length of each row of some batches, drawn independently from the sampled rows."""
+    draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
+    index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
+    return np.asarray(np.sort(rows.squares)[index] / rows.row_tokens)
+
+
+@functools.lru_cache(maxsize=8)
+def _per_replica(rows: Rows, batch: int, replicas: int, micro_batch: int, lockstep: int) -> tuple[FloatArray, FloatArray]:
+    """(sum over micro-batches, longest micro-batch) of each group of replicas in lockstep; shape (draws, groups)."""
+    each = _draws(rows, batch).reshape(-1, replicas // lockstep, lockstep, batch // (replicas * micro_batch), micro_batch)
+    work = each.mean(axis=4).max(axis=2)
+    return work.sum(axis=2), work.max(axis=2)
+
+
+def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Column:
+    """`expected_extra` of each candidate, once for each combination that occurs."""
+    c = candidates
+    d, b = c.data_parallel_size, c.micro_batch_size
+    # Experts spread over several replicas, and sharded gradients or weights, make replicas meet at every micro-batch.
+    experts = c.expert_parallel_size * c.expert_tensor_parallel_size // (c.tensor_parallel_size * c.context_parallel_size)
+    lockstep = np.where(np.asarray(c.zero_stage) >= 2, d, np.clip(experts, 1, d))
+    lockstep = np.where(d % lockstep == 0, lockstep, d)
+    kinds = np.stack(np.broadcast_arrays(d, b, lockstep, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size), axis=-1)
+    distinct, kind_of = np.unique(kinds.reshape(-1, 5), axis=0, return_inverse=True)
+    extra = np.array(
+        [
+            expected_extra(
+                rows,
+                batch=workload.global_batch_size,
+                replicas=replicas,
+                micro_batch=micro_batch,
+                lockstep=together,
+                fill=(stages - 1) / chunks,
+            )
+            for replicas, micro_batch, together, stages, chunks in distinct.tolist()
+        ]
+    )
+    return float(extra[0]) if c.is_alone else extra[kind_of.reshape(-1)]
+
+
+def _seconds_per_attended_token(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+) -> Column:
+    """What one more token of attended length adds to one micro-batch on one stage: forward, backward and recomputation."""
+    s = shapes(model=model, workload=workload, candidates=candidates)
+
+    def core(attended: float) -> tuple[FloatArray, FloatArray]:
+        sizes: Shapes = dataclasses.replace(s, attended=attended)
+        return core_seconds(model=model, cluster=cluster, workload=workload, profile=profile, s=sizes)
+
+    # Fused attention is linear in the attended length: the difference is exact.
+    (none, none_backward), (one, one_backward) = core(0.0), core(1.0)
+    forward, backward = one - none, one_backward - none_backward
+    layers = (model.num_hidden_layers + model.num_nextn_predict_layers) / candidates.pipeline_parallel_size
+    whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
+    again = whole + where(candidates.recompute_method == SELECTIVE, 1.0, 0.0)
+    return layers * ((1.0 + again) * forward + backward)
