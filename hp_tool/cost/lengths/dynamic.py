@@ -1,0 +1,156 @@
+"""Dynamic context parallelism: each packed micro-batch takes as many ranks as its sequences need, not the most any needs.
+
+After the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at most s/c tokens; a sequence goes to the
+smallest group of ranks that holds it; the data x context parallel ranks are divided anew for every micro-batch, and work,
+not the number of micro-batches, is balanced over them. Static context parallelism packs rows of s tokens and cuts every
+sequence of a row into c pieces, so short ones travel round the ring with too little attention to hide behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.lengths.distribution import LengthDistribution
+from hp_tool.cost.lengths.micro_batch import MicroBatchClock
+from hp_tool.cost.lengths.packing import SEED, best_fit
+from hp_tool.errors import InputError
+
+STEPS = 8
+"""Optimizer steps whose data is drawn and scheduled."""
+MAX_SEQUENCES = 1 << 18
+"""Sequences a step that are scheduled one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextComparison:
+    """Mean seconds a step of the same sequences, scheduled three ways."""
+
+    packed_s: float
+    """Static size; packed rows go to the replicas in order of arrival."""
+    balanced_s: float
+    """Static size; the same rows, balanced over the replicas by their seconds."""
+    dynamic_s: float
+    """Size by micro-batch, balanced."""
+    token_share: dict[int, float]
+    """Share of tokens by the context-parallel size that the dynamic schedule gave them."""
+
+    @property
+    def gain(self) -> float:
+        """What the choice of sizes alone brings: balanced static seconds over dynamic ones. Never below 1."""
+        return self.balanced_s / self.dynamic_s
+
+    @property
+    def gain_over_packing(self) -> float:
+        """What both bring, against packing alone: the comparison that published speed-ups make."""
+        return self.packed_s / self.dynamic_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Schedule:
+    """One step's pipeline seconds and who did what."""
+
+    seconds: float
+    sizes: IntArray
+    tokens: FloatArray
+
+
+def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthDistribution) -> ContextComparison:
+    """Schedule the same drawn sequences with static and with dynamic context-parallel sizes.
+
+    A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c, c/2, c/4, ...; the
+    schedule with the best smallest size is taken at every step, the static one where none is better. Raises InputError
+    where micro_batch_size is not 1 (a packed row is a micro-batch) or there are too many sequences to schedule.
+    """
+    if clock.config.micro_batch_size != 1:
+        raise InputError("packed rows are micro-batches: micro_batch_size must be 1", field="parallel.micro_batch_size")
+    short = distribution.cut(clock.workload.sequence_length)
+    totals = np.zeros(3)
+    held: dict[int, float] = {}
+    for step in range(STEPS):
+        lengths, rows = _step_sequences(short, clock=clock, seed=SEED + step)
+        packed, balanced = _static(lengths, rows, clock=clock)
+        choices = [balanced, *(_dynamic(lengths, smallest=size, clock=clock) for size in _sizes(clock)[1:])]
+        best = min(choices, key=lambda schedule: schedule.seconds)
+        totals += packed, balanced.seconds, best.seconds
+        for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
+            held[size] = held.get(size, 0.0) + tokens
+    packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
+    shares = {size: held[size] / sum(held.values()) for size in sorted(held)}
+    return ContextComparison(packed_s=packed_s, balanced_s=balanced_s, dynamic_s=dynamic_s, token_share=shares)
+
+
+def _sizes(clock: MicroBatchClock) -> list[int]:
+    """c and its halves: groups that nest, so that ranks can be divided anew without moving anyone."""
+    sizes = [clock.config.context_parallel_size]
+    while sizes[-1] % 2 == 0:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: int) -> tuple[IntArray, IntArray]:
+    """(lengths, row of each) of the sequences of one step: those in the first global_batch_size packed rows."""
+    batch, capacity = clock.workload.global_batch_size, clock.workload.sequence_length
+    wanted = batch * capacity / short.mean
+    if wanted > MAX_SEQUENCES:
+        raise InputError(
+            f"a step holds about {wanted:,.0f} sequences; at most {MAX_SEQUENCES:,} are scheduled one by one",
+            field="training.global_batch_size",
+        )
+    count = int(1.1 * wanted) + 16
+    while True:
+        lengths = short.sample(count, seed=seed)
+        packed = best_fit(lengths, capacity=capacity)
+        if len(packed.tokens) > batch:
+            kept = packed.row_of < batch
+            return lengths[kept], packed.row_of[kept]
+        count *= 2
+
+
+def _static(lengths: IntArray, rows: IntArray, *, clock: MicroBatchClock) -> tuple[float, _Schedule]:
+    """(seconds with rows dealt out in order of arrival, the schedule with rows balanced over the replicas)."""
+    c, replicas = clock.config.context_parallel_size, clock.config.data_parallel_size
+    sizes, tokens, seconds = _timed(lengths, rows, size=c, clock=clock)
+    dealt = seconds.reshape(-1, replicas)
+    arrival = float((dealt.sum(axis=0) + clock.fill * dealt.max(axis=0)).max())
+    balanced = _balance(sizes, seconds, clock=clock)
+    return arrival, _Schedule(seconds=min(arrival, balanced), sizes=sizes, tokens=tokens)
+
+
+def _dynamic(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _Schedule:
+    """Every sequence on the smallest group that holds it, of at least `smallest` ranks; packed by group size."""
+    share = clock.workload.sequence_length // clock.config.context_parallel_size
+    allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
+    needed = allowed[np.searchsorted(allowed * share, lengths)]
+    parts = []
+    for size in allowed.tolist():
+        mine = lengths[needed == size]
+        if len(mine):
+            parts.append(_timed(mine, best_fit(mine, capacity=size * share).row_of, size=size, clock=clock))
+    sizes, tokens, seconds = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Schedule(seconds=_balance(sizes, seconds, clock=clock), sizes=sizes, tokens=tokens)
+
+
+def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock) -> tuple[IntArray, FloatArray, FloatArray]:
+    """(sizes, tokens, seconds) of the micro-batches that the rows are, each on `size` ranks."""
+    wide = lengths.astype(np.float64)
+    tokens, squares = np.bincount(rows, weights=wide), np.bincount(rows, weights=wide**2)
+    sizes = np.full(len(tokens), size)
+    return sizes, tokens, clock.seconds(sizes=sizes, tokens=tokens, squares=squares)
+
+
+def _balance(sizes: IntArray, seconds: FloatArray, *, clock: MicroBatchClock) -> float:
+    """Seconds until the last rank is done: larger groups first, longest micro-batch first, each to the group that ends
+    earliest (the LPT rule). Groups nest, so the ranks of a group always end together and nobody waits inside one.
+    """
+    ranks = clock.config.data_parallel_size * clock.config.context_parallel_size
+    load, longest = np.zeros(ranks), np.zeros(ranks)
+    for index in np.lexsort((-seconds, -sizes)).tolist():
+        size, time = int(sizes[index]), float(seconds[index])
+        ends = (load + time + clock.fill * np.maximum(longest, time))[::size]
+        group = slice(int(ends.argmin()) * size, (int(ends.argmin()) + 1) * size)
+        load[group] += time
+        longest[group] = np.maximum(longest[group], time)
+    return float((load + clock.fill * longest).max())
