@@ -42,9 +42,10 @@ class RecommendAnswer:
     """How many candidates each reason ruled out."""
 
 
-def estimate_answer(query: Query) -> EstimateAnswer:
+def estimate_answer(query: Query, *, with_mends: bool = True) -> EstimateAnswer:
     """The answer to a query of one configuration. Raises HpToolError."""
-    found = serving.estimate(query=query) if query.kind == "inference" else app.estimate(query=query)
+    found: Estimate | InferenceEstimate
+    found = serving.estimate(query=query) if query.kind == "inference" else app.estimate(query=query, with_mends=with_mends)
     return EstimateAnswer(id=query.id, estimate=found)
 
 
@@ -56,11 +57,15 @@ def recommend_answer(query: Query, *, top: int) -> RecommendAnswer:
 
 
 def answer_line(line: bytes, *, task: Task, top: int, check: Callable[[Query], None] = lambda query: None) -> str:
-    """One line of a batch, answered on one line. Whatever is wrong with it, or `check` raises, stays in it."""
+    """One line of a batch, answered on one line. Whatever is wrong with it, or `check` raises, stays in it.
+
+    Estimates come without mends, which would cost more than the rest of a batch together.
+    """
     try:
         query = schema.parse_query(line)
         check(query)
-        return schema.to_json(estimate_answer(query) if task == "estimate" else recommend_answer(query, top=top))
+        single = task == "estimate"
+        return schema.to_json(estimate_answer(query, with_mends=False) if single else recommend_answer(query, top=top))
     except HpToolError as error:
         return error_line(line, error)
     except Exception:  # a bug that one query finds must not take the answers of all others with it

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY, explain, legality
-from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Reason, Recommendation, SpaceSummary
+from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
+from hp_tool.mends import mends
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.space import default_axes, enumerate_space, scheduled_chunks
-from hp_tool.units import MIB, SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.targets import longest_step_s, missed_targets
+from hp_tool.units import MIB
 
 CHUNK = 12_288
 """Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
@@ -56,10 +57,11 @@ class CostedSpace:
         return rows[np.lexsort((self.memory_total_bytes[rows], self.step_s[rows]))][:count]
 
 
-def estimate(*, query: Query) -> Estimate:
+def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
     """Predict the one configuration that `query.parallel` describes; axes left out are 1, recompute none, zero_stage 1.
 
-    An illegal or too large configuration is an Estimate with feasible=False and reasons, not an error.
+    One that is illegal, too large or too slow is an Estimate with feasible=False, its reasons and what mends it, not an
+    error. Mends cost a few hundred estimates of neighbours: where speed counts, leave them out.
     """
     problem = resolve_training(query)
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
@@ -67,10 +69,14 @@ def estimate(*, query: Query) -> Estimate:
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     code = int(legality(**nouns, candidates=candidate))
     if code:
-        return Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
-    result = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
-    missed = _missed_targets(result, problem)
-    return replace(result, feasible=False, reasons=result.reasons + missed) if missed else result
+        found = Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
+    else:
+        found = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
+        if missed := missed_targets(found, problem):
+            found = replace(found, feasible=False, reasons=found.reasons + missed)
+    if found.feasible or not with_mends:
+        return found
+    return replace(found, mends=mends(query=query, problem=problem, asked=found))
 
 
 def recommend(*, query: Query, top: int = 10) -> RecommendationResult:
@@ -128,7 +134,7 @@ def cost_space(*, query: Query, problem: TrainingProblem) -> CostedSpace:
         rows = slice(start, start + CHUNK)
         costs = problem.costs(space.candidates.take(rows))
         step_s[rows], memory[rows], fits[rows] = costs.step_s, costs.memory_total_bytes, costs.feasible
-    in_time = step_s <= _longest_step_s(problem)
+    in_time = step_s <= longest_step_s(problem)
     rejections = dict(space.rejections)
     if too_large := int(np.count_nonzero(~fits)):
         rejections[MEMORY] = too_large
@@ -173,30 +179,3 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
 def config_query(config: ParallelConfig) -> ParallelQuery:
     """The `parallel` of a query that asks for exactly this configuration."""
     return ParallelQuery(**{name: getattr(config, name) for name in ParallelConfig.__slots__})
-
-
-def _longest_step_s(problem: TrainingProblem) -> float:
-    """The step time at which max_days or max_cost is just met; infinity without either."""
-    tokens = problem.workload.total_tokens
-    if tokens is None:
-        return float("inf")
-    steps = tokens / step_tokens(problem.workload)
-    limits = [float("inf")]
-    if problem.constraints.max_days is not None:
-        limits.append(problem.constraints.max_days * SECONDS_PER_DAY / steps)
-    if problem.constraints.max_cost is not None and problem.cluster.price_per_gpu_hour:
-        hours = problem.constraints.max_cost / (problem.cluster.price_per_gpu_hour * problem.cluster.num_gpus)
-        limits.append(hours * SECONDS_PER_HOUR / steps)
-    return min(limits)
-
-
-def _missed_targets(result: Estimate, problem: TrainingProblem) -> tuple[Reason, ...]:
-    reasons = []
-    for name, value, limit in (
-        ("max_days", result.days, problem.constraints.max_days),
-        ("max_cost", result.cost, problem.constraints.max_cost),
-    ):
-        if value is not None and limit is not None and value > limit:
-            message = f"{name.removeprefix('max_')} {value:,.1f} is above constraints.{name} {limit:,.1f}"
-            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
-    return tuple(reasons)

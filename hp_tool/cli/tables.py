@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
-from hp_tool.domain.parallel import ParallelConfig, Recompute
-from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.units import duration, gib
 
 
@@ -18,6 +18,12 @@ def print_estimate(estimate: Estimate) -> None:
         console.print(arithmetic(estimate.parallel))
     for reason in estimate.reasons:
         console.print(f"[red]{reason.code}[/red]: {reason.message}")
+    _print_costs(console, estimate)
+    if not estimate.feasible:
+        _print_mends(console, estimate.mends)
+
+
+def _print_costs(console: Console, estimate: Estimate) -> None:
     if estimate.memory is None or estimate.time is None:
         return
     memory, time = estimate.memory, estimate.time
@@ -53,6 +59,29 @@ def print_estimate(estimate: Estimate) -> None:
         console.print(f"{estimate.days:.1f} days, {estimate.gpu_hours:,.0f} GPU-hours{cost}")
 
 
+def _print_mends(console: Console, mends: tuple[Mend, ...]) -> None:
+    if not mends:
+        console.print("no small change mends it; `hp-tool recommend` ranks the whole space")
+        return
+    table = Table(title="what would mend it")
+    table.add_column("change")
+    for name in ("memory", "saved", "step", "step change", "days"):
+        table.add_column(name, justify="right")
+    for mend in mends:
+        table.add_row(
+            mend.change,
+            gib(mend.memory_total_bytes),
+            "-" if mend.memory_saved_bytes is None else gib(mend.memory_saved_bytes),
+            duration(mend.step_s),
+            "-" if mend.step_change_fraction is None else f"{mend.step_change_fraction:+.1%}",
+            "-" if mend.days is None else f"{mend.days:.1f}",
+        )
+    console.print(table)
+    for mend in mends:
+        for reason in mend.remaining:
+            console.print(f"{mend.change} is the best near it, yet [red]{reason.code}[/red]: {reason.message}")
+
+
 def print_recommendations(answer: RecommendAnswer) -> None:
     """The ranked configurations, and how many were turned away by which rule."""
     console = _console()
@@ -67,8 +96,8 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         assert e.time is not None and e.memory is not None and e.mfu is not None
         table.add_row(
             str(row.rank), str(c.tensor_parallel_size), str(c.pipeline_parallel_size), str(c.virtual_pipeline_parallel_size),
-            str(c.data_parallel_size), str(c.micro_batch_size), "yes" if c.sequence_parallel else "no", recompute_name(c),
-            str(c.zero_stage), duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes),
+            str(c.data_parallel_size), str(c.micro_batch_size), "yes" if c.sequence_parallel else "no",
+            recompute_name(c.recompute), str(c.zero_stage), duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes),
             f"{e.days:.1f}" if e.days is not None else "-",
         )  # fmt: skip
     console.print(table)
@@ -90,16 +119,9 @@ def arithmetic(config: ParallelConfig) -> str:
     chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
     return (
         f"{' x '.join(shown)} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
-        f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config)}, ZeRO {config.zero_stage}"
+        f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "
+        f"ZeRO {config.zero_stage}"
     )
-
-
-def recompute_name(config: ParallelConfig) -> str:
-    """`selective`, or `full block 4` where more was said."""
-    if isinstance(config.recompute, Recompute):
-        parts = (config.recompute.granularity, config.recompute.method, config.recompute.num_layers)
-        return " ".join(str(part) for part in parts if part is not None)
-    return config.recompute
 
 
 def _console() -> Console:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from hp_tool.cli.tables import arithmetic, recompute_name
+from hp_tool.cli.tables import arithmetic
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.result import Recommendation
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import SECONDS_PER_HOUR, duration
@@ -62,7 +63,7 @@ def _cells(row: Recommendation) -> list[str]:
         str(config.data_parallel_size),
         str(config.micro_batch_size),
         "yes" if config.sequence_parallel else "no",
-        recompute_name(config),
+        recompute_name(config.recompute),
         str(config.zero_stage),
         duration(before.step_s) if before else "-",
         duration(after.step_s) if after else "-",

@@ -26,6 +26,14 @@ class Recompute:
     """selective only: Megatron Core's module names; default core_attn."""
 
 
+def recompute_name(recompute: RecomputeName | Recompute) -> str:
+    """`selective`, or `full block 4` where more was said."""
+    if isinstance(recompute, str):
+        return recompute
+    parts = (recompute.granularity, recompute.method, recompute.num_layers)
+    return " ".join(str(part) for part in parts if part is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
     """One configuration, fully resolved: no field is left to a default elsewhere."""

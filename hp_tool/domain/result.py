@@ -63,6 +63,32 @@ class Intervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """A small change that makes an infeasible configuration feasible, with its price."""
+
+    change: str
+    """In words, such as `TP 4 -> 8 (DP 16 -> 8)`; what follows from the change stands in brackets."""
+    changed: tuple[str, ...]
+    """Fields of parallel that differ from the configuration asked for."""
+    parallel: ParallelConfig
+    """All of the mended configuration: valid input."""
+    num_gpus: int
+    """Devices it runs on; more than the query has where the change says so."""
+    memory_total_bytes: float
+    """On its worst stage."""
+    memory_saved_bytes: float | None = None
+    """What was asked for less this, each on its own worst stage; None where that is illegal and has no size."""
+    step_s: float
+    step_change_fraction: float | None = None
+    """0.03: a step takes 3 % longer than what was asked for; None where that is illegal."""
+    days: float | None = None
+    cost: float | None = None
+    """US dollars."""
+    remaining: tuple[Reason, ...] = ()
+    """Targets that it misses too: the best that was found is told where no change meets them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A prediction for one configuration. Where it is infeasible, memory and time are still given when defined."""
 
@@ -85,6 +111,8 @@ class Estimate:
     """US dollars."""
     energy: float | None = None
     """Joules of the whole training."""
+    mends: tuple[Mend, ...] = ()
+    """Of an infeasible training configuration: the smallest changes that mend it, fastest first."""
     provenance: dict[str, object] = field(default_factory=dict)
     """Where the numbers come from: model, GPU and efficiency profile, FLOPs convention, version."""
 

@@ -1,0 +1,114 @@
+"""From an infeasible estimate to the changes that mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hp_tool.cost.breakdown import estimate_row
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Mend
+from hp_tool.errors import InputError
+from hp_tool.mends.near import Near, near
+from hp_tool.mends.words import change_in_words, changed_fields
+from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.targets import missed_targets
+
+MAX_MENDS = 5
+MAX_CHANGES = 3
+"""Axes changed at once; more are tried only where fewer mend nothing, three only where with fewer nothing fits."""
+GROWTH = (2, 4, 8)
+"""Multiples of the devices that are tried; the smallest that mends is told."""
+
+
+def mends(*, query: Query, problem: TrainingProblem, asked: Estimate) -> tuple[Mend, ...]:
+    """At most MAX_MENDS smallest changes after which the infeasible estimate `asked` of `query` would be feasible.
+
+    Fastest first; of changes to the same axes in the same directions only the fastest is told, or the nearest where
+    `asked` is illegal. One that needs more devices comes last. Where no change is fast enough for max_days or max_cost,
+    the fastest that fits is told with what it still misses.
+    """
+    more = _on_more_devices(query, asked, num_gpus=problem.cluster.num_gpus)
+    return (*_on_the_same_devices(query, problem, asked)[: MAX_MENDS - len(more)], *more)
+
+
+def _on_the_same_devices(query: Query, problem: TrainingProblem, asked: Estimate) -> list[Mend]:
+    assert asked.parallel is not None
+    too_slow: list[Mend] = []
+    for changes in range(0 if asked.memory is None else 1, MAX_CHANGES + 1):
+        if changes == MAX_CHANGES and too_slow:
+            break
+        found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
+        if found is None:
+            continue
+        rows = found.best(nearest=asked.memory is None)[:MAX_MENDS]
+        if len(rows):
+            return [_mend(found, int(row), asked, num_gpus=problem.cluster.num_gpus) for row in rows]
+        if (fastest := found.fastest_that_fits()) is not None:
+            too_slow.append(_mend(found, fastest, asked, num_gpus=problem.cluster.num_gpus))
+    if _fits(asked):
+        too_slow = [mend for mend in too_slow if asked.time is not None and mend.step_s < asked.time.step_s]
+    return [min(too_slow, key=lambda mend: mend.step_s)] if too_slow else []
+
+
+def _on_more_devices(query: Query, asked: Estimate, *, num_gpus: int) -> list[Mend]:
+    """The fastest mend on the smallest multiple of the devices; an illegal configuration must want more than there are."""
+    assert asked.parallel is not None
+    if asked.memory is None and _devices(asked.parallel) <= num_gpus:
+        return []
+    for factor in GROWTH:
+        problem = _grown(query, num_gpus=factor * num_gpus)
+        if problem is None:
+            break
+        for changes in (0, 1) if asked.memory is not None else (0,):
+            found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
+            if found is not None and len(rows := found.best(nearest=False)):
+                return [_mend(found, int(rows[0]), asked, num_gpus=num_gpus)]
+    return []
+
+
+def _grown(query: Query, *, num_gpus: int) -> TrainingProblem | None:
+    """The same problem on a larger cluster of the same kind; None where there is no such cluster."""
+    cluster = ClusterQuery(node_type=query.cluster) if isinstance(query.cluster, str) else query.cluster
+    try:
+        return resolve_training(dataclasses.replace(query, cluster=dataclasses.replace(cluster, num_gpus=num_gpus)))
+    except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
+        return None
+
+
+def _devices(config: ParallelConfig) -> int:
+    ranks = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
+    return ranks * config.data_parallel_size
+
+
+def _fits(asked: Estimate) -> bool:
+    return asked.memory is not None and asked.memory.total_bytes <= asked.memory.capacity_bytes
+
+
+def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
+    """Row `row` of the neighbours beside what was asked for on `num_gpus` devices."""
+    problem = found.problem
+    after = estimate_row(
+        row,
+        costs=found.costs,
+        candidates=found.candidates,
+        model=problem.model,
+        cluster=problem.cluster,
+        workload=problem.workload,
+        profile=problem.profile,
+    )
+    assert asked.parallel is not None and after.parallel is not None and after.memory is not None and after.time is not None
+    return Mend(
+        change=change_in_words(asked.parallel, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)),
+        changed=changed_fields(asked.parallel, after.parallel),
+        parallel=after.parallel,
+        num_gpus=problem.cluster.num_gpus,
+        memory_total_bytes=after.memory.total_bytes,
+        memory_saved_bytes=asked.memory.total_bytes - after.memory.total_bytes if asked.memory is not None else None,
+        step_s=after.time.step_s,
+        step_change_fraction=after.time.step_s / asked.time.step_s - 1.0 if asked.time is not None else None,
+        days=after.days,
+        cost=after.cost,
+        remaining=missed_targets(after, problem),
+    )

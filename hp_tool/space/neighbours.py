@@ -1,0 +1,71 @@
+"""Configurations near a given one: a chosen number of axes take another value, the rest stays."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import fields
+
+import numpy as np
+
+from hp_tool.cost.candidates import FULL_BLOCK, Candidates, IntArray
+from hp_tool.space.axes import Axes
+
+MAX_VALUES = 12
+"""Other values of one axis that are tried; the nearest ones where there are more."""
+ZERO_STAGES = (0, 1, 2, 3)
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+)
+
+Move = dict[str, IntArray]
+"""Values of one axis as columns of Candidates; recomputation fills two of them."""
+
+
+def neighbours(*, asked: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
+    """Every way to give exactly `changes` axes of `asked` (one alone) another of the values in `axes`, or in ZERO_STAGES.
+
+    What follows from the axes follows here: data_parallel_size from the devices, sequence parallelism off where
+    t = 1 and on where t rises from 1. Legality is not looked at. Block recomputation comes with 0 layers: all of them.
+    """
+    moves = _moves(asked, axes)
+    combined = [_combined(asked, [moves[name] for name in names]) for names in itertools.combinations(moves, changes)]
+    columns = {f.name: np.concatenate([rows[f.name] for rows in combined]) for f in fields(Candidates)}
+    t, c = columns["tensor_parallel_size"], columns["context_parallel_size"]
+    columns["data_parallel_size"] = np.maximum(num_gpus // (t * columns["pipeline_parallel_size"] * c), 1)
+    shards = columns["sequence_parallel"]
+    columns["sequence_parallel"] = (t > 1) * (shards if asked.tensor_parallel_size > 1 else 1)
+    # With one member to shard over, ZeRO means nothing, and sequence parallelism nothing without tensor parallelism.
+    idle = (columns["zero_stage"] != asked.zero_stage) & (columns["data_parallel_size"] * c == 1)
+    idle |= (shards != asked.sequence_parallel) & (t == 1)
+    return Candidates.from_columns(columns).take(~idle)
+
+
+def _moves(asked: Candidates, axes: Axes) -> dict[str, Move]:
+    moves: dict[str, Move] = {}
+    for name in SIZES:
+        here = getattr(asked, name)
+        others = sorted((k for k in getattr(axes, name) if k != here), key=lambda k: (abs(np.log(k / here)), k))
+        moves[name] = {name: np.array(others[:MAX_VALUES], dtype=np.int64)}
+    if asked.tensor_parallel_size > 1:
+        moves["sequence_parallel"] = {"sequence_parallel": np.array([1 - asked.sequence_parallel])}
+    moves["zero_stage"] = {"zero_stage": np.array([stage for stage in ZERO_STAGES if stage != asked.zero_stage])}
+    codes = np.array([*axes.recompute, (FULL_BLOCK, 0)]).T
+    codes = codes[:, (codes[0] != asked.recompute_method) | (codes[1] != asked.recompute_num_layers)]
+    moves["recompute"] = {"recompute_method": codes[0], "recompute_num_layers": codes[1]}
+    return moves
+
+
+def _combined(asked: Candidates, moves: list[Move]) -> Move:
+    """All combinations of the values of several axes as full columns."""
+    lengths = [len(next(iter(move.values()))) for move in moves]
+    picks = np.indices(lengths).reshape(len(moves), -1) if moves else np.zeros((0, 1), dtype=np.intp)
+    columns = {f.name: np.full(picks.shape[1], getattr(asked, f.name), dtype=np.int64) for f in fields(Candidates)}
+    for move, pick in zip(moves, picks, strict=True):
+        columns |= {name: values[pick] for name, values in move.items()}
+    return columns

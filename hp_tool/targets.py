@@ -1,0 +1,36 @@
+"""What a training must keep to: max_days and max_cost as a longest step time, and those that a prediction misses."""
+
+from __future__ import annotations
+
+from hp_tool.cost.flops import step_tokens
+from hp_tool.domain.result import Estimate, Reason
+from hp_tool.problem import TrainingProblem
+from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+
+def longest_step_s(problem: TrainingProblem) -> float:
+    """The step time at which max_days or max_cost is just met; infinity without either."""
+    tokens = problem.workload.total_tokens
+    if tokens is None:
+        return float("inf")
+    steps = tokens / step_tokens(problem.workload)
+    limits = [float("inf")]
+    if problem.constraints.max_days is not None:
+        limits.append(problem.constraints.max_days * SECONDS_PER_DAY / steps)
+    if problem.constraints.max_cost is not None and problem.cluster.price_per_gpu_hour:
+        hours = problem.constraints.max_cost / (problem.cluster.price_per_gpu_hour * problem.cluster.num_gpus)
+        limits.append(hours * SECONDS_PER_HOUR / steps)
+    return min(limits)
+
+
+def missed_targets(result: Estimate, problem: TrainingProblem) -> tuple[Reason, ...]:
+    """The limits above which the prediction is, each with its value and the limit."""
+    reasons = []
+    for name, value, limit in (
+        ("max_days", result.days, problem.constraints.max_days),
+        ("max_cost", result.cost, problem.constraints.max_cost),
+    ):
+        if value is not None and limit is not None and value > limit:
+            message = f"{name.removeprefix('max_')} {value:,.1f} is above constraints.{name} {limit:,.1f}"
+            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
+    return tuple(reasons)

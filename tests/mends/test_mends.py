@@ -1,0 +1,244 @@
+"""What is told to mend a configuration does, changes what it says and nothing else, and costs what it says."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.app import config_query, estimate
+from hp_tool.domain.parallel import ParallelConfig, Recompute
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Mend
+from hp_tool.mends.find import GROWTH, MAX_MENDS
+from hp_tool.schema import parse_query
+
+BASE: dict[str, Any] = {
+    "kind": "training",
+    "model": "gpt3-175b",  # 96 heads, 96 layers
+    "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 1024},
+    "training": {"sequence_length": 2048, "global_batch_size": 1536, "total_tokens": 300e9},
+    "parallel": {
+        "tensor_parallel_size": 8, "pipeline_parallel_size": 8, "virtual_pipeline_parallel_size": 3, "recompute": "selective"
+    },
+}  # fmt: skip
+MIXTRAL: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    "training": {"sequence_length": 8192, "global_batch_size": 128},
+}
+
+
+def query(*, constraints: Any = None, training: Any = None, cluster: Any = None, model: Any = None, **parallel: Any) -> Query:
+    return parse_query(
+        {
+            "kind": "training",
+            "model": model or BASE["model"],
+            "cluster": BASE["cluster"] | (cluster or {}),
+            "training": BASE["training"] | (training or {}),
+            "constraints": constraints or {},
+            "parallel": BASE["parallel"] | parallel,
+        }
+    )
+
+
+def days(**change: Any) -> float:
+    """Of the training without a deadline."""
+    found = estimate(query=query(**change)).days
+    assert found is not None
+    return found
+
+
+def mended(asked: Query, mend: Mend) -> Query:
+    """The query with the mend taken over."""
+    cluster = asked.cluster
+    assert not isinstance(cluster, str)
+    parallel = replace(config_query(mend.parallel), pipeline_schedule=asked.parallel.pipeline_schedule)
+    return replace(asked, parallel=parallel, cluster=replace(cluster, num_gpus=mend.num_gpus))
+
+
+def check(asked: Query) -> Estimate:
+    """All that is promised of the mends of any configuration."""
+    found = estimate(query=asked)
+    if found.feasible:
+        assert found.mends == ()
+        return found
+    assert len(found.mends) <= MAX_MENDS
+    same = [mend for mend in found.mends if mend.num_gpus == asked.cluster.num_gpus]  # type: ignore[union-attr]
+    assert list(found.mends[: len(same)]) == same and len(found.mends) - len(same) <= 1
+    assert [mend.step_s for mend in same] == sorted(mend.step_s for mend in same)
+    for mend in found.mends:
+        check_one(asked, found, mend)
+    return found
+
+
+def check_one(asked: Query, found: Estimate, mend: Mend) -> None:
+    after = estimate(query=mended(asked, mend))
+    assert after.memory is not None and after.time is not None and found.parallel is not None
+    assert after.memory.total_bytes <= after.memory.capacity_bytes
+    assert after.feasible == (not mend.remaining)
+    assert after.parallel == mend.parallel
+    assert mend.memory_total_bytes == pytest.approx(after.memory.total_bytes, rel=1e-9)
+    assert mend.step_s == pytest.approx(after.time.step_s, rel=1e-9)
+    assert (mend.days, mend.cost) == pytest.approx((after.days, after.cost), rel=1e-9)
+    differing = {n for n in ParallelConfig.__slots__ if getattr(found.parallel, n) != getattr(mend.parallel, n)}
+    assert set(mend.changed) == differing
+    if found.memory is None or found.time is None:
+        assert mend.memory_saved_bytes is None and mend.step_change_fraction is None
+        return
+    assert mend.memory_saved_bytes == pytest.approx(found.memory.total_bytes - after.memory.total_bytes, abs=1e3)
+    assert mend.step_change_fraction == pytest.approx(after.time.step_s / found.time.step_s - 1.0, abs=1e-9)
+
+
+CASES = {
+    "too large": {"tensor_parallel_size": 2},
+    "far too large": {"tensor_parallel_size": 4, "pipeline_parallel_size": 1, "virtual_pipeline_parallel_size": 1},
+    "no divisor": {"tensor_parallel_size": 3},
+    "three axes wrong": {"tensor_parallel_size": 7, "pipeline_parallel_size": 5, "micro_batch_size": 7},
+    "replicas wrong": {"data_parallel_size": 8},
+    "too few devices": {"cluster": {"num_gpus": 32}},
+    "too slow": {"recompute": "full", "share_of_days": 0.95},
+    "hopelessly slow": {"constraints": {"max_days": 0.1}},
+    "too slow and too large": {"tensor_parallel_size": 2, "share_of_days": 0.95},
+    "interleaved only": {"pipeline_schedule": "interleaved", "tensor_parallel_size": 2},
+    "plain 1F1B only": {"pipeline_schedule": "1f1b", "tensor_parallel_size": 2, "virtual_pipeline_parallel_size": 1},
+    "not one expert": {"expert_parallel_size": 4},
+    "mixture": MIXTRAL | {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "virtual_pipeline_parallel_size": 1},
+}
+
+
+@pytest.mark.parametrize("change", CASES.values(), ids=CASES)
+def test_mends_do_what_they_say(change: dict[str, Any]) -> None:
+    change = dict(change)
+    if share := change.pop("share_of_days", None):
+        change["constraints"] = {"max_days": share * days(**change)}
+    assert not check(query(**change)).feasible
+
+
+def test_a_budget_is_met_by_what_is_told() -> None:
+    found = estimate(query=query(recompute="full"))
+    assert found.cost is not None
+    limit = 0.9 * found.cost
+    mends = check(query(recompute="full", constraints={"max_cost": limit})).mends
+    assert mends and all(mend.cost is not None and mend.cost <= limit for mend in mends)
+
+
+sizes = st.sampled_from((1, 2, 3, 4, 6, 8, 16))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    t=sizes, p=sizes, v=st.sampled_from((1, 2, 3, 5)), b=st.sampled_from((1, 2, 5, 8)),
+    sp=st.booleans(), zero=st.integers(0, 3),
+    recompute=st.sampled_from(("none", "selective", "full", Recompute(granularity="full", method="block", num_layers=2))),
+    max_days=st.sampled_from((None, 0.5, 20.0, 60.0)), model=st.sampled_from(("gpt3-175b", "llama-2-70b", "gpt-22b")),
+)  # fmt: skip
+def test_every_mend_of_any_configuration(
+    t: int, p: int, v: int, b: int, sp: bool, zero: int, recompute: Any, max_days: float | None, model: str
+) -> None:
+    asked = query(model=model, constraints={"max_days": max_days})
+    parallel = replace(
+        asked.parallel,
+        tensor_parallel_size=t,
+        pipeline_parallel_size=p,
+        virtual_pipeline_parallel_size=v,
+        micro_batch_size=b,
+        sequence_parallel=sp,
+        recompute=recompute,
+        zero_stage=zero,
+    )
+    check(replace(asked, parallel=parallel))
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    asked = query(tensor_parallel_size=2)
+    assert estimate(query=asked).mends == estimate(query=asked).mends != ()
+
+
+def axes(mend: Mend) -> tuple[str, ...]:
+    return tuple(name for name in mend.changed if name != "data_parallel_size")
+
+
+def test_one_change_is_told_where_one_is_enough() -> None:
+    found = estimate(query=query(tensor_parallel_size=2))
+    assert [len(axes(mend)) for mend in found.mends] == [1] * len(found.mends)
+    assert found.mends[0].change == "TP 2 -> 4 (DP 64 -> 32)"
+    assert len({mend.changed for mend in found.mends[:-1]}) == len(found.mends) - 1
+    assert found.mends[-1].change.startswith("more GPUs, 1024 -> 2048")
+
+
+def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:
+    plain = {"recompute": "none", "virtual_pipeline_parallel_size": 1}
+    least, most = (estimate(query=query(**plain | {"recompute": name})).memory for name in ("full", "none"))
+    assert least is not None and most is not None
+    halfway = 0.5 * (least.total_bytes + most.total_bytes)
+    headroom = 1.0 - 0.95 * halfway / most.capacity_bytes  # capacity_bytes leaves the usual 5 % free
+    asked = query(**plain, constraints={"memory_headroom_fraction": headroom})
+    found = check(asked)
+    (mend,) = [
+        mend for mend in found.mends if mend.changed == ("recompute",) and isinstance(mend.parallel.recompute, Recompute)
+    ]
+    recompute = mend.parallel.recompute
+    assert isinstance(recompute, Recompute) and recompute.num_layers is not None and recompute.num_layers > 1
+    fewer = replace(recompute, num_layers=recompute.num_layers - 1)
+    assert not estimate(query=replace(asked, parallel=replace(asked.parallel, recompute=fewer))).feasible
+
+
+def test_illegal_is_mended_by_the_nearest_legal_values() -> None:
+    assert [mend.change for mend in estimate(query=query(tensor_parallel_size=3)).mends] == ["TP 3 -> 4 (DP 42 -> 32)"]
+    (first, *_) = estimate(query=query(data_parallel_size=8)).mends
+    assert first.change == "DP 8 -> 16" and first.changed == ("data_parallel_size",)
+
+
+def test_devices_alone_mend_what_wants_more_than_there_are() -> None:
+    mend = estimate(query=query(cluster={"num_gpus": 32})).mends[-1]
+    assert mend.num_gpus == 64 and mend.changed == () and mend.change == "more GPUs, 32 -> 64"
+
+
+def test_a_deadline_out_of_reach_tells_the_best_and_the_gap() -> None:
+    found = check(query(constraints={"max_days": 0.1}))
+    (best,) = [mend for mend in found.mends if mend.num_gpus == 1024]
+    (gap,) = best.remaining
+    assert found.days is not None and best.days is not None and best.days < found.days
+    assert gap.code == "target_missed" and (gap.needed, gap.available) == (best.days, 0.1)
+
+
+def test_a_deadline_within_reach_is_met_by_what_is_told() -> None:
+    limit = 0.95 * days(recompute="full")
+    found = check(query(recompute="full", constraints={"max_days": limit}))
+    assert found.mends[0].changed == ("recompute",) and found.mends[0].step_change_fraction < 0.0  # type: ignore[operator]
+    assert all(mend.days is not None and mend.days <= limit and mend.remaining == () for mend in found.mends)
+    assert found.mends[-1].num_gpus == GROWTH[0] * 1024
+
+
+def test_feasible_estimates_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise AssertionError("neighbours of a feasible configuration were looked at")
+
+    monkeypatch.setattr("hp_tool.app.mends", fail)
+    assert estimate(query=query()).feasible
+    assert estimate(query=query(tensor_parallel_size=2), with_mends=False).mends == ()
+
+
+def test_models_of_many_divisors_stay_quick() -> None:
+    asked = query(
+        model={
+            "num_hidden_layers": 5040,
+            "hidden_size": 50400,
+            "num_attention_heads": 5040,
+            "head_dim": 10,
+            "vocab_size": 1024,
+        },
+        cluster={"num_gpus": 1 << 16},
+        training={"global_batch_size": 1 << 16, "total_tokens": None},
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        virtual_pipeline_parallel_size=1,
+    )
+    start = time.process_time()
+    check(asked)
+    assert time.process_time() - start < 5.0
