@@ -64,7 +64,10 @@ class TrainingProblem:
 def resolve_training(query: Query) -> TrainingProblem:
     """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for what is not modelled."""
     if query.kind != "training" or query.training is None:
-        raise UnsupportedError("queries of kind inference are not answered by this version", field="kind")
+        raise UnsupportedError(
+            "queries of kind inference are not searched with real runs by this version; `hp-tool recommend` answers them",
+            field="kind",
+        )
     model = resolve_model(query)
     cluster = catalogue_cluster(query.cluster)
     _refuse_of_inference(query)

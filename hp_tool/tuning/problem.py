@@ -50,6 +50,11 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
             "profile runs train sequences of equal length; leave training.sequence_lengths out, or use `hp-tool recommend`",
             field="training.sequence_lengths",
         )
+    if query.objective == "min_gpus":
+        raise UnsupportedError(
+            "objective min_gpus is not searched with real runs; let `hp-tool recommend` find the number, then search on it",
+            field="objective",
+        )
     check_hardware(problem.cluster, hardware)
     space = cost_space(query=query, problem=problem)
     rows = _rows(space, capacity_bytes=_capacity(problem))

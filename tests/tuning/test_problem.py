@@ -8,6 +8,7 @@ import pytest
 from hp_tool import schema
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
 from hp_tool.domain.records import NewMeasurement
+from hp_tool.errors import UnsupportedError
 from hp_tool.search.coordinator import REUSED
 from hp_tool.store import open_store
 from hp_tool.tuning import problem as module
@@ -45,6 +46,13 @@ def test_a_large_space_is_represented_by_its_fastest_and_the_best_of_each_kind(m
 
     fastest = np.sort(step_s(whole))[:50]
     np.testing.assert_allclose(np.sort(step_s(small))[:50], fastest)
+
+
+def test_a_search_for_the_fewest_devices_is_refused():
+    query = schema.parse_query(LARGE | {"objective": "min_gpus"})
+    with pytest.raises(UnsupportedError) as caught:
+        build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
+    assert caught.value.field == "objective"
 
 
 def test_rows_are_found_by_configuration_and_named_by_their_axes():
