@@ -136,12 +136,14 @@ class SlurmLauncher:
             if self._controller.away_s > self._options.patience_s:
                 raise
             return slurm_folder.state(folder), None
-        if job is None:
-            gone = JobState.CANCELLED if cancelled else JobState.LOST
-            return JobState.FINISHED if (folder / ENDED).exists() else gone, None
-        state = job_state(job.state, cancelled_by_us=cancelled)
-        if state is JobState.PREEMPTED and jobs.read_json(folder / jobs.RESULT) is not None:
-            return JobState.FINISHED, job  # it was done before its node went
+        if job is not None:
+            state = job_state(job.state, cancelled_by_us=cancelled)
+        elif (folder / ENDED).exists():
+            state = JobState.FINISHED
+        else:
+            state = JobState.CANCELLED if cancelled else JobState.LOST
+        if state in (JobState.PREEMPTED, JobState.LOST) and jobs.read_json(folder / jobs.RESULT) is not None:
+            state = JobState.FINISHED  # it was done before it was taken away
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
@@ -159,8 +161,13 @@ class SlurmLauncher:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (folder / SUBMITTED).exists():
                 return
-            known = self._job(folder, fresh=True) if (folder / ATTEMPTED).exists() else None
-            (folder / ATTEMPTED).touch()
+            attempted = folder / ATTEMPTED
+            known = None
+            if attempted.exists():
+                if time.time() - attempted.stat().st_mtime < self._options.poll_s:
+                    raise ControllerAway("Slurm could not take the job yet")
+                known = self._job(folder, fresh=True)
+            attempted.touch()
             script = folder / slurm_script.SCRIPT
             job_id = known.id if known else self._controller.submit(script, environment=_environment(folder))
             jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
@@ -172,9 +179,11 @@ class SlurmLauncher:
         return max(ours, key=lambda job: (job.id == claim, job.id), default=None)
 
     def _accounted(self, folder: Path) -> Job | None:
+        """What the accounting says of a job that left the queue; one that it believes to be open is lost to both."""
         submitted = jobs.read_json(folder / SUBMITTED)
         job_id = slurm_folder.claimed_by(folder) or (submitted["job_id"] if submitted else None)
-        return self._controller.accounted(job_id) if job_id is not None else None
+        job = self._controller.accounted(job_id) if job_id is not None else None
+        return None if job is None or job_state(job.state, cancelled_by_us=True) in _OPEN else job
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -88,7 +88,10 @@ class Controller:
         command = ["sbatch", "--parsable", f"--chdir={script.parent}", script.name]
         answer = _run(command, environment={**environment, **client_environment()}, folder=script.parent)
         self._answered_at = -float("inf")
-        return int(answer.strip().split(";")[0])
+        job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)  # a site may print a banner before it
+        if job_id is None:
+            raise ControllerAway(f"sbatch named no job: {answer[:200]!r}")
+        return int(job_id[1])
 
     def cancel(self, ids: Iterable[int]) -> None:
         """End these jobs; harmless where they have ended. Raises ControllerAway."""

@@ -35,6 +35,8 @@ record_end() {{
   mv "~{ended}" {ended}
 }}
 trap record_end EXIT
+# Slurm ends the job: that is no end of its own, and Slurm has the word for it.
+trap 'trap - EXIT; exit 143' TERM
 {setup}
 # torchrun reads these; the batch step runs on the first node, and every node resolves its host's name.
 export PET_MASTER_ADDR=$(hostname) PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
