@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.candidates import BoolArray, FloatArray
+from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.feasibility import explain, legality
 from hp_tool.cost.inference.serving import ServingCosts
@@ -17,7 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.serving.describe import described
+from hp_tool.serving.describe import OVERLOADED, described
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.serving.targets import meets_targets
 from hp_tool.space.serving import serving_space
@@ -55,7 +56,7 @@ def estimate(*, query: Query) -> InferenceEstimate:
     """
     problem = resolve_serving(query)
     config = single_config(query.parallel, problem=problem)
-    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency])
+    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
     num_gpus = problem.cluster.num_gpus
     code = int(legality(model=problem.model, num_gpus=num_gpus, candidates=candidate)[0])
     if code:
@@ -115,27 +116,32 @@ def _cost_space(query: Query, problem: ServingProblem) -> CostedServing:
         model=problem.model,
         num_gpus=problem.cluster.num_gpus,
         engine=problem.engine,
-        concurrency=(problem.concurrency,),
+        concurrency=(problem.concurrency or 1,),
     )
     n = len(space.candidates)
-    score, fits, met = np.empty(n), np.empty(n, dtype=bool), np.empty(n, dtype=bool)
+    score = np.empty(n)
+    fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
     for first in range(0, n, CHUNK):
         rows = slice(first, first + CHUNK)
         costs = problem.costs(space.candidates.take(rows))
-        fits[rows], met[rows], score[rows] = costs.fits, meets_targets(costs, problem), _score(costs, query.objective)
+        fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, meets_targets(costs, problem)
+        score[rows] = _score(costs, query.objective, problem)
     rejections = dict(space.rejections)
-    for code, turned_away in (("memory", ~fits), ("target_missed", fits & ~met)):
+    reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}
+    for code, turned_away in reasons.items():
         if count := int(np.count_nonzero(turned_away)):
             rejections[code] = count
-    return CostedServing(candidates=space.candidates, score=score, acceptable=fits & met, rejections=rejections)
+    return CostedServing(candidates=space.candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
 
 
-def _score(costs: ServingCosts, objective: str | None) -> FloatArray:
+def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:
     """What to minimise; min_gpus and cost compare throughput on the same devices."""
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
         return costs.tpot_s
+    if problem.request_rate_per_second is not None:  # the same throughput for all: the quickest answer is the better one
+        return costs.request_latency_s
     return -costs.output_tokens_per_second_per_gpu
 
 

@@ -14,6 +14,8 @@ from hp_tool.serving.problem import ServingProblem
 from hp_tool.serving.targets import target_values
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 
+OVERLOADED = "overloaded"
+"""The reason of a configuration that cannot keep up with the load's request rate."""
 CONFIDENCE = 0.9
 _Z90 = 1.645
 _UNMEASURED = 2.0
@@ -25,21 +27,23 @@ def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, p
     config = candidates.config(row)
     replicas = int(candidates.replicas[row])
     memory = _memory(row, costs, problem)
-    if not costs.fits[row]:
+    schedulers = int(candidates.schedulers[row])
+    most = int(costs.max_running[row]) * schedulers if costs.fits[row] else 0
+    if not costs.fits[row] or not costs.sustained[row]:
+        late = _overloaded(row, costs, problem) if costs.fits[row] else _too_large(row, costs, memory, problem)
         return InferenceEstimate(
             feasible=False,
-            reasons=(_too_large(row, costs, memory, problem),),
+            reasons=(late,),
             parallel=config,
             replicas=replicas,
             memory=memory,
-            max_concurrency=0,
+            max_concurrency=most,
             provenance=_provenance(problem),
         )
     ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
     throughput = float(costs.output_tokens_per_second_per_gpu[row])
     latency = float(costs.request_latency_s[row])
     price = problem.cluster.price_per_gpu_hour
-    schedulers = int(candidates.schedulers[row])
     reasons = _missed(row, costs, problem)
     return InferenceEstimate(
         feasible=not reasons,
@@ -54,8 +58,8 @@ def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, p
         output_tokens_per_second_per_gpu=throughput,
         output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
         request_rate_per_second=throughput * problem.cluster.num_gpus / problem.nouns.output_length,
-        max_concurrency=int(costs.max_running[row]) * schedulers,
-        running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency)),
+        max_concurrency=most,
+        running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
         kv_cache_limited=bool(costs.kv_limited[row]),
         cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
         tails=_tails(row, costs, problem),
@@ -94,6 +98,17 @@ def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: Se
     return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
 
 
+def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reason:
+    """Full batches, and still requests come faster than they leave."""
+    wanted = problem.request_rate_per_second or 0.0
+    reached = float(costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.nouns.output_length
+    message = (
+        f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
+        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"
+    )
+    return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
+
+
 def _missed(row: int, costs: ServingCosts, problem: ServingProblem) -> tuple[Reason, ...]:
     reasons = []
     for name in problem.targets.__slots__:
@@ -108,7 +123,7 @@ def _missed(row: int, costs: ServingCosts, problem: ServingProblem) -> tuple[Rea
 
 
 def _tails(row: int, costs: ServingCosts, problem: ServingProblem) -> Tails:
-    wave, output = problem.engine.wave_share, problem.nouns.output_length
+    wave, output = problem.wave_share, problem.nouns.output_length
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     ttft = {name: float(ttft_quantile(costs, share=q, wave_share=wave)[row]) for name, q in shares.items()}
     tpot = {
@@ -144,7 +159,9 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "gpu_efficiency_measured": nouns.profile.gpu.measured,
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
         "engine_efficiency_measured": problem.engine.measured,
-        "load": f"closed, {problem.concurrency} requests in flight, equal lengths",
+        "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
+        if problem.concurrency is not None
+        else f"open, {problem.request_rate_per_second} requests a second, equal lengths, mean queueing",
         "matmul_precision": nouns.compute_precision,
         "weight_bytes_each": nouns.weight_bytes,
         "kv_element_bytes": nouns.kv_element_bytes,

@@ -11,6 +11,7 @@ from hp_tool.catalog.engines import engine_efficiency
 from hp_tool.cost.compute import ELEMENT_BYTES
 from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.formats import weight_format
+from hp_tool.cost.inference.rate import costs_at_rate
 from hp_tool.cost.inference.serving import ServingCosts, serving_costs
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -35,10 +36,16 @@ class ServingProblem:
     """Everything the serving cost model wants to know."""
 
     nouns: ServingNouns
-    concurrency: int
-    """Requests in flight over all GPUs."""
+    concurrency: int | None
+    """Requests in flight over all GPUs; None where request_rate_per_second is given."""
+    request_rate_per_second: float | None
     constraints: Constraints
     targets: Targets
+
+    @property
+    def wave_share(self) -> float:
+        """Share of requests that start together: a closed load's first wave; independent arrivals have none."""
+        return 0.0 if self.concurrency is None else self.engine.wave_share
 
     @property
     def model(self) -> ModelSpec:
@@ -55,6 +62,13 @@ class ServingProblem:
     def costs(self, candidates: ServingCandidates) -> ServingCosts:
         """Latency, throughput and memory of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
+        if self.request_rate_per_second is not None:
+            return costs_at_rate(
+                nouns=self.nouns,
+                candidates=candidates,
+                requests_per_second=self.request_rate_per_second,
+                memory_headroom_fraction=headroom,
+            )
         return serving_costs(nouns=self.nouns, candidates=candidates, memory_headroom_fraction=headroom)
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
@@ -73,18 +87,22 @@ def resolve_serving(query: Query) -> ServingProblem:
     model = resolve_model(query)
     if model.architecture != "decoder":
         raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
-    concurrency = query.inference.concurrency
-    if concurrency is None:
+    concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second
+    if (concurrency is None) == (rate is None):
         raise InputError(
-            "inference.concurrency is missing; add the requests in flight over all GPUs",
+            "give inference.concurrency (requests in flight over all GPUs) or inference.request_rate_per_second, and not both",
             field="inference.concurrency",
-            code="missing_field",
+            code="missing_field" if rate is None else "invalid_value",
         )
     cluster = catalogue_cluster(query.cluster)
     engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
     nouns = serving_nouns(model=model, cluster=cluster, workload=query.inference, engine=engine)
     return ServingProblem(
-        nouns=nouns, concurrency=concurrency, constraints=query.constraints, targets=query.targets or Targets()
+        nouns=nouns,
+        concurrency=concurrency,
+        request_rate_per_second=rate,
+        constraints=query.constraints,
+        targets=query.targets or Targets(),
     )
 
 
@@ -110,15 +128,12 @@ def serving_nouns(
 
 def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     """Nothing a query asks for is silently ignored."""
-    if workload.request_rate_per_second is not None:
-        raise UnsupportedError(
-            "inference.request_rate_per_second is not modelled by this version; give inference.concurrency",
-            field="inference.request_rate_per_second",
-        )
     load = workload.load
-    if load is not None and (load.arrival != "closed" or load.num_prompts is not None or load.warmup is not None):
+    arrival = "closed" if workload.concurrency is not None else "poisson"
+    if load is not None and (load.arrival != arrival or load.num_prompts is not None or load.warmup is not None):
         raise UnsupportedError(
-            "inference.load other than arrival closed, without num_prompts and warmup, is not modelled by this version",
+            "inference.load is modelled as arrival closed with a concurrency and as arrival poisson with a request rate, "
+            "both in the long run: leave num_prompts and warmup out",
             field="inference.load",
         )
     for name in _TRAINING_ONLY:

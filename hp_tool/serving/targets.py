@@ -26,7 +26,7 @@ def target_values(name: str, *, costs: ServingCosts, problem: ServingProblem) ->
     if not quantile.isdigit():
         values: FloatArray = getattr(costs, name)
         return values
-    share, wave = int(quantile) / 100.0, problem.engine.wave_share
+    share, wave = int(quantile) / 100.0, problem.wave_share
     if latency == "ttft":
         return ttft_quantile(costs, share=share, wave_share=wave)
     return tpot_quantile(costs, share=share, wave_share=wave, output_length=problem.nouns.output_length)

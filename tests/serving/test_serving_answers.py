@@ -117,7 +117,7 @@ def test_an_illegal_configuration_gives_its_reason(model: str, parallel: dict[st
 @pytest.mark.parametrize(
     ("changes", "error", "field"),
     [
-        ({"inference": {"request_rate_per_second": 3.0}}, UnsupportedError, "inference.request_rate_per_second"),
+        ({"inference": {"request_rate_per_second": 3.0}}, InputError, "inference.concurrency"),
         ({"inference": {"load": {"arrival": "poisson"}}}, UnsupportedError, "inference.load"),
         ({"inference": {"engine": "own"}}, UnsupportedError, "inference.engine"),
         ({"inference": {"concurrency": None}}, InputError, "inference.concurrency"),
@@ -164,3 +164,32 @@ def test_experts_can_be_divided_in_every_way() -> None:
     for row in found.recommendations:
         c = row.parallel
         assert c.tensor_parallel_size * c.pipeline_parallel_size * c.data_parallel_size == 8
+
+
+def test_a_request_rate_finds_its_concurrency() -> None:
+    """The rate of a closed load, asked for as a rate, has about its latency: only the common wave is gone."""
+    parallel = {"tensor_parallel_size": 4}
+    closed = serving.estimate(query=query(parallel=parallel))
+    rate = {"concurrency": None, "request_rate_per_second": closed.request_rate_per_second}
+    found = serving.estimate(query=query(inference=rate, parallel=parallel))
+    assert found.feasible and found.request_rate_per_second == pytest.approx(closed.request_rate_per_second)
+    assert found.running_requests == pytest.approx(64, abs=2)
+    assert found.request_latency_s == pytest.approx(closed.request_latency_s, rel=0.03)
+
+
+def test_a_rate_beyond_full_batches_is_overload_with_the_devices_it_would_take() -> None:
+    rate = {"concurrency": None, "request_rate_per_second": 1000.0}
+    found = serving.estimate(query=query(inference=rate, parallel={"tensor_parallel_size": 4}))
+    (reason,) = found.reasons
+    assert reason.code == "overloaded" and reason.needed == 1000.0 and 0 < reason.available < 1000.0  # type: ignore[operator]
+    assert found.ttft_s is None and "devices" in reason.message
+    ranked = serving.recommend(query=query(inference=rate))
+    assert ranked.recommendations == () and ranked.rejections["overloaded"] == ranked.space.legal
+
+
+def test_latency_rises_with_the_request_rate() -> None:
+    latencies = []
+    for rate in (0.1, 1.0, 3.0, 6.0):
+        load = {"concurrency": None, "request_rate_per_second": rate}
+        latencies.append(serving.estimate(query=query(inference=load, parallel={"tensor_parallel_size": 4})).request_latency_s)
+    assert latencies == sorted(latencies) and len(set(latencies)) == 4  # type: ignore[type-var]

@@ -5,13 +5,14 @@ only decodes, X = min(g I, budget) prefill tokens of one that prefills g prompts
 Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
 requests are prefilled once:
 
-    S = max((O - 1) D + R, H),   R = n D + B ((1 - r) (I / X) (M - D) + o) / p,   H = B (u + v O)
+    S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((1 - r) (I / X) (M - D) + o) / p,   H = B (u + v O)
 
 M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
 r the share of prompt tokens found in the prefix cache; o the engine's own work per prompt; u and v the front end's serial
-work per request and per streamed token. Of R a request waits for its own prompt and those before it until its first token;
-the rest delays its later tokens. Time the front end adds falls half before and half after the first token. Requests that
-find no room wait S (C - B) / B longer (Little's law).
+work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the rate,
+and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt and
+those before it until its first token; the rest delays its later tokens. Time the front end adds falls half before and half
+after the first token. Requests that find no room wait S (C - B) / B longer (Little's law).
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class ServingCosts:
     """The KV cache, not the load or max_num_seqs, bounds B."""
     fits: BoolArray
     """Weights and one whole request fit."""
+    sustained: BoolArray
+    """The load's request rate is reached; a closed load has none to reach."""
     bytes: ServingBytes
 
 
@@ -94,8 +97,8 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
     interference = (running - before) * prompt
     busy = first + interference + (output - 1.0) * decode
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
-    waiting = np.maximum(front_end - busy, 0.0)
-    served = busy + waiting
+    served = np.hypot(busy, front_end)
+    waiting = served - busy
     early = 0.5 * waiting if output > 1.0 else waiting
     queue = served * (in_flight - running) / running
     latency = queue + served
@@ -118,6 +121,7 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
         wave_s=(before - group) * prompt,
         kv_limited=(by_cache < in_flight) & (by_cache < c.max_num_seqs),
         fits=fits,
+        sustained=np.ones(len(c), dtype=bool),
         bytes=memory,
     )  # fmt: skip
 

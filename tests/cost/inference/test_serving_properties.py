@@ -83,7 +83,7 @@ def test_a_prefix_cache_never_hurts(case: Serving) -> None:
 @given(servings())
 def test_the_mean_lies_between_quantiles_and_quantiles_rise(case: Serving) -> None:
     costs, wave = case.costs(concurrency=LOADS), min(case.nouns.engine.wave_share, 1.0)
-    shares = np.linspace(0.001, 0.999, 999)
+    shares = (np.arange(1000) + 0.5) / 1000
     ttft = np.array([ttft_quantile(costs, share=share, wave_share=wave) for share in shares])
     assert np.all(np.diff(ttft, axis=0) >= 0)
     np.testing.assert_allclose(ttft.mean(axis=0), costs.ttft_s, rtol=0.02)
@@ -156,4 +156,4 @@ def test_a_slow_front_end_bounds_the_request_rate() -> None:
     slow = replace(case, nouns=replace(case.nouns, engine=replace(case.nouns.engine, request_overhead_s=1.0)))
     costs = slow.costs(concurrency=[64])
     rate = costs.output_tokens_per_second_per_gpu[0] * 2 / 4
-    assert rate == pytest.approx(1.0 / (1.0 + 4 * case.nouns.engine.stream_overhead_s))
+    assert rate == pytest.approx(1.0 / (1.0 + 4 * case.nouns.engine.stream_overhead_s), rel=0.001)
