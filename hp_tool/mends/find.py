@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.hardware import ClusterQuery
@@ -18,6 +19,8 @@ from hp_tool.targets import missed_targets
 MAX_MENDS = 5
 MAX_CHANGES = 3
 """Axes changed at once; more are tried only where fewer mend nothing, three only where with fewer nothing fits."""
+WORTHWHILE = 0.9
+"""Where one change mends, two are told beside it only if the step takes no more than this share of its."""
 GROWTH = (2, 4, 8)
 """Multiples of the devices that are tried; the smallest that mends is told."""
 
@@ -30,26 +33,30 @@ def mends(*, query: Query, problem: TrainingProblem, asked: Estimate) -> tuple[M
     the fastest that fits is told with what it still misses.
     """
     more = _on_more_devices(query, asked, num_gpus=problem.cluster.num_gpus)
-    return (*_on_the_same_devices(query, problem, asked)[: MAX_MENDS - len(more)], *more)
+    return (*_on_the_same_devices(query, problem, asked, room=MAX_MENDS - len(more)), *more)
 
 
-def _on_the_same_devices(query: Query, problem: TrainingProblem, asked: Estimate) -> list[Mend]:
+def _on_the_same_devices(query: Query, problem: TrainingProblem, asked: Estimate, *, room: int) -> list[Mend]:
     assert asked.parallel is not None
-    too_slow: list[Mend] = []
-    for changes in range(0 if asked.memory is None else 1, MAX_CHANGES + 1):
-        if changes == MAX_CHANGES and too_slow:
+    illegal, num_gpus = asked.memory is None, problem.cluster.num_gpus
+    told: list[Mend] = []
+    fitting: list[Mend] = []
+    for changes in range(0 if illegal else 1, MAX_CHANGES + 1):
+        if (changes == MAX_CHANGES and (told or fitting)) or (told and illegal) or len(told) == room:
             break
         found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
         if found is None:
             continue
-        rows = found.best(nearest=asked.memory is None)[:MAX_MENDS]
-        if len(rows):
-            return [_mend(found, int(row), asked, num_gpus=problem.cluster.num_gpus) for row in rows]
+        limit_s = min((WORTHWHILE * mend.step_s for mend in told), default=math.inf)
+        rows = found.best(nearest=illegal, limit_s=limit_s)[: room - len(told)]
+        told += [_mend(found, int(row), asked, num_gpus=num_gpus) for row in rows]
         if (fastest := found.fastest_that_fits()) is not None:
-            too_slow.append(_mend(found, fastest, asked, num_gpus=problem.cluster.num_gpus))
-    if _fits(asked):
-        too_slow = [mend for mend in too_slow if asked.time is not None and mend.step_s < asked.time.step_s]
-    return [min(too_slow, key=lambda mend: mend.step_s)] if too_slow else []
+            fitting.append(_mend(found, fastest, asked, num_gpus=num_gpus))
+    if told:
+        return sorted(told, key=lambda mend: mend.step_s)
+    best = min(fitting, key=lambda mend: mend.step_s, default=None)
+    gains = best is not None and (asked.time is None or not _fits(asked) or best.step_s < asked.time.step_s)
+    return [best] if best is not None and gains else []
 
 
 def _on_more_devices(query: Query, asked: Estimate, *, num_gpus: int) -> list[Mend]:
@@ -63,7 +70,7 @@ def _on_more_devices(query: Query, asked: Estimate, *, num_gpus: int) -> list[Me
             break
         for changes in (0, 1) if asked.memory is not None else (0,):
             found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
-            if found is not None and len(rows := found.best(nearest=False)):
+            if found is not None and len(rows := found.best()):
                 return [_mend(found, int(rows[0]), asked, num_gpus=num_gpus)]
     return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -32,11 +33,11 @@ class Near:
         """Fits, and keeps to max_days and max_cost."""
         return self.costs.feasible & (self.costs.step_s <= longest_step_s(self.problem))
 
-    def best(self, *, nearest: bool) -> NDArray[np.intp]:
-        """Acceptable rows, fastest first; equal times prefer less memory. Of the rows that move the same axes in the same
-        directions only the fastest is kept, or the nearest.
+    def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
+        """Acceptable rows with a step below limit_s, fastest first; equal times prefer less memory. Of the rows that move
+        the same axes in the same directions only the fastest is kept, or the nearest.
         """
-        rows = np.flatnonzero(self.acceptable)
+        rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
         directions, distance = _moves(self.candidates, self.asked)
         fastest = (self.costs.memory_total_bytes, self.costs.step_s)
         order = rows[np.lexsort([key[rows] for key in (*fastest, distance)[: 3 if nearest else 2]])]

@@ -14,7 +14,7 @@ from hp_tool.app import config_query, estimate
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
-from hp_tool.mends.find import GROWTH, MAX_MENDS
+from hp_tool.mends.find import GROWTH, MAX_MENDS, WORTHWHILE
 from hp_tool.schema import parse_query
 
 BASE: dict[str, Any] = {
@@ -169,6 +169,31 @@ def test_one_change_is_told_where_one_is_enough() -> None:
     assert found.mends[0].change == "TP 2 -> 4 (DP 64 -> 32)"
     assert len({mend.changed for mend in found.mends[:-1]}) == len(found.mends) - 1
     assert found.mends[-1].change.startswith("more GPUs, 1024 -> 2048")
+
+
+def test_where_no_single_change_mends_two_do_and_neither_is_idle() -> None:
+    asked = query(
+        model="gpt-1t", tensor_parallel_size=2, pipeline_parallel_size=2, virtual_pipeline_parallel_size=1, recompute="none"
+    )
+    mends = [mend for mend in check(asked).mends if mend.num_gpus == 1024]
+    assert mends
+    for mend in mends:
+        assert len(axes(mend)) >= 2
+        for name in axes(mend):  # undoing either leaves it infeasible
+            undone = replace(config_query(mend.parallel), data_parallel_size=None, **{name: getattr(asked.parallel, name)})
+            assert not estimate(query=replace(asked, parallel=undone)).feasible
+
+
+def test_a_second_change_is_told_beside_a_single_one_where_it_is_worth_it() -> None:
+    asked = query(
+        cluster={"num_gpus": 128}, tensor_parallel_size=2, pipeline_parallel_size=2, virtual_pipeline_parallel_size=1,
+        micro_batch_size=2, recompute="none",
+    )  # fmt: skip
+    mends = [mend for mend in check(asked).mends if mend.num_gpus == 128]
+    single = [mend.step_s for mend in mends if len(axes(mend)) == 1]
+    double = [mend.step_s for mend in mends if len(axes(mend)) == 2]
+    assert single and double
+    assert max(double) <= WORTHWHILE * min(single)
 
 
 def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:
