@@ -17,6 +17,7 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.errors import HpToolError
 from hp_tool.search.coordinator import spent_by
+from hp_tool.targets import longest_step_s
 from hp_tool.tuning.calibrated import calibrated_estimate
 from hp_tool.tuning.problem import TuningProblem
 
@@ -66,16 +67,21 @@ def make_result(
     seconds: float,
     error: HpToolError | None = None,
 ) -> TuneResult:
-    """Rank and describe. A result can be made at any moment of a search."""
+    """Rank and describe. A result can be made at any moment of a search.
+
+    What is known by now to miss max_days or max_cost is not recommended, measured or not.
+    """
     table = problem.search.table
     measured, failed = _by_row(problem, runs)
     step = calibration.predict_step(parts_s=table.parts_s, layer_passes=table.layer_passes)
     fits = calibration.predict_memory(memory_bytes=table.memory_bytes).fit_probability(table.usable_bytes) >= 0.5
+    limit_s = longest_step_s(problem.training)
+    eligible = np.flatnonzero(fits & (step.median_s <= limit_s)).tolist()
     rows = rank(
         median_s=step.median_s,
         log_sd=step.log_sd,
-        eligible=[row for row in np.flatnonzero(fits).tolist() if row not in failed],
-        measured_s={row: measurement.step_s for row, measurement in measured.items() if measurement.step_s is not None},
+        eligible=[row for row in eligible if row not in failed and row not in measured],
+        measured_s={row: m.step_s for row, m in measured.items() if m.step_s is not None and m.step_s <= limit_s},
     )
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     spent = spent_by(list(runs))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_engine import FACTOR, CpuEngine
 
 from hp_tool import schema
 from hp_tool.domain.measurement import Measurement
@@ -17,6 +16,7 @@ from hp_tool.errors import ConflictError, HpToolError, InputError
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, run_search, study_storage, tune
 from hp_tool.tuning.result import rank
+from tests.tuning.cpu_engine import FACTOR, CpuEngine
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
@@ -66,6 +66,25 @@ def test_a_calibrated_estimate_is_as_consistent_as_the_plain_one(store, query):
             assert sum(getattr(memory, f"{name}_bytes") for name in parts) == pytest.approx(memory.total_bytes)
             rate = query.training.global_batch_size * query.training.sequence_length / each.time.step_s
             assert each.tokens_per_second == pytest.approx(rate)
+
+
+def test_what_misses_the_deadline_is_not_recommended(store, query):
+    """The cost model alone would promise FACTOR times too much: what was measured decides."""
+
+    def within(step_s):
+        steps = 1e9 / (query.training.global_batch_size * query.training.sequence_length)
+        limits = replace(query.constraints, max_days=steps * step_s / 86_400)
+        return replace(query, training=replace(query.training, total_tokens=1e9), constraints=limits)
+
+    free = tune(query=query, store=store, launcher=CpuEngine())
+    times = [row.measurement.step_s for row in free.recommendations if row.measurement is not None]
+    limit_s = float(np.median(times))
+    result = tune(query=within(limit_s), store=store, launcher=CpuEngine())
+    known = [
+        row.measurement.step_s if row.measurement else row.calibrated_estimate.time.step_s for row in result.recommendations
+    ]
+    assert known and max(known) <= limit_s * (1 + 1e-9)
+    assert tune(query=within(min(times) / 2), store=store, launcher=CpuEngine()).recommendations == ()
 
 
 def test_the_result_is_stored_as_json_and_answered_again_on_resume(store, query):
