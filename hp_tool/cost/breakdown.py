@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hp_tool import __version__
 from hp_tool.cost.candidates import NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.feasibility import memory_reason
@@ -151,15 +152,8 @@ def _intervals(memory: MemoryEstimate, step_s: float, profile: EfficiencyProfile
 def _provenance(
     model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> dict[str, object]:
-    lengths: dict[str, object] = {}
-    if isinstance(workload, VariableLengthWorkload):
-        lengths = {
-            "sequence_lengths": workload.sequence_lengths,
-            "packed": workload.packed,
-            "row_fill": workload.tokens_per_row / workload.sequence_length,
-            "attended_length": workload.attended_length,
-        }
-    return lengths | {
+    known: dict[str, object] = {
+        "version": __version__,
         "model": model.name,
         "gpu": cluster.gpu.name,
         "num_gpus": cluster.num_gpus,
@@ -169,3 +163,13 @@ def _provenance(
         "flops_convention": f"{workload.attention_mask_flops} attention",
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
     }
+    if workload.framework_version is not None:
+        known["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"
+    if isinstance(workload, VariableLengthWorkload):
+        known |= {
+            "sequence_lengths": workload.sequence_lengths,
+            "packed": workload.packed,
+            "row_fill": workload.tokens_per_row / workload.sequence_length,
+            "attended_length": workload.attended_length,
+        }
+    return known

@@ -173,3 +173,9 @@ def test_an_estimate_is_json_without_infinities() -> None:
     found = to_dict(asked())
     assert set(found) == {field.name for field in dataclasses.fields(Estimate)}
     assert found["provenance"]["gpu"] == "a100-sxm-80gb"
+
+
+def test_a_release_whose_constants_are_not_known_apart_is_told() -> None:
+    plain, asked_for = asked(), asked(training={"framework_version": "0.12"})
+    assert plain.time == asked_for.time and "framework_version" not in plain.provenance
+    assert str(asked_for.provenance["framework_version"]).startswith("0.12: ")
