@@ -4,11 +4,14 @@ After the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at
 smallest group of ranks that holds it; the data x context parallel ranks are divided anew for every micro-batch, and work,
 not the number of micro-batches, is balanced over them. Static context parallelism packs rows of s tokens and cuts every
 sequence of a row into c pieces, so short ones travel round the ring with too little attention to hide behind.
+
+Gains are upper bounds: gathering lengths, moving sequences between ranks and switching communicators cost nothing here.
+Megatron Core may also give a sequence more ranks than it needs; that is not modelled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -49,12 +52,16 @@ class ContextComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Schedule:
-    """One step's pipeline seconds and who did what."""
+class _MicroBatches:
+    """The micro-batches of one step; arrays of shape (n,)."""
 
-    seconds: float
     sizes: IntArray
+    """Context-parallel ranks."""
     tokens: FloatArray
+    seconds: FloatArray
+    """On the stage that sets the pace."""
+    between_s: FloatArray
+    """On a stage between the pipeline's ends: what fills and drains the pipeline."""
 
 
 def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthDistribution) -> ContextComparison:
@@ -62,8 +69,15 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
 
     A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c, c/2, c/4, ...; the
     schedule with the best smallest size is taken at every step, the static one where none is better. Raises InputError
-    where micro_batch_size is not 1 (a packed row is a micro-batch) or there are too many sequences to schedule.
+    where micro_batch_size is not 1 (a packed row is a micro-batch), replicas do not divide the rows, or there are too many
+    sequences to schedule.
     """
+    if clock.workload.global_batch_size % clock.config.data_parallel_size:
+        raise InputError(
+            f"data_parallel_size {clock.config.data_parallel_size} does not divide global_batch_size "
+            f"{clock.workload.global_batch_size}",
+            field="parallel.data_parallel_size",
+        )
     if clock.config.micro_batch_size != 1:
         raise InputError("packed rows are micro-batches: micro_batch_size must be 1", field="parallel.micro_batch_size")
     short = distribution.cut(clock.workload.sequence_length)
@@ -71,10 +85,15 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
     held: dict[int, float] = {}
     for step in range(STEPS):
         lengths, rows = _step_sequences(short, clock=clock, seed=SEED + step)
-        packed, balanced = _static(lengths, rows, clock=clock)
-        choices = [balanced, *(_dynamic(lengths, smallest=size, clock=clock) for size in _sizes(clock)[1:])]
-        best = min(choices, key=lambda schedule: schedule.seconds)
-        totals += packed, balanced.seconds, best.seconds
+        static = _timed(lengths, rows, size=clock.config.context_parallel_size, clock=clock)
+        arrival = _in_order_of_arrival(static, clock=clock)
+        balanced = min(arrival, _balanced(static, clock=clock))
+        best, best_s = static, balanced
+        for smallest in _sizes(clock)[1:]:
+            found = _smallest_groups(lengths, smallest=smallest, clock=clock)
+            if (seconds := _balanced(found, clock=clock)) < best_s:
+                best, best_s = found, seconds
+        totals += arrival, balanced, best_s
         for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
             held[size] = held.get(size, 0.0) + tokens
     packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
@@ -109,17 +128,7 @@ def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: 
         count *= 2
 
 
-def _static(lengths: IntArray, rows: IntArray, *, clock: MicroBatchClock) -> tuple[float, _Schedule]:
-    """(seconds with rows dealt out in order of arrival, the schedule with rows balanced over the replicas)."""
-    c, replicas = clock.config.context_parallel_size, clock.config.data_parallel_size
-    sizes, tokens, seconds = _timed(lengths, rows, size=c, clock=clock)
-    dealt = seconds.reshape(-1, replicas)
-    arrival = float((dealt.sum(axis=0) + clock.fill * dealt.max(axis=0)).max())
-    balanced = _balance(sizes, seconds, clock=clock)
-    return arrival, _Schedule(seconds=min(arrival, balanced), sizes=sizes, tokens=tokens)
-
-
-def _dynamic(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _Schedule:
+def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
     """Every sequence on the smallest group that holds it, of at least `smallest` ranks; packed by group size."""
     share = clock.workload.sequence_length // clock.config.context_parallel_size
     allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
@@ -129,28 +138,36 @@ def _dynamic(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _Sc
         mine = lengths[needed == size]
         if len(mine):
             parts.append(_timed(mine, best_fit(mine, capacity=size * share).row_of, size=size, clock=clock))
-    sizes, tokens, seconds = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _Schedule(seconds=_balance(sizes, seconds, clock=clock), sizes=sizes, tokens=tokens)
+    names = [field.name for field in fields(_MicroBatches)]
+    return _MicroBatches(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock) -> tuple[IntArray, FloatArray, FloatArray]:
-    """(sizes, tokens, seconds) of the micro-batches that the rows are, each on `size` ranks."""
+def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock) -> _MicroBatches:
+    """The micro-batches that the rows are, each on `size` ranks."""
     wide = lengths.astype(np.float64)
-    tokens, squares = np.bincount(rows, weights=wide), np.bincount(rows, weights=wide**2)
-    sizes = np.full(len(tokens), size)
-    return sizes, tokens, clock.seconds(sizes=sizes, tokens=tokens, squares=squares)
+    tokens, squares = (np.bincount(rows, weights=wide**power).astype(np.float64) for power in (1, 2))
+    sizes = np.full(len(tokens), size, dtype=np.int64)
+    seconds, between = clock.seconds(sizes=sizes, tokens=tokens, squares=squares)
+    return _MicroBatches(sizes=sizes, tokens=tokens, seconds=seconds, between_s=between)
 
 
-def _balance(sizes: IntArray, seconds: FloatArray, *, clock: MicroBatchClock) -> float:
+def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
+    """Seconds until the last replica is done, rows dealt out in turn."""
+    seconds, between = (column.reshape(-1, clock.config.data_parallel_size) for column in (rows.seconds, rows.between_s))
+    return float((seconds.sum(axis=0) + clock.fill * between.max(axis=0)).max())
+
+
+def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
     """Seconds until the last rank is done: larger groups first, longest micro-batch first, each to the group that ends
     earliest (the LPT rule). Groups nest, so the ranks of a group always end together and nobody waits inside one.
     """
     ranks = clock.config.data_parallel_size * clock.config.context_parallel_size
     load, longest = np.zeros(ranks), np.zeros(ranks)
-    for index in np.lexsort((-seconds, -sizes)).tolist():
-        size, time = int(sizes[index]), float(seconds[index])
-        ends = (load + time + clock.fill * np.maximum(longest, time))[::size]
-        group = slice(int(ends.argmin()) * size, (int(ends.argmin()) + 1) * size)
-        load[group] += time
-        longest[group] = np.maximum(longest[group], time)
+    for index in np.lexsort((-work.seconds, -work.sizes)).tolist():
+        size, between = int(work.sizes[index]), work.between_s[index]
+        ends = (load + clock.fill * np.maximum(longest, between))[::size]
+        first = int(ends.argmin()) * size
+        group = slice(first, first + size)
+        load[group] += work.seconds[index]
+        longest[group] = np.maximum(longest[group], between)
     return float((load + clock.fill * longest).max())

@@ -13,7 +13,7 @@ from hp_tool.cost.head import head_time
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.shapes import shapes
-from hp_tool.cost.training import training_costs
+from hp_tool.cost.training import DEFAULT_STRATEGY, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -21,7 +21,7 @@ from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 
-_ONCE_A_STEP = ("data_parallel", "optimizer", "pipeline_p2p", "overhead")
+_ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer", "overhead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class MicroBatchClock:
     workload: TrainingWorkload
     profile: EfficiencyProfile
     config: ParallelConfig
-    strategy: Strategy = Strategy()
+    strategy: Strategy = DEFAULT_STRATEGY
 
     def __post_init__(self) -> None:
         if self.model.num_experts:
@@ -41,8 +41,8 @@ class MicroBatchClock:
         if self.workload.attention == "unfused":
             raise UnsupportedError("packed rows need attention: flash", field="training.attention")
 
-    def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> FloatArray:
-        """(n,) seconds, forward, backward and recomputation, of the stage that sets the pace.
+    def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n,) seconds, forward, backward and recomputation, of the stage that sets the pace, and of one between the ends.
 
         `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks, `squares` the sum of l^2
         over its sequences. Embedding and output layer grow with the tokens.
@@ -57,7 +57,8 @@ class MicroBatchClock:
         again = whole * (layer.forward + layer.tensor + layer.context)
         again = again + (candidates.recompute_method == SELECTIVE) * layer.attention_core
         passes = layer.forward + layer.backward + layer.tensor + layer.tensor_backward + layer.context + layer.context_backward
-        return np.asarray(layers * (passes + again) + self._end_seconds_per_token() * s.tokens)
+        between = np.asarray(layers * (passes + again))
+        return between + self._end_seconds_per_token() * s.tokens, between
 
     @property
     def fill(self) -> float:
@@ -65,9 +66,13 @@ class MicroBatchClock:
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
 
     def once_a_step_s(self) -> float:
-        """Seconds of a step that do not depend on how sequences are arranged."""
+        """Seconds of a step that do not depend on how sequences are arranged; of the bubble, the ends and transfers."""
         parts = training_costs(**self._machine, candidates=self._alone, strategy=self.strategy).parts
-        return float(sum(parts[name] for name in _ONCE_A_STEP))
+        row = float(self.workload.sequence_length)
+        _, between = self.seconds(
+            sizes=np.array([self.config.context_parallel_size]), tokens=np.array([row]), squares=np.array([row**2])
+        )
+        return float(sum(parts[name] for name in _ONCE_A_STEP) - self.fill * between[0])
 
     @property
     def _alone(self) -> Candidates:

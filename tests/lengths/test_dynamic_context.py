@@ -1,0 +1,134 @@
+"""Dynamic against static context parallelism: the right sign, and no gain where there is none to be had."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.catalog import cluster, model
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.lengths.distribution import LengthDistribution
+from hp_tool.cost.lengths.dynamic import ContextComparison, compare_context_parallelism
+from hp_tool.cost.lengths.imbalance import PART, with_imbalance
+from hp_tool.cost.lengths.micro_batch import MicroBatchClock
+from hp_tool.cost.lengths.packing import packed_rows
+from hp_tool.cost.training import training_costs
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig, RecomputeName
+from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
+from hp_tool.errors import InputError, UnsupportedError
+
+ROW = 32_768
+
+
+def clock(
+    *, p: int = 1, c: int = 4, d: int = 2, v: int = 1, recompute: RecomputeName = "none", name: str = "llama-3-8b"
+) -> MicroBatchClock:
+    machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=2 * p * c * d))
+    return MicroBatchClock(
+        model=model(name),
+        cluster=machine,
+        workload=TrainingWorkload(sequence_length=ROW, global_batch_size=8 * d),
+        profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        config=ParallelConfig(
+            tensor_parallel_size=2, pipeline_parallel_size=p, virtual_pipeline_parallel_size=v, context_parallel_size=c,
+            data_parallel_size=d, sequence_parallel=True, recompute=recompute,
+        ),
+    )  # fmt: skip
+
+
+def lengths(*values: int) -> LengthDistribution:
+    return LengthDistribution.from_counts(name="test", lengths=values, counts=[1.0] * len(values))
+
+
+def compared(*values: int, **config: int) -> ContextComparison:
+    return compare_context_parallelism(clock=clock(**config), distribution=lengths(*values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("p", "v"), [(1, 1), (4, 1), (4, 2)])
+def test_full_rows_take_what_the_plain_model_says(p: int, v: int, recompute: RecomputeName) -> None:
+    """Every micro-batch a row of one sequence on the static group: the training cost model, part by part."""
+    timer = clock(p=p, v=v, recompute=recompute)
+    costs = training_costs(
+        model=timer.model, cluster=timer.cluster, workload=timer.workload, profile=timer.profile,
+        candidates=Candidates.alone(timer.config),
+    )  # fmt: skip
+    found = compare_context_parallelism(clock=timer, distribution=lengths(ROW))
+    assert found.packed_s == found.balanced_s == found.dynamic_s
+    assert found.dynamic_s == pytest.approx(float(costs.step_s), rel=1e-9)
+
+
+def test_there_is_no_gain_where_every_sequence_needs_the_full_group() -> None:
+    found = compared(ROW // 2 + 1, ROW // 4 * 3, ROW)
+    assert found.gain == 1.0 and found.token_share == {4: 1.0}
+    assert found.gain_over_packing >= 1.0
+
+
+def test_short_sequences_need_no_ring() -> None:
+    found = compared(512, 1024, 2048)
+    assert found.gain > 1.0 and found.token_share == pytest.approx({1: 1.0})
+
+
+def test_the_gain_shrinks_as_sequences_grow() -> None:
+    gains = [compared(length).gain for length in (ROW // 16, ROW // 4, ROW // 2, ROW)]
+    assert gains == sorted(gains, reverse=True) and gains[-1] == 1.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(256, ROW), min_size=1, max_size=12), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)))
+def test_dynamic_is_never_slower_and_does_not_see_the_order(values: list[int], c: int, d: int) -> None:
+    found = compared(*values, c=c, d=d)
+    assert found.packed_s >= found.balanced_s >= found.dynamic_s > 0
+    assert found == compared(*sorted(values, reverse=True), c=c, d=d)
+    assert sum(found.token_share.values()) == pytest.approx(1.0)
+    if c == 1:
+        assert found.gain == 1.0
+
+
+def test_a_slower_network_raises_the_gain() -> None:
+    timer = clock(c=8)  # groups of eight, two apart: over two servers
+    slow = replace(timer.cluster, inter_node_bandwidth_bytes_per_second=timer.cluster.inter_node_bandwidth_bytes_per_second / 4)
+    short = lengths(512, 2048, ROW)
+    usual = compare_context_parallelism(clock=timer, distribution=short)
+    assert compare_context_parallelism(clock=replace(timer, cluster=slow), distribution=short).gain > usual.gain > 1.0
+
+
+def test_seconds_grow_with_tokens_and_with_their_squares() -> None:
+    timer = clock()
+    sizes = np.full(3, 4)
+    tokens = np.array([ROW / 2, ROW, ROW])
+    seconds, between = timer.seconds(sizes=sizes, tokens=tokens, squares=np.array([1.0, 1.0, ROW]) * ROW)
+    assert np.all(np.diff(seconds) > 0) and np.all(seconds > between)
+
+
+def test_what_cannot_be_scheduled_is_refused_by_name() -> None:
+    timer = clock()
+    with pytest.raises(InputError, match="micro_batch_size"):
+        doubled = replace(timer, config=replace(timer.config, micro_batch_size=2))
+        compare_context_parallelism(clock=doubled, distribution=lengths(ROW))
+    with pytest.raises(InputError, match="one by one"):
+        compare_context_parallelism(clock=timer, distribution=lengths(1))
+    with pytest.raises(UnsupportedError, match="dense models"):
+        clock(name="mixtral-8x7b")
+
+
+@pytest.mark.parametrize("p", [1, 4])
+def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
+    """Mean rows and an expected maximum, against rows packed, timed and dealt out one by one."""
+    timer = clock(c=1, d=4, p=p)
+    mixed = lengths(512, 1024, 4096, 20_000)
+    rows = packed_rows(mixed, row_tokens=ROW)
+    values = {field.name: getattr(timer.workload, field.name) for field in fields(timer.workload)}
+    packed = VariableLengthWorkload(**values | {"packed": True}, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
+    machine = {"model": timer.model, "cluster": timer.cluster, "workload": packed, "profile": timer.profile}
+    one = Candidates.alone(timer.config)
+    costs = with_imbalance(training_costs(**machine, candidates=one), rows=rows, **machine, candidates=one)
+    assert costs.parts[PART] > 0.01 * costs.step_s
+    found = compare_context_parallelism(clock=timer, distribution=mixed)
+    assert found.packed_s == pytest.approx(costs.step_s, rel=0.02)
