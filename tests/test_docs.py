@@ -60,8 +60,11 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_examples_have_an_answer(path: Path) -> None:
+QUERIES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if "kind" in yaml.safe_load(path.read_bytes())]
+
+
+@pytest.mark.parametrize("path", QUERIES, ids=lambda path: path.name)
+def test_example_queries_have_an_answer(path: Path) -> None:
     query = schema.parse_query(path.read_bytes())
     assert app.recommend(query=query, top=1).recommendations
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from search_tables import make_table, true_step_s
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import configuration_digest
@@ -19,6 +18,7 @@ from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import LauncherError
 from hp_tool.search.problem import SearchProblem
+from tests.search.search_tables import make_table, true_step_s
 
 
 def make_problem(**settings: object) -> SearchProblem:

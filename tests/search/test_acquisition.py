@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from search_tables import DEVICE_BYTES, make_table, true_step_s
 
 from hp_tool.calibration import GPU_PRIOR, fit_calibration
 from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose
+from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
 
 def next_proposal(table, observations, *, coverage_runs=0, seed=0):

@@ -9,8 +9,6 @@ import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
-from search_engine import MemoryEngine, best_row, make_problem
-from search_tables import true_step_s
 
 from hp_tool.calibration import GPU_PRIOR
 from hp_tool.domain.measurement import Measurement
@@ -22,6 +20,8 @@ from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.store import open_store
+from tests.search.search_engine import MemoryEngine, best_row, make_problem
+from tests.search.search_tables import true_step_s
 
 
 class Killed(BaseException):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import optuna
 import pytest
-from search_tables import DEVICE_BYTES, make_table, true_step_s
 
 from hp_tool.calibration import GPU_PRIOR
 from hp_tool.search.sampler import CostModelSampler
+from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

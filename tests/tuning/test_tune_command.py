@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cpu_engine import CpuEngine
 from typer.testing import CliRunner
 
 import service.client
@@ -20,6 +19,7 @@ from hp_tool.errors import InputError
 from hp_tool.schema import to_dict
 from hp_tool.store import open_store
 from hp_tool.tuning import run_search
+from tests.tuning.cpu_engine import CpuEngine
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
