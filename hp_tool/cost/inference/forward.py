@@ -44,9 +44,8 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
         dense = matmuls_seconds(nouns, tokens, mlp_matrices(model, model.ffn_size / t)) + reduce
         seconds = seconds + (layers - mixtures) * dense
     if mixtures:
-        seconds = seconds + mixtures * (
-            experts_seconds(nouns, candidates, tokens) + _expert_exchange(nouns, candidates, tokens)
-        )
+        exchange = _expert_exchange(nouns, candidates, tokens, reduce)
+        seconds = seconds + mixtures * (experts_seconds(nouns, candidates, tokens) + exchange)
     rows = batch.decoding + batch.prefill_requests
     output = matmuls_seconds(nouns, rows, ((model.vocab_size / t, float(model.hidden_size)),), precision=_head_precision(nouns),
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
@@ -55,8 +54,8 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 
-def _expert_exchange(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
-    """What brings tokens to experts and back: with one attention group the all-reduce of any MLP; with several, an
+def _expert_exchange(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray, reduce: FloatArray) -> FloatArray:
+    """What brings tokens to experts and back: with one attention group the all-reduce of any MLP (`reduce`); with several, an
     all-to-all to the experts' ranks and one back, each token to its top-k at most once a rank.
     """
     model = nouns.model
@@ -65,7 +64,7 @@ def _expert_exchange(nouns: ServingNouns, candidates: ServingCandidates, tokens:
     ranks = t * d
     copies = np.minimum(float(model.num_experts_per_tok or 1), ranks)
     routed = 2.0 * exchange_seconds(nouns, message / t * copies, group_size=ranks)
-    return np.where(d > 1, routed, all_reduce_seconds(nouns, message, group_size=t))
+    return np.where(d > 1, routed, reduce)
 
 
 def _head_precision(nouns: ServingNouns) -> Precision:

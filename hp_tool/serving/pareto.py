@@ -1,0 +1,72 @@
+"""The latency-throughput front: what a faster answer to each user costs in tokens per GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.candidates import FloatArray
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.errors import InputError
+from hp_tool.serving.answer import CHUNK
+from hp_tool.serving.describe import described
+from hp_tool.serving.problem import resolve_serving
+from hp_tool.serving.targets import meets_targets
+from hp_tool.space.serving import serving_space
+
+STEPS_PER_DOUBLING = 2
+"""Concurrencies tried between one and twice itself: coarser than this the front shows corners."""
+
+
+def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
+    """Every (configuration, concurrency up to the query's) that fits, meets the targets, and that no other beats in both
+    tokens per second per user (1 / TPOT) and tokens per second per GPU; fastest for the user first.
+
+    The estimate's provenance names the concurrency. Needs inference.concurrency and an output of at least two tokens.
+    """
+    problem = resolve_serving(query)
+    if problem.concurrency is None:
+        raise InputError("a front needs inference.concurrency, the most it may use", field="inference.concurrency")
+    if problem.nouns.output_length < 2:
+        raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
+    space = serving_space(
+        query=query.parallel,
+        model=problem.model,
+        num_gpus=problem.cluster.num_gpus,
+        engine=problem.engine,
+        concurrency=_loads(problem.concurrency),
+    )
+    n = len(space.candidates)
+    tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
+    for first in range(0, n, CHUNK):
+        rows = slice(first, first + CHUNK)
+        costs = problem.costs(space.candidates.take(rows))
+        tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
+        good[rows] = costs.fits & meets_targets(costs, problem)
+    kept = np.flatnonzero(good)
+    chosen = space.candidates.take(kept[undominated(tpot[kept], throughput[kept])])
+    if len(chosen) == 0:
+        return ()
+    costs = problem.costs(chosen)
+    front = []
+    for row in range(len(chosen)):
+        loaded = dataclasses.replace(problem, concurrency=int(chosen.concurrency[row]))
+        estimate = described(row, costs=costs, candidates=chosen, problem=loaded)
+        front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
+    return tuple(front)
+
+
+def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
+    """Indices of the points that no other beats in both, by rising cost; of equal points the first."""
+    order = np.lexsort((-gain, cost))
+    best_before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
+    chosen: NDArray[np.intp] = order[gain[order] > best_before]
+    return chosen
+
+
+def _loads(most: int) -> tuple[int, ...]:
+    steps = int(np.log2(most) * STEPS_PER_DOUBLING) + 1
+    return tuple(sorted({*(round(2 ** (k / STEPS_PER_DOUBLING)) for k in range(steps)), most}))

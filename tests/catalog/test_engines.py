@@ -1,0 +1,36 @@
+"""Engine profiles: they load, stay physical, and the nearest version answers for one that nobody measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_tool.catalog.engines import engine_efficiency, engine_profiles, version_key
+from hp_tool.errors import UnsupportedError
+
+
+def test_every_shipped_profile_is_physical_and_says_what_it_was_fitted_on() -> None:
+    profiles = engine_profiles()
+    assert {profile.engine for profile in profiles} == {"vllm", "sglang", "trtllm"}
+    for profile in profiles:
+        assert 0.7 <= profile.matmul_slowdown <= 2.0 and 0.5 <= profile.attention_slowdown <= 4.0
+        assert 0.0 <= profile.iteration_overhead_s < 0.02 and 0.0 < profile.memory_fraction < 1.0
+        assert profile.tpot_log_sd > 0.0 and "inference_measured.csv" in profile.fitted_on
+
+
+def test_versions_order_as_their_makers_count() -> None:
+    ordered = ["0.5.1.post1", "0.5.6.post2", "0.5.8.post1", "0.12.0", "1.0.0rc3", "1.0.0", "1.2.0rc6.post1", "1.10.0"]
+    assert sorted({*ordered}, key=version_key) == ordered
+
+
+def test_the_newest_version_is_the_default_and_an_unknown_one_takes_the_nearest_before() -> None:
+    assert engine_efficiency(engine="sglang", version=None).version == "0.5.6.post2"
+    between = engine_efficiency(engine="sglang", version="0.5.4")
+    assert (between.version, between.measured) == ("0.5.1.post1", False)
+    older = engine_efficiency(engine="sglang", version="0.1")
+    assert (older.version, older.measured) == ("0.5.1.post1", False)
+    assert engine_efficiency(engine="vllm", version="0.12.0").measured
+
+
+def test_an_engine_without_a_profile_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="known: sglang, trtllm, vllm"):
+        engine_efficiency(engine="tgi", version=None)

@@ -1,0 +1,41 @@
+"""The limits on serving accuracy, against measured runs where the folder of them is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy import inference
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    named = os.environ.get("HP_REFERENCE_DATA")
+    if not named or not Path(named).is_dir():
+        pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
+    return inference.evaluate(Path(named))
+
+
+def test_groups_no_constant_saw(report: dict[str, Any]) -> None:
+    unseen = report["unseen"]["all"]
+    assert unseen["runs"] > 200
+    assert unseen["tpot_error"] <= 0.07 and unseen["throughput_error"] <= 0.06
+    assert unseen["ttft_median_error"] <= 0.20 and unseen["ttft_abs_log"] <= 0.25
+    assert unseen["kv_limit_right"] >= 0.90
+
+
+def test_the_best_tensor_parallel_size_is_found_and_no_real_run_refused(report: dict[str, Any]) -> None:
+    regret = report["regret"]["all"]
+    assert regret["groups"] > 100 and regret["best_chosen"] >= 0.98 * regret["groups"]
+    assert regret["mean"] <= 0.005
+    assert report["refused"] == 0
+
+
+def test_series_that_must_have_cached_their_prompts_are_told_apart(report: dict[str, Any]) -> None:
+    """They are predicted as if computed, so the prediction must be slower than the run, and they are in no fit."""
+    for name, figures in report["cached"].items():
+        assert figures["throughput_bias"] < -0.3, name
+        assert name == "all" or name not in report["seen"]
