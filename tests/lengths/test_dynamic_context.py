@@ -121,14 +121,14 @@ def test_what_cannot_be_scheduled_is_refused_by_name() -> None:
 @pytest.mark.parametrize("p", [1, 4])
 def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
     """Mean rows and an expected maximum, against rows packed, timed and dealt out one by one."""
-    timer = clock(c=1, d=4, p=p)
-    mixed = lengths(512, 1024, 4096, 20_000)
+    timer = clock(c=1, d=16, p=p)  # 128 rows a step, so that eight steps are a fair sample
+    mixed = lengths(*[1024] * 60, ROW)  # every third row is one long sequence
     rows = packed_rows(mixed, row_tokens=ROW)
     values = {field.name: getattr(timer.workload, field.name) for field in fields(timer.workload)}
     packed = VariableLengthWorkload(**values | {"packed": True}, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
     machine = {"model": timer.model, "cluster": timer.cluster, "workload": packed, "profile": timer.profile}
     one = Candidates.alone(timer.config)
     costs = with_imbalance(training_costs(**machine, candidates=one), rows=rows, **machine, candidates=one)
-    assert costs.parts[PART] > 0.01 * costs.step_s
+    assert costs.parts[PART] > 0.03 * costs.step_s
     found = compare_context_parallelism(clock=timer, distribution=mixed)
     assert found.packed_s == pytest.approx(costs.step_s, rel=0.02)
