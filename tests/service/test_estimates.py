@@ -106,10 +106,10 @@ def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypat
 
     honest = app.estimate
 
-    def estimate(*, query: Any) -> Any:
+    def estimate(*, query: Any, with_mends: bool) -> Any:
         if query.id == "bug":
             raise ZeroDivisionError("secret")
-        return honest(query=query)
+        return honest(query=query, with_mends=with_mends)
 
     monkeypatch.setattr(app, "estimate", estimate)
     content = "\n".join(json.dumps(query | {"id": name}) for name in ("a", "bug", "c"))
