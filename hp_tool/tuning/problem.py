@@ -15,6 +15,7 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
@@ -56,7 +57,9 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
             field="objective",
         )
     check_hardware(problem.cluster, hardware)
-    space = cost_space(query=query, problem=problem)
+    for field, what in unprofiled(model=problem.model, training=problem.workload):
+        raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
+    space = _profiled(cost_space(query=query, problem=problem), problem)
     rows = _rows(space, capacity_bytes=_capacity(problem))
     if len(rows) == 0:
         return space
@@ -119,6 +122,23 @@ def allocated_bytes(costs: TrainingCosts) -> FloatArray:
 
 def _capacity(problem: TrainingProblem) -> float:
     return problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
+
+
+def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
+    """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
+    refused = np.zeros(len(space.candidates), dtype=np.bool_)
+    for unsupported, _ in unprofiled_sizes(space.candidates, model=problem.model):
+        refused |= unsupported
+    if not refused.any():
+        return space
+    rows = np.flatnonzero(~refused)
+    return CostedSpace(
+        candidates=space.candidates.take(rows),
+        step_s=space.step_s[rows],
+        memory_total_bytes=space.memory_total_bytes[rows],
+        acceptable=space.acceptable[rows],
+        rejections={**space.rejections, "not_profiled": int(np.count_nonzero(refused))},
+    )
 
 
 def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:

@@ -55,6 +55,28 @@ def test_a_search_for_the_fewest_devices_is_refused():
     assert caught.value.field == "objective"
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": "mixtral-8x7b"}, "model.num_experts"),
+        ({"training": {"sequence_length": 2048, "global_batch_size": 1536, "optimizer": "muon"}}, "training.optimizer"),
+    ],
+)
+def test_what_no_run_can_measure_is_refused_before_the_first(change, field):
+    query = schema.parse_query(LARGE | change)
+    with pytest.raises(UnsupportedError) as caught:
+        build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
+    assert caught.value.field == field
+
+
+def test_candidates_that_no_run_can_measure_are_turned_away_and_counted():
+    query = schema.parse_query(LARGE | {"parallel": {"context_parallel_size": [1, 2], "zero_stage": [1, 3]}})
+    found = build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
+    assert set(found.search.candidates.context_parallel_size.tolist()) == {1}
+    assert set(found.search.candidates.zero_stage.tolist()) == {1}
+    assert found.space.rejections["not_profiled"] > len(found.space.candidates)
+
+
 def test_rows_are_found_by_configuration_and_named_by_their_axes():
     problem = build().search
     for row in (0, len(problem.table) // 2, len(problem.table) - 1):

@@ -1,0 +1,77 @@
+"""What the built-in profiler runs. Everything else is refused by name: a number measured on something else would be worse
+than none. A search asks before it pays for runs, and the profiler before it starts one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+
+class Sizes(Protocol):
+    """A ParallelConfig, or the same fields of many candidates as arrays of shape (n,)."""
+
+    @property
+    def context_parallel_size(self) -> Any: ...
+    @property
+    def expert_parallel_size(self) -> Any: ...
+    @property
+    def expert_tensor_parallel_size(self) -> Any: ...
+    @property
+    def tensor_parallel_size(self) -> Any: ...
+    @property
+    def zero_stage(self) -> Any: ...
+
+
+def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
+    """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
+    rules = (
+        (model.architecture != "decoder", "model.architecture", f"architecture: {model.architecture}"),
+        (model.num_experts is not None, "model.num_experts", "mixture-of-experts models (num_experts)"),
+        (model.kv_lora_rank is not None, "model.kv_lora_rank", "multi-head latent attention (kv_lora_rank)"),
+        (
+            model.num_nextn_predict_layers > 0,
+            "model.num_nextn_predict_layers",
+            "multi-token prediction (num_nextn_predict_layers)",
+        ),
+        (model.positions == "relative", "model.position_embedding", "position_embedding: relative"),
+        (model.has_mlp_bias and not model.has_attention_bias, "model.mlp_bias", "mlp_bias without attention_bias"),
+        (training.framework != "megatron-core", "training.framework", f"framework: {training.framework}"),
+        (training.precision not in ("bf16", "fp16", "fp32"), "training.precision", f"precision: {training.precision}"),
+        (training.task != "pretrain" or training.lora is not None, "training.task", f"task: {training.task}"),
+        (
+            training.packed or training.sequence_lengths is not None,
+            "training.packed" if training.packed else "training.sequence_lengths",
+            "packed or unequal sequences",
+        ),
+        (training.offload not in (None, "none"), "training.offload", f"offload: {training.offload}"),
+        (training.optimizer not in ("adam", "sgd"), "training.optimizer", f"optimizer: {training.optimizer}"),
+        (
+            training.parameter_precision not in (None, training.precision),
+            "training.parameter_precision",
+            "a parameter_precision other than precision",
+        ),
+        (
+            training.gradient_precision not in (None, "fp32", training.precision),
+            "training.gradient_precision",
+            f"gradient_precision: {training.gradient_precision}",
+        ),
+        (
+            training.optimizer_precision not in (None, "fp32"),
+            "training.optimizer_precision",
+            f"optimizer_precision: {training.optimizer_precision}",
+        ),
+    )
+    return ((field, words) for unsupported, field, words in rules if unsupported)
+
+
+def unprofiled_sizes(sizes: Sizes, *, model: ModelSpec) -> Iterator[tuple[Any, str]]:
+    """(whether it is so, words) for each thing a configuration may ask that is not run; bools, or arrays of shape (n,)."""
+    t, zero = sizes.tensor_parallel_size, sizes.zero_stage
+    yield sizes.context_parallel_size > 1, "context parallelism (context_parallel_size)"
+    yield (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1), "expert parallelism"
+    yield zero > 1, f"zero_stage: {zero}"
+    yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}"
