@@ -1,0 +1,38 @@
+"""Queries of kind inference over HTTP: the same answers as the library's, in one and in batches."""
+
+import json
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from hp_tool import answers, schema
+
+QUERY: dict[str, Any] = {
+    "id": "served",
+    "kind": "inference",
+    "model": "llama-3.1-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2},
+    "inference": {"input_length": 1024, "output_length": 256, "concurrency": 32, "engine": "trtllm"},
+}
+
+
+def test_an_estimate_and_recommendations_are_what_the_library_says(http: TestClient) -> None:
+    query = schema.parse_query(QUERY)
+    assert http.post("/v1/estimates", json=QUERY).json() == schema.to_dict(answers.estimate_answer(query))
+    found = http.post("/v1/recommendations", json=QUERY).json()
+    expected = schema.to_dict(answers.recommend_answer(query, top=10))
+    assert found["recommendations"] == expected["recommendations"] and len(found["recommendations"]) > 1
+
+
+def test_a_batch_mixes_kinds(http: TestClient, query: dict[str, Any]) -> None:
+    query["parallel"] = {"tensor_parallel_size": 2, "micro_batch_size": 2}
+    lines = "\n".join(json.dumps(line) for line in (QUERY, query, QUERY | {"inference": {}}))
+    response = http.post("/v1/batch", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    found = [json.loads(line) for line in response.text.splitlines()]
+    assert [line["status"] for line in found] == ["ok", "ok", "error"]
+    assert found[0]["estimate"]["ttft_s"] > 0 and found[1]["estimate"]["time"]["step_s"] > 0
+
+
+def test_a_search_for_serving_is_refused_by_name(http: TestClient) -> None:
+    response = http.post("/v1/searches", json=QUERY)
+    assert response.status_code == 422 and response.json()["code"] == "unsupported"
