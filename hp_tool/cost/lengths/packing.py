@@ -68,6 +68,7 @@ class Rows:
     """(r,) the same of sampled rows, scaled to that mean."""
 
 
+@functools.lru_cache(maxsize=16)
 def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
     """One sequence a row, padded to row_tokens: kernels compute the padding too, so all rows cost the same."""
     short = distribution.cut(row_tokens)
