@@ -24,13 +24,23 @@ def longest_step_s(problem: TrainingProblem) -> float:
 
 
 def missed_targets(result: Estimate, problem: TrainingProblem) -> tuple[Reason, ...]:
-    """The limits above which the prediction is, each with its value and the limit."""
+    """The limits above which the prediction is: each with its value, the limit, and what the time goes into."""
     reasons = []
     for name, value, limit in (
         ("max_days", result.days, problem.constraints.max_days),
         ("max_cost", result.cost, problem.constraints.max_cost),
     ):
         if value is not None and limit is not None and value > limit:
-            message = f"{name.removeprefix('max_')} {value:,.1f} is above constraints.{name} {limit:,.1f}"
+            missed = f"{name.removeprefix('max_')} {value:,.1f} is above constraints.{name} {limit:,.1f}"
+            message = missed + _in_parts(result, value)
             reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
     return tuple(reasons)
+
+
+def _in_parts(result: Estimate, value: float) -> str:
+    """`: compute 18.1, pipeline bubble 2.3`: the value shared out as the step's time is, from the largest part down."""
+    if result.time is None:
+        return ""
+    shares = {name.replace("_", " "): seconds / result.time.step_s for name, seconds in result.time.parts_s.items()}
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return ": " + ", ".join(f"{name} {share * value:,.1f}" for name, share in largest if share >= 0.01)

@@ -105,6 +105,8 @@ def test_a_missed_deadline_is_a_reason_and_a_met_one_is_not() -> None:
     assert asked(training=tokens, constraints={"max_days": days * 1.01}).feasible
     (reason,) = asked(training=tokens, constraints={"max_days": days / 2}).reasons
     assert reason.code == "target_missed" and reason.needed == days and reason.available == days / 2
+    parts = [float(part.split()[-1]) for part in reason.message.rpartition(": ")[2].split(", ")]
+    assert parts == sorted(parts, reverse=True) and sum(parts) == pytest.approx(days, rel=0.05)  # all but the small ones
 
 
 def test_a_missed_budget_is_a_reason() -> None:
