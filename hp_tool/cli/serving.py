@@ -23,7 +23,7 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         table = Table()
         table.add_column("part")
         table.add_column("size", justify="right")
-        for name in ("weights", "kv_cache", "activations", "overhead"):
+        for name in ("weights", "kv_cache", "activations", "logits", "overhead"):
             table.add_row(name.replace("_", " "), gib(getattr(memory, f"{name}_bytes")))
         console.print(table)
     if estimate.tails is None or estimate.intervals is None:

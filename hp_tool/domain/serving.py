@@ -96,11 +96,14 @@ class ServingMemory:
     """With the KV cache the load asks for, at most what there is."""
     capacity_bytes: float
     """What the engine may take of the device."""
+    worst_stage: int = 0
+    """0-based; the first is as full as any: no other has more layers, and it holds the embedding."""
     weights_bytes: float
     kv_cache_bytes: float
     """Keys and values of the requests that run at once."""
     activations_bytes: float
-    """Working set of one forward pass, logits included."""
+    """Working set of one forward pass."""
+    logits_bytes: float
     overhead_bytes: float
     """Engine reserve."""
     kv_cache_capacity_bytes: float

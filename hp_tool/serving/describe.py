@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.inference.candidates import ServingCandidates
@@ -73,14 +74,13 @@ def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMe
     held = problem.nouns.input_length + problem.engine.kv_reserved_output_fraction * problem.nouns.output_length
     room = float(parts.kv_capacity[row])
     used = min(float(costs.running[row]) * held * float(parts.kv_per_token[row]), max(room, 0.0))
-    weights, working, overhead = float(parts.weights[row]), float(parts.activations[row]), float(parts.overhead[row])
+    names = ("weights", "activations", "logits", "overhead")
+    fixed: dict[str, Any] = {f"{name}_bytes": float(getattr(parts, name)[row]) for name in names}
     return ServingMemory(
-        total_bytes=weights + working + overhead + used,
+        total_bytes=sum(fixed.values()) + used,
         capacity_bytes=parts.capacity,
-        weights_bytes=weights,
         kv_cache_bytes=used,
-        activations_bytes=working,
-        overhead_bytes=overhead,
+        **fixed,
         kv_cache_capacity_bytes=max(room, 0.0),
     )
 
@@ -89,10 +89,11 @@ def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: Se
     """Weights, working set and one whole request are the least an engine needs."""
     length = problem.nouns.input_length + problem.nouns.output_length
     one = length * float(costs.bytes.kv_per_token[row])
-    needed = memory.weights_bytes + memory.activations_bytes + memory.overhead_bytes + one
+    working = memory.activations_bytes + memory.logits_bytes
+    needed = memory.weights_bytes + working + memory.overhead_bytes + one
     message = (
         f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights {gib(memory.weights_bytes)}, keys and values of one "
-        f"request {gib(one)}, working set {gib(memory.activations_bytes)}, engine {gib(memory.overhead_bytes)}; "
+        f"request {gib(one)}, working set {gib(working)}, engine {gib(memory.overhead_bytes)}; "
         "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
     )
     return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)

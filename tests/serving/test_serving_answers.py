@@ -39,7 +39,7 @@ def test_an_estimate_has_the_contracts_fields_and_adds_up() -> None:
     assert found["request_latency_s"] == pytest.approx(sum(found["parts_s"].values()))
     assert found["output_tokens_per_second_per_gpu"] == pytest.approx(64 * 1000 / found["request_latency_s"] / 8)
     memory = found["memory"]
-    parts = ("weights_bytes", "kv_cache_bytes", "activations_bytes", "overhead_bytes")
+    parts = ("weights_bytes", "kv_cache_bytes", "activations_bytes", "logits_bytes", "overhead_bytes")
     assert memory["total_bytes"] == pytest.approx(sum(memory[name] for name in parts)) and memory["kv_cache_bytes"] > 0
     low, high = found["intervals"]["tpot_s"]
     assert low < found["tpot_s"] < high

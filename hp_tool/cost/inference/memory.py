@@ -13,6 +13,8 @@ from hp_tool.cost.inference.matrices import attention_matrices, cached_width, ml
 
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations: 16 bits."""
+LOGIT_BYTES = 4.0
+"""Samplers take fp32 logits, of every running sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class ServingBytes:
 
     weights: FloatArray
     activations: FloatArray
+    logits: FloatArray
     overhead: FloatArray
     kv_per_token: FloatArray
     """Keys and values of one token on one device."""
@@ -35,14 +38,16 @@ def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers = np.ceil(nouns.model.num_hidden_layers / p)
     held, working = weight_bytes(nouns, candidates), activation_bytes(nouns, candidates)
+    logits = LOGIT_BYTES * candidates.max_num_seqs * nouns.model.vocab_size / t
     overhead = np.full(len(candidates), nouns.engine.reserve_bytes)
     capacity = memory_fraction * nouns.cluster.gpu.memory_bytes
     return ServingBytes(
         weights=held,
         activations=working,
+        logits=logits,
         overhead=overhead,
         kv_per_token=layers * cached_width(nouns.model, t) * nouns.kv_element_bytes,
-        kv_capacity=capacity - held - working - overhead,
+        kv_capacity=capacity - held - working - logits - overhead,
         capacity=capacity,
     )
 
@@ -63,14 +68,14 @@ def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArr
 
 def activation_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
     """One layer at a time for a full batch of tokens: residual, normed input and attention output, then the MLP's widest
-    tensors; and fp32 logits of every running sequence.
+    tensors.
     """
     model = nouns.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
     gates = 3.0 if model.gated_mlp else 2.0
     width = max(model.ffn_size, (model.num_experts_per_tok or 0) * moe_width(model) if model.num_experts else 0)
-    layer = tokens * WIDE_BYTES * (4.0 * model.hidden_size + gates * width / t)
-    return layer + 4.0 * candidates.max_num_seqs * model.vocab_size / t
+    working: FloatArray = tokens * WIDE_BYTES * (4.0 * model.hidden_size + gates * width / t)
+    return working
 
 
 def _ends(nouns: ServingNouns, t: IntArray) -> FloatArray:

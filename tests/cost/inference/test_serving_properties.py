@@ -36,7 +36,7 @@ def test_parts_sum_to_totals_and_everything_is_finite(case: Serving) -> None:
 @given(servings())
 def test_memory_adds_up(case: Serving) -> None:
     memory = case.costs(concurrency=[1]).bytes
-    parts = memory.weights + memory.activations + memory.overhead + memory.kv_capacity
+    parts = memory.weights + memory.activations + memory.logits + memory.overhead + memory.kv_capacity
     np.testing.assert_allclose(parts, memory.capacity, rtol=EXACT)
 
 
