@@ -193,3 +193,14 @@ def test_latency_rises_with_the_request_rate() -> None:
         load = {"concurrency": None, "request_rate_per_second": rate}
         latencies.append(serving.estimate(query=query(inference=load, parallel={"tensor_parallel_size": 4})).request_latency_s)
     assert latencies == sorted(latencies) and len(set(latencies)) == 4  # type: ignore[type-var]
+
+
+def test_experts_split_over_attention_groups_cost_more_traffic_than_experts_that_stay_whole() -> None:
+    """Whole experts hear from the tokens that chose them; split ones need every token on every rank."""
+    mixture = {"model": "qwen3-30b-a3b", "inference": {"precision": "bf16", "concurrency": 512}}
+    split, whole = (
+        serving.estimate(query=query(**mixture, parallel={"attention_data_parallel_size": 8, "expert_parallel_size": e}))
+        for e in (1, 8)
+    )
+    assert split.feasible and whole.feasible
+    assert whole.request_latency_s < split.request_latency_s  # type: ignore[operator]

@@ -56,13 +56,14 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
 
 def _expert_exchange(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray, reduce: FloatArray) -> FloatArray:
     """What brings tokens to experts and back: with one attention group the all-reduce of any MLP (`reduce`); with several, an
-    all-to-all to the experts' ranks and one back, each token to its top-k at most once a rank.
+    all-to-all to the experts' ranks and one back: a token goes to each of its top-k experts' groups of ranks once.
     """
     model = nouns.model
     t, d = candidates.tensor_parallel_size, candidates.attention_data_parallel_size
     message = tokens * model.hidden_size * OUTPUT_BYTES
     ranks = t * d
-    copies = np.minimum(float(model.num_experts_per_tok or 1), ranks)
+    e = candidates.expert_parallel_size
+    copies = np.minimum(float(model.num_experts_per_tok or 1), e) * ranks / e
     routed = 2.0 * exchange_seconds(nouns, message / t * copies, group_size=ranks)
     return np.where(d > 1, routed, reduce)
 
