@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -86,20 +88,16 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     """The ranked configurations, and how many were turned away by which rule."""
     console = _console()
     table = Table(title="best configurations by the cost model")
-    for name in ("rank", "TP", "PP", "VPP", "DP", "micro-batch", "SP", "recompute", "ZeRO"):
+    rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
+    heads, cells = configuration_cells([row.parallel for row in rows])
+    for name in ("rank", *heads, "step", "MFU", "memory", "days"):
         table.add_column(name, justify="right")
-    for name in ("step", "MFU", "memory", "days"):
-        table.add_column(name, justify="right")
-    for row in answer.recommendations:
-        assert isinstance(row, Recommendation)
-        e, c = row.estimate, row.parallel
+    for row, configuration in zip(rows, cells, strict=True):
+        e = row.estimate
         assert e.time is not None and e.memory is not None and e.mfu is not None
-        table.add_row(
-            str(row.rank), str(c.tensor_parallel_size), str(c.pipeline_parallel_size), str(c.virtual_pipeline_parallel_size),
-            str(c.data_parallel_size), str(c.micro_batch_size), "yes" if c.sequence_parallel else "no",
-            recompute_name(c.recompute), str(c.zero_stage), duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes),
-            f"{e.days:.1f}" if e.days is not None else "-",
-        )  # fmt: skip
+        days = f"{e.days:.1f}" if e.days is not None else "-"
+        figures = (duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), days)
+        table.add_row(str(row.rank), *configuration, *figures)
     console.print(table)
     space = answer.space
     console.print(
@@ -107,6 +105,25 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     )
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+
+
+def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], list[list[str]]]:
+    """Column names, and a row of cells for each configuration; CP, EP and ETP stand there only where one of them uses it."""
+    columns = {
+        "TP": [str(c.tensor_parallel_size) for c in configs],
+        "PP": [str(c.pipeline_parallel_size) for c in configs],
+        "VPP": [str(c.virtual_pipeline_parallel_size) for c in configs],
+        "CP": [str(c.context_parallel_size) for c in configs],
+        "EP": [str(c.expert_parallel_size) for c in configs],
+        "ETP": [str(c.expert_tensor_parallel_size) for c in configs],
+        "DP": [str(c.data_parallel_size) for c in configs],
+        "micro-batch": [str(c.micro_batch_size) for c in configs],
+        "SP": ["yes" if c.sequence_parallel else "no" for c in configs],
+        "recompute": [recompute_name(c.recompute) for c in configs],
+        "ZeRO": [str(c.zero_stage) for c in configs],
+    }
+    shown = {name: cells for name, cells in columns.items() if name not in ("CP", "EP", "ETP") or set(cells) - {"1"}}
+    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
 def arithmetic(config: ParallelConfig) -> str:
@@ -117,6 +134,8 @@ def arithmetic(config: ParallelConfig) -> str:
     for size in sizes.values():
         total *= size
     chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
+    experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
+    chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
     return (
         f"{' x '.join(shown)} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
         f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from hp_tool.cli.tables import arithmetic
-from hp_tool.domain.parallel import recompute_name
+from hp_tool.cli.tables import arithmetic, configuration_cells
 from hp_tool.domain.result import Recommendation
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import SECONDS_PER_HOUR, duration
@@ -20,13 +19,12 @@ def print_result(result: TuneResult) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=140)
     table = Table(title="step time: predicted before, after calibration, and measured")
-    for name in ("rank", "TP", "PP", "VPP", "DP", "micro-batch", "SP", "recompute", "ZeRO"):
+    rows = [row for row in result.recommendations if row.measurement is not None or row.rank <= MAX_ROWS]
+    heads, cells = configuration_cells([row.parallel for row in rows])
+    for name in ("rank", *heads, "before", "after", "90 % interval", "measured", "tokens/s/GPU"):
         table.add_column(name, justify="right")
-    for name in ("before", "after", "90 % interval", "measured", "tokens/s/GPU"):
-        table.add_column(name, justify="right")
-    for row in result.recommendations:
-        if row.measurement is not None or row.rank <= MAX_ROWS:
-            table.add_row(*_cells(row), style="bold" if row.rank == 1 else None)
+    for row, configuration in zip(rows, cells, strict=True):
+        table.add_row(str(row.rank), *configuration, *_figures(row), style="bold" if row.rank == 1 else None)
     console.print(table)
     search = result.search
     if result.error is not None:
@@ -49,22 +47,13 @@ def print_result(result: TuneResult) -> None:
         console.print(f"go on with: hp-tool tune --resume {search.id}", highlight=False)
 
 
-def _cells(row: Recommendation) -> list[str]:
-    config, measured = row.parallel, row.measurement
+def _figures(row: Recommendation) -> list[str]:
+    measured = row.measurement
     before, after = row.estimate.time, row.calibrated_estimate.time if row.calibrated_estimate else None
     intervals = row.calibrated_estimate.intervals if row.calibrated_estimate else None
     step_s = measured.step_s if measured is not None else None
     rate = measured.tokens_per_second_per_gpu if measured is not None else None
     return [
-        str(row.rank),
-        str(config.tensor_parallel_size),
-        str(config.pipeline_parallel_size),
-        str(config.virtual_pipeline_parallel_size),
-        str(config.data_parallel_size),
-        str(config.micro_batch_size),
-        "yes" if config.sequence_parallel else "no",
-        recompute_name(config.recompute),
-        str(config.zero_stage),
         duration(before.step_s) if before else "-",
         duration(after.step_s) if after else "-",
         " to ".join(duration(end) for end in intervals.step_s) if intervals else "-",
