@@ -212,7 +212,8 @@ def _check(query: Query) -> None:
 def _check_range(value: float | None, limits: tuple[float, float], *, field: str) -> None:
     low, high = limits
     if value is not None and not low <= value <= high:  # not: NaN is in no range
-        raise InputError(f"{field} must be from {low:g} to {high:g}, got {value}", field=field, code="invalid_value")
+        ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in limits)
+        raise InputError(f"{field} must be from {ends}, got {value}", field=field, code="invalid_value")
 
 
 def _check_parallel(query: Query) -> None:
