@@ -42,7 +42,8 @@ def _on_the_same_devices(query: Query, problem: TrainingProblem, asked: Estimate
     told: list[Mend] = []
     fitting: list[Mend] = []
     for changes in range(0 if illegal else 1, MAX_CHANGES + 1):
-        if (changes == MAX_CHANGES and (told or fitting)) or (told and illegal) or len(told) == room:
+        enough = len(told) == room or (told and illegal)
+        if enough or (changes == MAX_CHANGES and fitting):
             break
         found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
         if found is None:
@@ -52,11 +53,17 @@ def _on_the_same_devices(query: Query, problem: TrainingProblem, asked: Estimate
         told += [_mend(found, int(row), asked, num_gpus=num_gpus) for row in rows]
         if (fastest := found.fastest_that_fits()) is not None:
             fitting.append(_mend(found, fastest, asked, num_gpus=num_gpus))
-    if told:
-        return sorted(told, key=lambda mend: mend.step_s)
+    return sorted(told, key=lambda mend: mend.step_s) if told else _too_slow(fitting, asked)
+
+
+def _too_slow(fitting: list[Mend], asked: Estimate) -> list[Mend]:
+    """The fastest of the mends that fit and are late, where it gains anything on what was asked for."""
     best = min(fitting, key=lambda mend: mend.step_s, default=None)
-    gains = best is not None and (asked.time is None or not _fits(asked) or best.step_s < asked.time.step_s)
-    return [best] if best is not None and gains else []
+    if best is None:
+        return []
+    if asked.memory is None or asked.time is None or asked.memory.total_bytes > asked.memory.capacity_bytes:
+        return [best]
+    return [best] if best.step_s < asked.time.step_s else []
 
 
 def _on_more_devices(query: Query, asked: Estimate, *, num_gpus: int) -> list[Mend]:
@@ -87,10 +94,6 @@ def _grown(query: Query, *, num_gpus: int) -> TrainingProblem | None:
 def _devices(config: ParallelConfig) -> int:
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     return ranks * config.data_parallel_size
-
-
-def _fits(asked: Estimate) -> bool:
-    return asked.memory is not None and asked.memory.total_bytes <= asked.memory.capacity_bytes
 
 
 def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
