@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hp_tool import app, schema
+from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.parallel import ParallelQuery
@@ -90,8 +91,8 @@ def _checked(measurement: Measurement, problem: TrainingProblem) -> tuple[Measur
             code="hardware_mismatch",
         )
     if measurement.step_s is not None and measurement.tokens_per_second_per_gpu is None:
-        tokens = workload.global_batch_size * workload.sequence_length
-        measurement = replace(measurement, tokens_per_second_per_gpu=tokens / measurement.step_s / cluster.num_gpus)
+        rate = step_tokens(workload) / measurement.step_s / cluster.num_gpus
+        measurement = replace(measurement, tokens_per_second_per_gpu=rate)
     return replace(measurement, hardware=hardware), hardware
 
 

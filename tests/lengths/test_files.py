@@ -11,6 +11,7 @@ import pytest
 from hp_tool.catalog import library
 from hp_tool.catalog.lengths import FIELD, named_sequence_lengths, sequence_lengths
 from hp_tool.errors import InputError, NotFoundError
+from service.api.queries import read_query
 
 
 @pytest.mark.parametrize("name", named_sequence_lengths())
@@ -77,3 +78,18 @@ def test_strangers_name_no_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name a distribution"):
         sequence_lengths(str(tmp_path / "mine.csv"), allow_files=False)
     assert sequence_lengths("full-rows", allow_files=False).mean > 0
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "/etc/lengths", "../secret.yaml"])
+def test_the_service_reads_no_file_that_a_query_names(name: str) -> None:
+    training = {"sequence_length": 4096, "global_batch_size": 8, "sequence_lengths": name}
+    query = {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": training,
+    }
+    with pytest.raises(InputError, match="names a file"):
+        read_query(json.dumps(query).encode())
+    training["sequence_lengths"] = "synthetic-code"
+    assert read_query(json.dumps(query).encode()).training is not None
