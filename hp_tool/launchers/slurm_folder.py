@@ -15,6 +15,7 @@ became of the process that submitted it.
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -33,6 +34,10 @@ ENDED = "ended.json"
 SLURM_LOG = "slurm.log"
 """What the batch step itself and Slurm's own programs say; the job's own words are in job.log."""
 _FILES_LAG_S = 10.0
+# The controller was away in the moment that srun needed it, or a node went: not the configuration's fault.
+_NOT_BEGUN = re.compile(
+    r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
+)
 _TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
 
 
@@ -79,9 +84,12 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="timeout", wall_s=wall_s)
     if word == "OUT_OF_MEMORY":
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
+    slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
     if record is None or not (folder / jobs.LOG).exists():
-        said = jobs.last_line(jobs.log_tail(folder, name=SLURM_LOG))
+        said = jobs.last_line(slurm_log)
         return Ending(reason="failed_to_start", wall_s=wall_s, error=f"the batch script ended before the job began: {said}")
+    if not_begun := _NOT_BEGUN.search(slurm_log):
+        return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
         return Ending(reason="timeout", wall_s=wall_s)
     return Ending(reason="exited", exit_code=record["exit_code"], wall_s=wall_s)

@@ -114,7 +114,8 @@ class TestPreemption:
         job_id = slurm.job_id(folder)
         slurm.run("scontrol", "requeue", job_id)
         assert wait(launcher, handle, until={JobState.QUEUED, JobState.FINISHED}) is JobState.QUEUED
-        slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        # Slurm waits two minutes; it would refuse a start within the second of the end.
+        slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
         assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
         assert launcher.fetch(handle).status == "ok"
         assert (folder / "runs.txt").read_text() == "x"
@@ -141,13 +142,25 @@ class TestOutages:
 
     def test_a_running_job_outlives_its_controller(self, whole: SlurmCluster, tmp_path: Path) -> None:
         launcher = whole.launcher(root=tmp_path)
-        handle = launcher.submit(plan(BRIEF.replace("sleep(2)", "sleep(12)")))
-        wait(launcher, handle, until={JobState.RUNNING})
+        handle = launcher.submit(plan("print('began', flush=True)\n" + BRIEF.replace("sleep(2)", "sleep(12)")))
+        until(lambda: "began" in (tmp_path / "job-1" / "job.log").read_text())
         whole.stop_controller()
         assert launcher.poll([handle]) == {handle: JobState.RUNNING}
         whole.start_controller()
         assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
         assert launcher.fetch(handle).status == "ok"
+
+    def test_a_job_that_cannot_begin_for_want_of_a_controller_is_no_failure(self, whole: SlurmCluster, tmp_path: Path) -> None:
+        launcher = whole.launcher(root=tmp_path, setup=["sleep 4"])
+        handle = launcher.submit(plan(GOOD))
+        wait(launcher, handle, until={JobState.RUNNING})
+        whole.stop_controller()
+        until(lambda: (tmp_path / "job-1" / "ended.json").exists(), limit_s=60)
+        whole.start_controller()
+        wait(launcher, handle, until={JobState.FINISHED})
+        measurement = launcher.fetch(handle)
+        assert measurement.status == "preempted", (tmp_path / "job-1" / "slurm.log").read_text()
+        assert "Unable to contact slurm controller" in (measurement.cause or "")
 
     def test_a_job_submitted_while_the_controller_is_away_runs_later_and_once(
         self, whole: SlurmCluster, tmp_path: Path
@@ -176,8 +189,8 @@ class TestOutages:
         launcher = whole.launcher(root=tmp_path)
         done, gone = launcher.submit(plan(GOOD)), "job-2"
         wait(launcher, done, until={JobState.FINISHED})
-        launcher.submit(plan("import time; time.sleep(300)", job_name=gone))
-        wait(launcher, gone, until={JobState.RUNNING})
+        launcher.submit(plan("import time; print('began', flush=True); time.sleep(300)", job_name=gone))
+        until(lambda: "began" in (tmp_path / gone / "job.log").read_text())
         whole.stop_controller()
         for path in (whole.folder / "state").glob("job_state*"):
             path.unlink()
