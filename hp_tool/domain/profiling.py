@@ -23,6 +23,10 @@ class Sizes(Protocol):
     @property
     def tensor_parallel_size(self) -> Any: ...
     @property
+    def pipeline_parallel_size(self) -> Any: ...
+    @property
+    def virtual_pipeline_parallel_size(self) -> Any: ...
+    @property
     def zero_stage(self) -> Any: ...
 
 
@@ -36,6 +40,11 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             model.num_nextn_predict_layers > 0,
             "model.num_nextn_predict_layers",
             "multi-token prediction (num_nextn_predict_layers)",
+        ),
+        (
+            model.positions == "learned" and 0 < (model.max_position_embeddings or 0) < training.sequence_length,
+            "training.sequence_length",
+            f"a sequence_length above max_position_embeddings {model.max_position_embeddings}",
         ),
         (model.positions == "relative", "model.position_embedding", "position_embedding: relative"),
         (model.has_mlp_bias and not model.has_attention_bias, "model.mlp_bias", "mlp_bias without attention_bias"),
@@ -73,5 +82,7 @@ def unprofiled_sizes(sizes: Sizes, *, model: ModelSpec) -> Iterator[tuple[Any, s
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
     yield sizes.context_parallel_size > 1, "context parallelism (context_parallel_size)"
     yield (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1), "expert parallelism"
+    chunks = sizes.pipeline_parallel_size * sizes.virtual_pipeline_parallel_size
+    yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} in {chunks} unequal chunks"
     yield zero > 1, f"zero_stage: {zero}"
     yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}"

@@ -50,7 +50,7 @@ class SearchSettings:
     reuse: bool = False
     """Earlier measurements of the same configuration and problem stand for runs; they cost nothing and count in no budget."""
     fidelity: Literal["full", "auto"] = "auto"
-    """full: only the configuration itself is run; auto: cheaper reductions are allowed."""
+    """full: only the configuration itself is run. auto leaves the choice to the search, which so far runs the whole too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,15 @@ from hp_tool.errors import InputError
 _ADAPTERS = {"local": ("hp_tool.launchers.local", "LocalLauncher"), "slurm": ("hp_tool.launchers.slurm", "SlurmLauncher")}
 
 
-def create(name: str, **options: Any) -> Launcher:
-    """The launcher called `name`; options are its constructor's. Raises InputError for a name nobody knows."""
+def check_known(name: str) -> None:
+    """Raises InputError for a launcher that this version does not have."""
     if name not in _ADAPTERS:
         raise InputError(f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}", field="search.launcher")
+
+
+def create(name: str, **options: Any) -> Launcher:
+    """The launcher called `name`; options are its constructor's. Raises InputError for a name nobody knows."""
+    check_known(name)
     module, adapter = _ADAPTERS[name]
     launcher: Launcher = getattr(import_module(module), adapter)(**options)
     return launcher

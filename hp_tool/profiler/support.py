@@ -28,14 +28,9 @@ def _recompute(parallel: ParallelConfig) -> tuple[bool, str]:
 
 
 def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
-    model, training, parallel = request.model, request.training, request.parallel
+    training, parallel = request.training, request.parallel
     t, p, d = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
     batch = d * parallel.micro_batch_size
-    chunks = p * parallel.virtual_pipeline_parallel_size
-    yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} is not divisible by {chunks}"
     yield t * p * d != request.num_gpus, f"TP {t} x PP {p} x DP {d} is not num_gpus {request.num_gpus}"
     yield training.global_batch_size % batch != 0, f"global_batch_size {training.global_batch_size} is not divisible by {batch}"
-    rows = model.max_position_embeddings
-    learned = model.positions == "learned" and rows is not None
-    yield learned and (rows or 0) < training.sequence_length, f"max_position_embeddings {rows} is below sequence_length"
     yield request.steps < 1 or request.warmup_steps < 0, "steps must be at least 1 and warmup_steps at least 0"

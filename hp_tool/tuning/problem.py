@@ -19,6 +19,7 @@ from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.launchers import check_known
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import CandidateTable, candidate_axes, layer_passes
@@ -40,25 +41,30 @@ class TuningProblem:
     prior: Prior
 
 
-def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -> TuningProblem | CostedSpace:
-    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
+def resolve_search(query: Query) -> TrainingProblem:
+    """The query's problem, if real runs can search it at all: asked before a search is stored, and again when it starts.
 
-    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
+    Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for what is not run.
     """
     problem = resolve_training(query)
-    if problem.workload.sequence_lengths is not None:
-        raise UnsupportedError(
-            "profile runs train sequences of equal length; leave training.sequence_lengths out, or use `hp-tool recommend`",
-            field="training.sequence_lengths",
-        )
+    check_known(query.search.launcher)
     if query.objective == "min_gpus":
         raise UnsupportedError(
             "objective min_gpus is not searched with real runs; let `hp-tool recommend` find the number, then search on it",
             field="objective",
         )
-    check_hardware(problem.cluster, hardware)
     for field, what in unprofiled(model=problem.model, training=problem.workload):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
+    return problem
+
+
+def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -> TuningProblem | CostedSpace:
+    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
+
+    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
+    """
+    problem = resolve_search(query)
+    check_hardware(problem.cluster, hardware)
     space = _profiled(cost_space(query=query, problem=problem), problem)
     rows = _rows(space, capacity_bytes=_capacity(problem))
     if len(rows) == 0:

@@ -23,7 +23,7 @@ from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
-from hp_tool.tuning.problem import TuningProblem, build_problem
+from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_search
 from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def tune(
     if search_id is None:
         if query is None:
             raise NotFoundError("neither a query nor a search to resume was given", field="query")
+        resolve_search(query)
         search_id = store.create_search(query=to_dict(query), paused=True).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from hp_tool import schema
 from hp_tool.domain.records import SearchRecord, SearchState
-from hp_tool.problem import resolve_training
+from hp_tool.tuning import resolve_search
 from service.api import openapi
 from service.api.answers import search_answer
 from service.api.dependencies import SettingsDep, StoreDep
@@ -31,7 +31,7 @@ IdempotencyKey = Annotated[
 @router.post("", status_code=status.HTTP_202_ACCEPTED, openapi_extra=openapi.body("Query"))
 def submit(query: QueryBody, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
     """Queue a search; a worker runs it. `Location` is where to look."""
-    resolve_training(query)  # unknown names and what is not modelled are told now, while the sender listens
+    resolve_search(query)  # unknown names and what is not modelled or run are told now, while the sender listens
     record = store.create_search(query=schema.to_dict(query), idempotency_key=idempotency_key)
     return _accepted(record, response)
 

@@ -55,7 +55,7 @@ def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
     [
         ({"num_gpus": 4}, "is not num_gpus 4"),
         ({"parallel": {"micro_batch_size": 3}}, "not divisible by 3"),
-        ({"model": {"max_position_embeddings": 16}}, "below sequence_length"),
+        ({"model": {"max_position_embeddings": 16}}, "sequence_length above max_position_embeddings 16"),
         ({"steps": 0}, "steps must be at least 1"),
     ],
 )
