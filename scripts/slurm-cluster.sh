@@ -81,9 +81,17 @@ wait_until_idle() {
   exit 1
 }
 
+# The daemons, and step managers of jobs that no daemon remembers.
+processes() {
+  cat "$dir"/run/*.pid "$dir/munge/pid" 2> /dev/null || true
+  for pid in $(pgrep -x slurmstepd); do
+    if grep -qzxF "SLURM_CONF=$SLURM_CONF" "/proc/$pid/environ" 2> /dev/null; then echo "$pid"; fi
+  done
+}
+
 stop() {
   local pids
-  pids=$(cat "$dir"/run/*.pid "$dir/munge/pid" 2> /dev/null || true)
+  pids=$(processes)
   for pid in $pids; do kill "$pid" 2> /dev/null || true; done
   for _ in $(seq 100); do
     local alive=

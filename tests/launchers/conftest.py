@@ -25,10 +25,12 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         reason = f"no {', '.join(missing)}: scripts/slurm-cluster.sh install" if missing else "Slurm's nodes start as root only"
         skip_or_fail(component="SLURM", reason=reason)
     cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="hp-slurm-")), port=free_ports())
-    cluster.start()
-    yield cluster
-    cluster.stop()
-    shutil.rmtree(cluster.folder, ignore_errors=True)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
 @pytest.fixture
