@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
+import functools
 import os
 import tempfile
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -21,14 +21,24 @@ def skip_or_fail(*, component: str, reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Real jobs run one after the other even where tests run in parallel: two at once would share the processor."""
-    if item.get_closest_marker("distributed") is None:
-        return (yield)
-    with (Path(tempfile.gettempdir()) / "hp-tool-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return (yield)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With -n, all tests that start real jobs go to one process: two jobs at once would share the processor and measure
+    each other. Other files go wherever there is room.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "real jobs" if starts_real_jobs(config.rootpath / file) else file
+
+    return Scheduler(config, log)
+
+
+@functools.cache
+def starts_real_jobs(file: Path) -> bool:
+    return "pytest.mark.distributed" in file.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
