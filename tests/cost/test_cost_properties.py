@@ -113,7 +113,9 @@ def test_states_never_rise_with_zero_stage(case: tuple[Problem, ParallelConfig])
         assert np.all(np.diff(costs.memory_parts[name]) <= 0), name
     # Weights gathered two layers at a time may take more than sharding a small model saves: only stages 0 to 2 are a law.
     assert np.all(np.diff(costs.memory_total_bytes[:3]) < 0)
-    np.testing.assert_array_equal(costs.layer_activations_bytes, costs.layer_activations_bytes[0])
+    # Activations are the worst stage's, and which stage that is may change with the states.
+    same = costs.worst_stage == costs.worst_stage[0]
+    np.testing.assert_array_equal(costs.layer_activations_bytes[same], costs.layer_activations_bytes[0])
 
 
 @few
