@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,12 +25,15 @@ MAX_QUERY_BYTES = 1_000_000
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+_BUILDING = threading.Lock()
+"""One at a time: building parses docstrings, which Python 3.11 cannot do in two threads at once."""
 
 
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """The (expensive to build) validator of a domain type, built once."""
     if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
+        with _BUILDING:
+            _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     return _ADAPTERS[kind]
 
 

@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.errors import InputError
 
 REQUEST = "request.json"
+REQUEST_JSON = TypeAdapter(ProfileRequest)
 RESULT = "result.json"
 LOG = "job.log"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 import psutil
-from pydantic import TypeAdapter
 
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.ports import JobState, LaunchPlan
@@ -55,7 +54,7 @@ class LocalLauncher:
             job_name=jobs.check_name(job_name),
             command=torchrun.profiler_command(num_processes=request.num_gpus),
             environment=torchrun.job_environment(gpu=request.gpu),
-            files={jobs.REQUEST: TypeAdapter(ProfileRequest).dump_json(request, indent=1).decode()},
+            files={jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
             num_gpus=request.num_gpus,
             timeout_s=request.timeout_s,
         )

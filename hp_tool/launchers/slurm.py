@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.errors import InputError, LauncherError
@@ -55,7 +53,7 @@ class SlurmLauncher:
                 num_nodes=nodes, processes_per_node=request.num_gpus // nodes, python=options.python
             ),
             environment=torchrun.job_environment(gpu=request.gpu, num_hosts=nodes) | options.environment,
-            files={jobs.REQUEST: TypeAdapter(ProfileRequest).dump_json(request, indent=1).decode()},
+            files={jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
             num_gpus=request.num_gpus,
             timeout_s=request.timeout_s,
         )

@@ -111,6 +111,9 @@ class SlurmOptions:
         return self.gpus_per_node * self.max_nodes
 
 
+_SLURM_OPTIONS = TypeAdapter(SlurmOptions)
+
+
 def load() -> SlurmOptions:
     """The options this environment names. Raises InputError where there is no file, or one with a mistake in it."""
     from platformdirs import user_config_path
@@ -129,7 +132,7 @@ def load() -> SlurmOptions:
 def parse(fields: Mapping[str, Any], *, origin: str) -> SlurmOptions:
     """Options from a mapping, strictly: an unknown key or a wrong type is an InputError that names `origin`."""
     try:
-        return TypeAdapter(SlurmOptions).validate_json(json.dumps(dict(fields)), strict=True)
+        return _SLURM_OPTIONS.validate_json(json.dumps(dict(fields)), strict=True)
     except (ValidationError, TypeError, ValueError) as error:
         first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         name = ".".join(map(str, first["loc"]))
