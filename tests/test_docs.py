@@ -25,12 +25,31 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-COMMANDS = [
-    line.removeprefix("$ hp-tool ").partition("#")[0]
-    for block in blocks(README, "console")
-    for line in block.splitlines()
-    if line.startswith(tuple(f"$ hp-tool {name} " for name in ANSWERED))
-]
+def shown_commands() -> dict[str, list[str]]:
+    """Commands of the README that answer a query, each with the lines of output shown below it."""
+    found: dict[str, list[str]] = {}
+    for block in blocks(README, "console"):
+        command = ""
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                command = line.removeprefix("$ hp-tool ").partition("#")[0]
+                if command.startswith(ANSWERED):
+                    found[command] = []
+            elif command in found:
+                found[command].append(line)
+    return found
+
+
+COMMANDS = shown_commands()
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+STALE = 0.05
+"""Predictions may move by this share before the page has to follow."""
+
+
+def parts(line: str) -> tuple[str, list[float]]:
+    """The words of a line, and its numbers."""
+    numbers = [float(number.replace(",", "")) for number in NUMBER.findall(line)]
+    return " ".join(NUMBER.sub("#", line).split()), numbers
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -41,10 +60,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_shows_commands() -> None:
     assert len(COMMANDS) >= 4
+    assert sum(map(len, COMMANDS.values())) >= 10
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_the_readme_answer(
+def test_the_readme_shows_what_its_commands_print(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -52,7 +72,15 @@ def test_commands_of_the_readme_answer(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (0, 3)
-    assert capsys.readouterr().out
+    printed: dict[str, list[list[float]]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        words, numbers = parts(line)
+        printed.setdefault(words, []).append(numbers)
+    assert printed
+    for line in COMMANDS[command]:
+        words, numbers = parts(line)
+        if "..." not in words and "ranked in" not in words:
+            assert any(numbers == pytest.approx(each, rel=STALE) for each in printed.get(words, [])), line
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
