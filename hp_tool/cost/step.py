@@ -87,7 +87,12 @@ def time_parts(
         "pipeline_bubble": others / chunks + 2.0 * (p - 1.0) * transfer,
         "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer,
         "data_parallel": data_parallel_seconds(
-            profile=profile, candidates=c, states=states, micro_batches=m, forward=layers * layer.forward, compute=compute
+            profile=profile,
+            candidates=c,
+            states=states,
+            micro_batches=m,
+            forward=layers * (layer.forward + layer.tensor + layer.context + layer.expert),
+            stage=body,
         ),
         "optimizer": states.update_s,
         "overhead": zeros_like(p) + framework.step_overhead_s,
@@ -101,22 +106,25 @@ def data_parallel_seconds(
     states: StateCosts,
     micro_batches: Column,
     forward: Column,
-    compute: Column,
+    stage: Column,
 ) -> Column:
     """Exposed seconds of gradients and weights in one step.
 
-    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch's compute.
-    ZeRO 2: gradients after every micro-batch. ZeRO 3: besides, weights are gathered for every forward and backward pass.
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch on the
+    stage, its own exposed communication included, which uses other links. ZeRO 2: gradients after every micro-batch's
+    backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward pass.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
-    total = once - overlap * minimum(once, compute)
+    total = once - overlap * minimum(once, stage)
     zero = candidates.zero_stage
     if anywhere(zero >= 2):
-        each = states.reduce_s + where(zero >= 3, 2.0 * states.gather_s, 0.0)
-        repeated = micro_batches * (each - overlap * minimum(each, compute))
-        weights = states.gather_s - overlap * minimum(states.gather_s, forward)
-        total = where(zero >= 2, repeated + where(zero >= 3, 0.0, weights), total)
+        reduce, gather = states.reduce_s, states.gather_s
+        every = reduce + 2.0 * gather
+        whole = micro_batches * (every - overlap * minimum(every, stage))
+        gradients = micro_batches * (reduce - overlap * minimum(reduce, stage - forward))
+        weights = gather - overlap * minimum(gather, forward)
+        total = where(zero >= 3, whole, where(zero == 2, gradients + weights, total))
     return total + states.tied_reduction_s
 
 
