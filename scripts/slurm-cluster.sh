@@ -83,7 +83,10 @@ wait_until_idle() {
 
 # The daemons, and step managers of jobs that no daemon remembers.
 processes() {
-  cat "$dir"/run/*.pid "$dir/munge/pid" 2> /dev/null || true
+  # A pid file outlives its daemon, and its number may be another process's by now: only daemons of Slurm are named.
+  for pid in $(cat "$dir"/run/*.pid "$dir/munge/pid" 2> /dev/null); do
+    if grep -qxE 'slurmctld|slurmd|munged' "/proc/$pid/comm" 2> /dev/null; then echo "$pid"; fi
+  done
   for pid in $(pgrep -x slurmstepd); do
     if grep -qzxF "SLURM_CONF=$SLURM_CONF" "/proc/$pid/environ" 2> /dev/null; then echo "$pid"; fi
   done
