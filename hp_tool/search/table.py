@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.cost.candidates import Candidates, recompute_from_codes
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Recompute, RecomputeName
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.workload import TrainingWorkload
 
 AxisValue = int | bool | str
@@ -92,17 +92,9 @@ def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
     }
     columns["sequence_parallel"] = tuple(bool(value) for value in candidates.sequence_parallel)
     codes = zip(candidates.recompute_method.tolist(), candidates.recompute_num_layers.tolist(), strict=True)
-    columns["recompute"] = tuple(recompute_label(recompute_from_codes(method, num_layers=layers)) for method, layers in codes)
+    columns["recompute"] = tuple(recompute_name(recompute_from_codes(method, num_layers=layers)) for method, layers in codes)
     varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
     return varied or {"tensor_parallel_size": columns["tensor_parallel_size"]}
-
-
-def recompute_label(recompute: RecomputeName | Recompute) -> str:
-    """One word for a recomputation setting: none, selective, full, full:uniform:2, full:block:4."""
-    if isinstance(recompute, str):
-        return recompute
-    parts = (recompute.granularity, recompute.method, recompute.num_layers, "+".join(recompute.modules or ()))
-    return ":".join(str(part) for part in parts if part)
 
 
 def layer_passes(*, candidates: Candidates, model: ModelSpec, training: TrainingWorkload) -> FloatArray:
