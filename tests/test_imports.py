@@ -18,7 +18,7 @@ FLOORS = (
     {"hp_tool", "domain", "errors", "units", "documents"},
     {"cost", "space", "calibration"},
     {"catalog", "search", "launchers", "exporters", "store"},
-    {"app", "mends", "problem", "targets", "answers", "schema", "serving", "tuning"},
+    {"app", "mends", "problem", "ranking", "targets", "answers", "schema", "serving", "tuning"},
     {"cli", "service"},
 )
 LEAF = "profiler"

@@ -21,9 +21,11 @@ import numpy as np
 from benchmarks.speed.workloads import QUERY, dense_query, dense_space, query_lines, repeated, single_queries
 from hp_tool import schema
 from hp_tool.answers import answer_line
-from hp_tool.app import CHUNK, cost_space, estimate
+from hp_tool.app import estimate
 from hp_tool.cost.candidates import Candidates
 from hp_tool.problem import TrainingProblem
+from hp_tool.ranking import cost_space
+from hp_tool.space.enumerate import CHUNK
 
 REPEATS = 7
 LIMITS = {"candidates_per_second": 3e6, "estimates_per_second": 3e3, "recommend_process_s": 1.5}

@@ -5,7 +5,7 @@ Formulas are written once and serve both: arrays of shape (n,) make a million ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -83,6 +83,13 @@ class Candidates:
         """Rows in the order given."""
         rows = [_row(config) for config in configs]
         return cls.from_columns({f.name: [row[f.name] for row in rows] for f in fields(cls)})
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Candidates]) -> Candidates:
+        """The rows of all parts, in order; of at least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, object]) -> Candidates:

@@ -80,9 +80,11 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
     return broken
 
 
-def rejection_counts(codes: IntArray) -> dict[str, int]:
-    """How many candidates broke each rule; one that broke two counts in both."""
-    counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
+def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
+    """How many candidates broke each rule; one that broke two counts in both, and as often as its weight says."""
+    found = np.bincount(codes, weights=weights)
+    broken = np.flatnonzero(found)
+    counts = {name: int(found[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}
 
 

@@ -1,8 +1,14 @@
-"""All combinations of the axes as arrays, and which of them are legal."""
+"""All combinations of the axes as arrays, chunk by chunk, and which of them are legal.
+
+What decides legality is combined first and filtered; only then each survivor is given the values of the other axes
+(recomputation, ZeRO stage). However large a space is, no more than one block of it is held at a time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -14,31 +20,69 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.space.axes import Axes
 
-MAX_COMBINATIONS = 50_000_000
+MAX_COMBINATIONS = 100_000_000
 """Raw combinations one query may span."""
+BLOCK = 1 << 15
+"""Combinations looked at together; they stay in the processor's cache."""
+CHUNK = 12_288
+"""Candidates handed out together: large enough for numpy, small enough for the processor's cache."""
+
+Columns = dict[str, IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The legal candidates, and how many combinations each rule turned away."""
+    """The legal candidates, or a chunk of them, and how many combinations each rule turned away on the way."""
 
     candidates: Candidates
     rejections: dict[str, int]
 
 
 def enumerate_space(*, axes: Axes, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Space:
-    """Every legal combination once. Sizes that cannot divide the devices, or the layers, are dropped before the product
-    is formed; they are counted like the rest. Combinations that mean the same thing (sequence parallelism without
-    tensor parallelism, ZeRO without data parallelism) appear once.
-    """
+    """All of `legal_chunks` at once."""
+    chunks = list(legal_chunks(axes=axes, model=model, cluster=cluster, workload=workload))
     counts: dict[str, int] = {}
+    for chunk in chunks:
+        add_counts(counts, chunk.rejections)
+    return Space(candidates=Candidates.concatenate([chunk.candidates for chunk in chunks]), rejections=counts)
+
+
+def legal_chunks(
+    *, axes: Axes, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, size: int = CHUNK
+) -> Iterator[Space]:
+    """Every legal combination once, in chunks of about `size`; at least one chunk, which may be empty.
+
+    Sizes that cannot divide the devices are dropped before the product is formed; they are counted like the rest.
+    Combinations that mean the same thing (sequence parallelism without tensor parallelism, ZeRO without replicas)
+    appear once.
+    """
     groups, dropped = _groups(axes, cluster)
-    _add(counts, {"world_size_mismatch": dropped} if dropped else {})
-    columns = _product(axes, groups, cluster)
-    candidates = Candidates.from_columns(columns)
-    codes = legality(model=model, cluster=cluster, workload=workload, candidates=candidates)
-    _add(counts, rejection_counts(codes))
-    return Space(candidates=candidates.take(np.flatnonzero(codes == 0)), rejections=counts)
+    rest = _Rest(axes)
+    choices = _choices(axes, groups)
+    total = int(np.prod([float(len(values)) for values in choices.values()]))
+    if total * rest.count > MAX_COMBINATIONS:
+        raise InputError(
+            f"{total * rest.count:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
+            field="parallel",
+            code="space_too_large",
+        )
+    counts = {"world_size_mismatch": dropped} if dropped else {}
+    waiting: list[Candidates] = []
+    rows = max(size // rest.count, 1)
+    for start in range(0, total, BLOCK):
+        block = _block(choices, groups, cluster, np.arange(start, min(start + BLOCK, total)))
+        codes = legality(model=model, cluster=cluster, workload=workload, candidates=block)
+        add_counts(counts, rejection_counts(codes, weights=rest.counts(block)))
+        waiting.append(block.take(np.flatnonzero(codes == 0)))
+        if sum(map(len, waiting)) >= rows:
+            ready = Candidates.concatenate(waiting)
+            full = len(ready) - len(ready) % rows
+            for first in range(0, full, rows):
+                yield Space(candidates=rest.given_to(ready.take(slice(first, first + rows))), rejections=counts)
+                counts = {}
+            waiting = [ready.take(slice(full, None))]
+    left = Candidates.concatenate(waiting) if waiting else Candidates.from_columns({f.name: () for f in fields(Candidates)})
+    yield Space(candidates=rest.given_to(left), rejections=counts)
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
@@ -51,52 +95,86 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
     return triples[:, matches], int(np.count_nonzero(~matches))
 
 
-def _product(axes: Axes, groups: IntArray, cluster: ClusterSpec) -> dict[str, IntArray]:
-    sequence_parallel = (2,) if axes.sequence_parallel is None else tuple(int(value) for value in axes.sequence_parallel)
-    free = (
-        np.arange(groups.shape[1]),
-        axes.virtual_pipeline_parallel_size,
-        axes.expert_parallel_size,
-        axes.expert_tensor_parallel_size,
-        axes.micro_batch_size,
-        sequence_parallel,
-        np.arange(len(axes.recompute)),
-        axes.zero_stage,
-    )
-    size = int(np.prod([len(values) for values in free]))
-    if size > MAX_COMBINATIONS:
-        raise InputError(
-            f"{size:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
-            field="parallel",
-            code="space_too_large",
-        )
-    group, v, ep, etp, b, sp, recompute, zero = (axis.ravel() for axis in np.meshgrid(*free, indexing="ij"))
-    t, p, c = groups[:, group]
-    d = cluster.num_gpus // np.maximum(t * p * c, 1)
-    method, layers = (np.asarray(column, dtype=np.int64)[recompute] for column in zip(*axes.recompute, strict=True))
-    # Sequence parallelism shards over the tensor group, ZeRO over the replicas: with one member both mean nothing.
-    columns = {
-        "tensor_parallel_size": t,
-        "pipeline_parallel_size": p,
-        "virtual_pipeline_parallel_size": v,
-        "context_parallel_size": c,
-        "expert_parallel_size": ep,
-        "expert_tensor_parallel_size": etp,
-        "data_parallel_size": d,
-        "micro_batch_size": b,
-        "sequence_parallel": np.where(sp == 2, t > 1, sp) * (t > 1),
-        "recompute_method": method,
-        "recompute_num_layers": layers,
-        "zero_stage": zero,
+def _choices(axes: Axes, groups: IntArray) -> Columns:
+    """The axes that decide legality, outermost first; `group` is a (t, p, c) triple."""
+    # 2 stands for "on where there is tensor parallelism".
+    sequence_parallel = (2,) if axes.sequence_parallel is None else axes.sequence_parallel
+    choices: dict[str, Any] = {
+        "group": np.arange(groups.shape[1]),
+        "virtual_pipeline_parallel_size": axes.virtual_pipeline_parallel_size,
+        "expert_parallel_size": axes.expert_parallel_size,
+        "expert_tensor_parallel_size": axes.expert_tensor_parallel_size,
+        "micro_batch_size": axes.micro_batch_size,
+        "sequence_parallel": sequence_parallel,
     }
-    repeated = np.zeros(size, dtype=bool)
-    if len(sequence_parallel) > 1:
-        repeated |= (t == 1) & (sp != sequence_parallel[0])
-    if len(axes.zero_stage) > 1:
-        repeated |= (d * c == 1) & (zero != axes.zero_stage[-1])
-    return {name: column[~repeated] for name, column in columns.items()}
+    return {name: np.asarray(values, dtype=np.int64) for name, values in choices.items()}
 
 
-def _add(counts: dict[str, int], more: dict[str, int]) -> None:
+def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: IntArray) -> Candidates:
+    """The combinations of these numbers, counted as an odometer does, the last axis fastest; those repeated left out."""
+    places = np.unravel_index(numbers, [len(values) for values in choices.values()])
+    columns: Columns = {name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)}
+    t, p, c = groups[:, columns.pop("group")]
+    asked = columns["sequence_parallel"]
+    nothing = np.zeros(len(numbers), dtype=np.int64)
+    block = Candidates(
+        **columns
+        | {
+            "tensor_parallel_size": t,
+            "pipeline_parallel_size": p,
+            "context_parallel_size": c,
+            "data_parallel_size": cluster.num_gpus // np.maximum(t * p * c, 1),
+            "sequence_parallel": np.where(asked == 2, 1, asked) * (t > 1),
+            "recompute_method": nothing,
+            "recompute_num_layers": nothing,
+            "zero_stage": nothing,
+        }
+    )
+    # Sequence parallelism shards over the tensor group: with one member, on and off are the same.
+    if len(choices["sequence_parallel"]) == 1:
+        return block
+    return block.take(np.flatnonzero((t > 1) | (asked == choices["sequence_parallel"][0])))
+
+
+class _Rest:
+    """The axes on which legality does not depend, as all their combinations."""
+
+    def __init__(self, axes: Axes) -> None:
+        zero, recompute = np.asarray(axes.zero_stage, dtype=np.int64), np.asarray(axes.recompute, dtype=np.int64)
+        self._columns: Columns = {
+            "recompute_method": np.repeat(recompute[:, 0], len(zero)),
+            "recompute_num_layers": np.repeat(recompute[:, 1], len(zero)),
+            "zero_stage": np.tile(zero, len(recompute)),
+        }
+        self.count = len(self._columns["zero_stage"])
+        # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
+        self._without_replicas = self._columns["zero_stage"] == zero[-1]
+
+    def counts(self, block: Candidates) -> IntArray:
+        """How many combinations each row stands for."""
+        return np.where(_has_replicas(block), self.count, np.count_nonzero(self._without_replicas))
+
+    def given_to(self, block: Candidates) -> Candidates:
+        """Every row with every combination."""
+        columns: Columns = {
+            f.name: np.tile(self._columns[f.name], len(block))
+            if f.name in self._columns
+            else np.repeat(getattr(block, f.name), self.count)
+            for f in fields(Candidates)
+        }
+        every = Candidates(**columns)
+        replicas = _has_replicas(block)
+        if replicas.all() or self._without_replicas.all():
+            return every
+        return every.take(np.flatnonzero(np.repeat(replicas, self.count) | np.tile(self._without_replicas, len(block))))
+
+
+def _has_replicas(candidates: Candidates) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    several: np.ndarray[Any, np.dtype[np.bool_]] = candidates.data_parallel_size * candidates.context_parallel_size > 1
+    return several
+
+
+def add_counts(counts: dict[str, int], more: dict[str, int]) -> None:
+    """Add `more` to `counts`, name by name."""
     for name, count in more.items():
         counts[name] = counts.get(name, 0) + count

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.app import CostedSpace, cost_space
 from hp_tool.calibration import Prior, prior_for
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
@@ -21,6 +20,7 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import CandidateTable, candidate_axes, layer_passes
 
@@ -138,11 +138,14 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     if not refused.any():
         return space
     rows = np.flatnonzero(~refused)
+    acceptable = space.acceptable[rows]
     return CostedSpace(
         candidates=space.candidates.take(rows),
         step_s=space.step_s[rows],
         memory_total_bytes=space.memory_total_bytes[rows],
-        acceptable=space.acceptable[rows],
+        acceptable=acceptable,
+        legal=len(rows),
+        feasible=int(np.count_nonzero(acceptable)),
         rejections={**space.rejections, "not_profiled": int(np.count_nonzero(refused))},
     )
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from hp_tool.app import CostedSpace
 from hp_tool.calibration import Calibration
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.measurement import Measurement
@@ -16,6 +15,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.errors import HpToolError
+from hp_tool.ranking import CostedSpace
 from hp_tool.search.coordinator import spent_by
 from hp_tool.targets import longest_step_s
 from hp_tool.tuning.calibrated import calibrated_estimate
@@ -90,9 +90,7 @@ def make_result(
         status="error" if error else "ok",
         error=error.as_dict() if error else None,
         recommendations=_describe(problem, shown, calibration=calibration, measured=measured),
-        space=SpaceSummary(
-            legal=len(problem.space.candidates), feasible=int(np.count_nonzero(problem.space.acceptable)), seconds=seconds
-        ),
+        space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=seconds),
         rejections=problem.space.rejections,
         search=SearchSummary(
             id=search_id,
@@ -110,7 +108,7 @@ def nothing_feasible(*, query: Query, space: CostedSpace, search_id: str, second
     return TuneResult(
         id=query.id,
         recommendations=(),
-        space=SpaceSummary(legal=len(space.candidates), feasible=0, seconds=seconds),
+        space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
         search=SearchSummary(
             id=search_id,
@@ -191,4 +189,4 @@ def _grid_gpu_seconds(problem: TuningProblem, measured: Sequence[Measurement], *
     if not startup or median_s.size == 0:
         return None
     one_run_s = max(float(np.median(startup)), 0.0) + steps * float(np.mean(median_s))
-    return one_run_s * problem.training.cluster.num_gpus * float(np.count_nonzero(problem.space.acceptable))
+    return one_run_s * problem.training.cluster.num_gpus * float(problem.space.feasible)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hp_tool.app import CostedSpace
 from hp_tool.calibration import Calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFoundError, StoreError
+from hp_tool.ranking import CostedSpace
 from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome, spent_by
 from hp_tool.search.sampler import CostModelSampler

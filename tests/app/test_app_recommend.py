@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hp_tool.app import config_query, cost_space, estimate, recommend
+from hp_tool.app import config_query, estimate, recommend
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.problem import resolve_training
+from hp_tool.ranking import cost_space
 from hp_tool.schema import parse_query
+from hp_tool.space.enumerate import CHUNK
+
+EVERY_RECOMPUTATION = [
+    "none",
+    "selective",
+    *({"granularity": "full", "method": how, "num_layers": n} for how in ("uniform", "block") for n in range(1, 20)),
+]
 
 
 def query(**change: Any) -> Query:
@@ -45,6 +54,20 @@ def test_nothing_acceptable_is_faster_than_the_first() -> None:
     best = recommend(query=asked, top=1).recommendations[0]
     assert best.estimate.time is not None
     assert best.estimate.time.step_s == space.step_s[space.acceptable].min()
+
+
+@pytest.mark.parametrize("keep", [1, 10, 700])
+def test_the_best_kept_on_the_way_are_the_best_of_all(keep: int) -> None:
+    """Over several chunks, with times that tie: a replica alone does nothing different under ZeRO 2."""
+    asked = query(parallel={"sequence_parallel": [True, False], "zero_stage": [0, 1, 2, 3], "recompute": EVERY_RECOMPUTATION})
+    problem = resolve_training(asked)
+    whole, kept = cost_space(query=asked, problem=problem), cost_space(query=asked, problem=problem, keep=keep)
+    assert whole.legal > 2 * CHUNK
+    rows = whole.best(keep)
+    assert [kept.candidates.config(row) for row in range(keep)] == [whole.candidates.config(int(row)) for row in rows]
+    assert (kept.step_s == whole.step_s[rows]).all()
+    assert (kept.legal, kept.feasible, kept.rejections) == (whole.legal, whole.feasible, whole.rejections)
+    assert whole.legal == len(whole.candidates) and whole.feasible == np.count_nonzero(whole.acceptable)
 
 
 def test_the_space_is_counted() -> None:

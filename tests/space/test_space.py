@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from hp_tool.catalog import cluster, model
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import legality
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.space import Axes, Space, default_axes, enumerate_space
+from hp_tool.space import Axes, Space, default_axes, enumerate_space, legal_chunks
 from tests.cost.cases import Problem, problems, rows
 
 
@@ -104,3 +107,32 @@ def test_a_space_that_cannot_be_held_is_refused_before_it_is_built() -> None:
     with pytest.raises(InputError) as caught:
         enumerate_space(axes=axes, model=shape, cluster=machine, workload=workload)
     assert caught.value.code == "space_too_large"
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems())
+def test_legality_does_not_depend_on_recomputation_and_zero_stage(case: tuple[Problem, ParallelConfig]) -> None:
+    """What lets them be combined after the filter."""
+    problem, config = case
+    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+    others = [
+        replace(config, recompute=recompute, zero_stage=stage)
+        for recompute in ("none", "selective", "full")
+        for stage in range(4)
+    ]
+    codes = legality(**nouns, candidates=Candidates.from_configs([config, *others]))
+    assert len(np.unique(codes)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 500, 100_000])
+def test_chunks_of_any_size_make_up_the_same_space(size: int) -> None:
+    shape, machine = model("mixtral-8x7b"), cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))
+    workload = TrainingWorkload(sequence_length=16384, global_batch_size=96)
+    query = ParallelQuery(zero_stage=(0, 1, 2, 3), sequence_parallel=(False, True), micro_batch_size=(1, 2, 5))
+    nouns = {"model": shape, "cluster": machine, "workload": workload}
+    axes = default_axes(query=query, **nouns)
+    whole = enumerate_space(axes=axes, **nouns)
+    chunks = list(legal_chunks(axes=axes, **nouns, size=size))
+    assert max(len(chunk.candidates) for chunk in chunks) <= max(size, len(axes.recompute) * 4)
+    assert [row for chunk in chunks for row in rows(chunk.candidates)] == rows(whole.candidates)
+    assert sum(map(Counter, (chunk.rejections for chunk in chunks)), Counter()) == Counter(whole.rejections)

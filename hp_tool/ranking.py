@@ -1,0 +1,131 @@
+"""The space of a training query, costed chunk by chunk and ranked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
+from hp_tool.cost.feasibility import MEMORY
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.query import Query
+from hp_tool.problem import TrainingProblem
+from hp_tool.space import add_counts, default_axes, legal_chunks
+from hp_tool.targets import longest_step_s
+from hp_tool.units import MIB
+
+_HEAP_BYTES = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRows:
+    """Legal candidates with what ranks them; arrays of shape (n,)."""
+
+    candidates: Candidates
+    step_s: FloatArray
+    memory_total_bytes: FloatArray
+    acceptable: BoolArray
+    """True where the candidate fits and keeps to the constraints."""
+
+    def take(self, rows: NDArray[np.intp]) -> CostedRows:
+        """The chosen rows, in the given order."""
+        return CostedRows(**{f.name: getattr(self, f.name).take(rows) for f in fields(CostedRows)})
+
+    def best(self, count: int) -> NDArray[np.intp]:
+        """Indices of the `count` fastest acceptable candidates; equal times prefer less memory, then the earlier row."""
+        rows = np.flatnonzero(self.acceptable)
+        if len(rows) > count:
+            rows = rows[self.step_s[rows] <= np.partition(self.step_s[rows], count - 1)[count - 1]]
+        return rows[np.lexsort((self.memory_total_bytes[rows], self.step_s[rows]))][:count]
+
+    @staticmethod
+    def concatenate(parts: Sequence[CostedRows]) -> CostedRows:
+        """The rows of all parts, in order; of at least one part."""
+        columns: dict[str, Any] = {
+            f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(CostedRows)[1:]
+        }
+        return CostedRows(candidates=Candidates.concatenate([part.candidates for part in parts]), **columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedSpace(CostedRows):
+    """Every legal candidate, or where only some were asked for the best acceptable ones, best first; and what became of
+    all combinations of the axes.
+    """
+
+    legal: int
+    """Candidates of which all memory and time parts were computed."""
+    feasible: int
+    """How many of them are acceptable."""
+    rejections: dict[str, int]
+    """How many combinations each rule turned away, and how many legal ones each limit."""
+
+
+def cost_space(*, query: Query, problem: TrainingProblem, keep: int | None = None) -> CostedSpace:
+    """Enumerate the legal candidates and cost them chunk by chunk. With `keep`, only that many of the best are kept on the
+    way, the same as ranking all of them would give, and memory stays bounded however large the space is.
+    """
+    rejections: dict[str, int] = {}
+    kept: list[CostedRows] = []
+    legal = feasible = 0
+    for rows, turned_away in costed_chunks(query=query, problem=problem):
+        add_counts(rejections, turned_away)
+        legal += len(rows.candidates)
+        feasible += int(np.count_nonzero(rows.acceptable))
+        kept.append(rows)
+        if keep is not None:
+            kept = [_best_of(kept, keep)]
+    rows = CostedRows.concatenate(kept)
+    columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(CostedRows)}
+    return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=rejections)
+
+
+def costed_chunks(*, query: Query, problem: TrainingProblem) -> Iterator[tuple[CostedRows, dict[str, int]]]:
+    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them."""
+    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+    longest_s = longest_step_s(problem)
+    _keep_heap()
+    for chunk in legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns):
+        costs: TrainingCosts = problem.costs(chunk.candidates)
+        fits, in_time = costs.feasible, costs.step_s <= longest_s
+        turned_away = dict(chunk.rejections)
+        for name, count in ((MEMORY, np.count_nonzero(~fits)), ("target_missed", np.count_nonzero(~in_time))):
+            if count:
+                add_counts(turned_away, {name: int(count)})
+        yield (
+            CostedRows(
+                candidates=chunk.candidates,
+                step_s=costs.step_s,
+                memory_total_bytes=costs.memory_total_bytes,
+                acceptable=fits & in_time,
+            ),
+            turned_away,
+        )
+
+
+def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
+    """The best of some ranked before and of a new chunk; most chunks have none that is fast enough."""
+    *before, new = parts
+    if not before:
+        return new.take(new.best(count))
+    ranked = before[0]
+    if len(ranked.step_s) == count:
+        rows = np.flatnonzero(new.acceptable & (new.step_s <= ranked.step_s[-1]))
+        if len(rows) == 0:
+            return ranked
+        new = new.take(rows)
+    both = CostedRows.concatenate([ranked, new])
+    return both.take(both.best(count))
+
+
+@functools.cache
+def _keep_heap() -> None:
+    """Let the C library keep the memory of one chunk for the next: glibc returns large blocks to the system when freed,
+    and fetching them again costs more than the arithmetic, until one block of this size has been freed (mallopt(3)).
+    """
+    np.empty(_HEAP_BYTES, dtype=np.uint8)
