@@ -93,7 +93,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         cluster=cluster,
         workload=workload,
         rows=rows,
-        profile=efficiency(gpu=cluster.gpu, framework=query.training.framework),
+        profile=efficiency(gpu=cluster.gpu, framework=query.training.framework, overlap=query.training.overlap),
         constraints=query.constraints,
         strategy=Strategy(context_parallel_communication=query.parallel.context_parallel_communication or "p2p"),
     )

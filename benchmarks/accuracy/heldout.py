@@ -16,12 +16,15 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.units import GIB
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
 SYSTEMS_BRIDGE = {"DGX-H100": "h100-sxm-80gb", "DGX-B200": "b200-sxm-180gb"}
 MODELS_B200 = {"llama3-70b": "llama-3-70b", "deepseekv2": "deepseek-v2"}
+NO_OVERLAP = OverlapSpec(
+    tensor_parallel=False, context_parallel=False, expert_parallel=False, pipeline_parallel=False, data_parallel=False
+)
 MODELS_BRIDGE = {
     "LLAMA2-7B": "llama-2-7b",
     "LLAMA2-13B": "llama-2-13b",
@@ -96,6 +99,11 @@ class Case:
     step_s: float
     allocated_bytes: float | None = None
 
+    @property
+    def layout(self) -> str:
+        """Model and sizes without the batch: rows that are not independent of each other."""
+        return f"{self.name} {self.what.rpartition(',')[0]}"
+
     def run(self) -> Run:
         """The run beside the shipped profile's estimate."""
         return Run(
@@ -167,7 +175,7 @@ def b200_cases(folder: Path) -> list[Case]:
             model=dataclasses.replace(model(MODELS_B200[row["model"]]), num_hidden_layers=int(row["num_hidden_layers"])),
             cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=int(row["gpus"])),
             training=TrainingWorkload(
-                sequence_length=sequence, global_batch_size=micro * batches * dp, cross_entropy="fused"
+                sequence_length=sequence, global_batch_size=micro * batches * dp, cross_entropy="fused", overlap=NO_OVERLAP
             ),
             parallel=ParallelQuery(
                 tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.accuracy import activations, days, grid, heldout
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.fit_frameworks import leave_one_out, modern_leave_one_out, step_ratio
+from benchmarks.accuracy.fit_frameworks import b200_leave_one_out, compare_step, leave_one_out, modern_leave_one_out
 from benchmarks.accuracy.korthikanti import GPU, Comparison, table4, table5
 from benchmarks.accuracy.sections import Role, Section
 from hp_tool.catalog import gpu
@@ -17,6 +17,8 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 LEFT_OUT = "ops/, Table 4 and the other models' rows of Table 5; priors for the rest"
 NOTHING = "nothing: formulas alone"
 RECIPES_LEFT_OUT = "ops/, Tables 4 and 5, and the other models' recipes; priors for the rest"
+
+LAYOUTS_LEFT_OUT = "ops/, Tables 4 and 5, H100 recipes, and the other layouts' rows"
 
 
 def sections(folder: Path) -> list[Section]:
@@ -33,8 +35,16 @@ def sections(folder: Path) -> list[Section]:
     cut = heldout.b200(folder)
     dense = [run for run in cut if run.name.startswith("llama")]
     sparse = [run for run in cut if not run.name.startswith("llama")]
+    left_out = b200_leave_one_out(folder) if rows4 and rows5 and dense else []
     found += [
-        _section("Dense models cut to fit 8 B200 (s)", "in sample", blackwell, _steps(dense)),
+        _section(
+            "Dense models cut to fit 8 B200, leaving one layout out (s)",
+            "held out",
+            blackwell,
+            left_out,
+            fitted_on=LAYOUTS_LEFT_OUT,
+        ),
+        _section("Dense models cut to fit 8 B200, shipped constants (s)", "in sample", blackwell, _steps(dense)),
         _section("Mixtures of experts cut to fit 8 B200 (s)", "held out", blackwell, _steps(sparse)),
     ]
     for name, runs in (("Dense models", dense), ("Mixtures of experts", sparse)):
@@ -65,17 +75,14 @@ def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> l
     on_h100 = [case for case in cases if case.what.startswith("H100")]
     elsewhere = [case for case in cases if case not in on_h100]
     left_out = modern_leave_one_out(folder) if with_fits else []
+    shipped = [compare_step(case, modern) for case in on_h100]
     return [
         _section("Recipes on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
-        _section("Recipes on H100, shipped constants (s)", "in sample", modern, [_by(case, modern) for case in on_h100]),
-        _section("Recipes on B200 (s)", "held out", modern, [_by(case, modern) for case in elsewhere]),
+        _section(
+            "Recipes on H100, shipped constants (s)", "in sample", modern, [compare_step(case, modern) for case in on_h100]
+        ),
+        _section("Recipes on B200 (s)", "held out", modern, [compare_step(case, modern) for case in elsewhere]),
     ]
-
-
-def _by(case: heldout.Case, constants: FrameworkEfficiency) -> Comparison:
-    """Predicted by these constants, whether or not layers divide as our rules want."""
-    predicted = step_ratio(case, constants) * case.step_s
-    return Comparison(source="recipe", model=case.name, what=case.what, published=case.step_s, predicted=predicted)
 
 
 def _steps(runs: list[heldout.Run]) -> list[Comparison]:

@@ -9,8 +9,10 @@ from typing import Any
 
 from hp_tool import documents
 from hp_tool.catalog import records
+from hp_tool.cost.overlap import with_overlap
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 _FOLDER = Path(__file__).parent / "data" / "efficiency"
@@ -18,14 +20,15 @@ _GENERIC = "generic"
 """Constants for GPUs nobody measured: those typical of the measured ones."""
 
 
-def efficiency(*, gpu: GpuSpec, framework: str) -> EfficiencyProfile:
+def efficiency(*, gpu: GpuSpec, framework: str, overlap: OverlapSpec | None = None) -> EfficiencyProfile:
     """The profile the cost model wants; a GPU without measurements gets generic constants, marked `measured: false`.
 
-    UnsupportedError for a framework without a profile.
+    UnsupportedError for a framework without a profile, and for an overlap that nobody measured.
     """
-    return EfficiencyProfile(
-        gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=_framework(framework, gpu.name)
-    )
+    constants = _framework(framework, gpu.name)
+    if overlap is not None:
+        constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
+    return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=constants)
 
 
 def frameworks() -> list[str]:

@@ -57,6 +57,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             "packed or unequal sequences",
         ),
         (training.offload not in (None, "none"), "training.offload", f"offload: {training.offload}"),
+        (training.overlap is not None, "training.overlap", "overlap"),
         (training.optimizer not in ("adam", "sgd"), "training.optimizer", f"optimizer: {training.optimizer}"),
         (
             training.parameter_precision not in (None, training.precision),

@@ -23,6 +23,24 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSpec:
+    """Communication that runs beside compute, switch by switch; None: as in the runs the framework's constants come from."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    tensor_parallel: bool | None = None
+    """Forward collectives pipelined with their matmuls (Megatron's tp-comm-overlap), backward ones behind weight gradients."""
+    context_parallel: bool | None = None
+    """The ring's keys and values behind the attention of the step before."""
+    expert_parallel: bool | None = None
+    """The experts' all-to-alls behind their matmuls."""
+    pipeline_parallel: bool | None = None
+    """Stage-to-stage transfers behind other micro-batches (overlap-p2p-communication)."""
+    data_parallel: bool | None = None
+    """Gradient reduction and weight gathering (overlap-grad-reduce, overlap-param-gather)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingWorkload:
     """One training run's batch, precision and software."""
 
@@ -65,6 +83,8 @@ class TrainingWorkload:
     """MoE: load of the busiest expert-parallel rank over the mean; routers trained with a balancing loss stay near 1."""
     expert_capacity_factor: float | None = None
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
+    overlap: OverlapSpec | None = None
+    """Which communication is hidden, where that is known; None: as the framework's measured runs hid it."""
     total_tokens: float | None = None
     """Length of the whole training; adds days, GPU-hours, cost."""
 

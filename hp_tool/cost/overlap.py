@@ -1,0 +1,43 @@
+"""Which communication runs beside compute, where a query says so: settings that are known are said, not fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import UnsupportedError
+
+FRACTIONS = {
+    "tensor_parallel": ("tensor_parallel_overlap", "tensor_parallel_forward_overlap"),
+    "context_parallel": ("context_parallel_overlap",),
+    "expert_parallel": ("expert_parallel_overlap",),
+    "pipeline_parallel": ("pipeline_overlap",),
+    "data_parallel": ("data_parallel_overlap",),
+}
+"""Constants of FrameworkEfficiency behind each field of OverlapSpec."""
+
+
+def with_overlap(
+    framework: FrameworkEfficiency, *, overlap: OverlapSpec | None, newest: FrameworkEfficiency
+) -> FrameworkEfficiency:
+    """The framework's constants under a query's switches: off is none hidden; on is the measured share, that of the newest
+    measured software (`newest`) where the runs behind these constants hid none. UnsupportedError where nobody measured it.
+    """
+    if overlap is None:
+        return framework
+    changed: dict[str, Any] = {}
+    for field, names in FRACTIONS.items():
+        wanted = getattr(overlap, field)
+        if wanted is None:
+            continue
+        shares = {name: (getattr(framework, name) or getattr(newest, name)) if wanted else 0.0 for name in names}
+        if wanted and not any(shares.values()):
+            raise UnsupportedError(
+                f"training.overlap.{field}: true is not modelled: no measured run of {framework.framework} hides it; "
+                "leave it out",
+                field=f"training.overlap.{field}",
+            )
+        changed |= shares
+    return dataclasses.replace(framework, **changed)
