@@ -113,6 +113,8 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
         ranks = t * values.get("pipeline_parallel_size", 1) * values.get("context_parallel_size", 1)
         values["data_parallel_size"] = max(num_gpus // ranks, 1)
     values["sequence_parallel"] = t > 1 and values.get("sequence_parallel", True)
+    if values.get("data_parallel_shard_size") == values.get("data_parallel_size", parallel.data_parallel_size):
+        values["data_parallel_shard_size"] = 0  # the whole group
     return ParallelConfig(**values)
 
 

@@ -138,7 +138,6 @@ _UNMODELLED_WORKLOAD = {
     "offload": None,
 }
 _UNMODELLED_PARALLEL = (
-    "data_parallel_shard_size",
     "pipeline_layout",
     "rank_order",
     "attention_data_parallel_size",
@@ -176,6 +175,14 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
         raise UnsupportedError(
             "context_parallel_communication a2a+p2p is not modelled by this version; choose p2p, all_gather or a2a",
             field="parallel.context_parallel_communication",
+        )
+    sizes, stages = (
+        value if isinstance(value, tuple) else (value,) for value in (parallel.data_parallel_shard_size, parallel.zero_stage)
+    )
+    if any(sizes) and 0 in stages:
+        raise InputError(
+            "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",
+            field="parallel.data_parallel_shard_size",
         )
     if parallel.pipeline_schedule not in _SCHEDULES:
         raise UnsupportedError(

@@ -229,6 +229,6 @@ def _check_parallel(query: Query) -> None:
             )
         if not name.endswith("_size") and name not in ("zero_stage", "max_num_seqs", "max_num_batched_tokens"):
             continue
-        limits = (0, 3) if name == "zero_stage" else _PARALLEL_SIZE
+        limits = {"zero_stage": (0, 3), "data_parallel_shard_size": (0, _PARALLEL_SIZE[1])}.get(name, _PARALLEL_SIZE)
         for one in value if isinstance(value, tuple) else (value,):
             _check_range(one, limits, field=f"parallel.{name}")

@@ -108,7 +108,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
 
 
 def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], list[list[str]]]:
-    """Column names, and a row of cells for each configuration; CP, EP and ETP stand there only where one of them uses it."""
+    """Column names, and a row of cells for each configuration; some stand there only where a configuration uses them."""
     columns = {
         "TP": [str(c.tensor_parallel_size) for c in configs],
         "PP": [str(c.pipeline_parallel_size) for c in configs],
@@ -121,8 +121,12 @@ def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], l
         "SP": ["yes" if c.sequence_parallel else "no" for c in configs],
         "recompute": [recompute_name(c.recompute) for c in configs],
         "ZeRO": [str(c.zero_stage) for c in configs],
+        "shards": [str(c.data_parallel_shard_size or c.data_parallel_size) for c in configs],
     }
-    shown = {name: cells for name, cells in columns.items() if name not in ("CP", "EP", "ETP") or set(cells) - {"1"}}
+    idle = {"CP": {"1"}, "EP": {"1"}, "ETP": {"1"}}
+    shown = {name: cells for name, cells in columns.items() if set(cells) != idle.get(name)}
+    if not any(c.data_parallel_shard_size for c in configs):
+        del shown["shards"]
     return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
@@ -139,7 +143,7 @@ def arithmetic(config: ParallelConfig) -> str:
     return (
         f"{' x '.join(shown)} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
         f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "
-        f"ZeRO {config.zero_stage}"
+        f"ZeRO {config.zero_stage}" + (f" in groups of {shards}" if (shards := config.data_parallel_shard_size) else "")
     )
 
 

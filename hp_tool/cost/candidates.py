@@ -44,6 +44,8 @@ class Candidates:
     recompute_num_layers: IntArray
     """Full only: layers per checkpoint (uniform) or recomputed layers per model chunk (block, 0: all)."""
     zero_stage: IntArray
+    data_parallel_shard_size: IntArray
+    """0: the whole data-parallel group."""
 
     def __len__(self) -> int:
         return 1 if self.is_alone else len(self.tensor_parallel_size)

@@ -25,6 +25,8 @@ def distinct_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candida
     size = 1
     for name in names:
         values = getattr(candidates, name)
+        if values.min() == values.max():
+            continue
         levels = np.zeros(int(values.max()) + 1, dtype=np.int64)
         levels[values] = 1
         codes = np.cumsum(levels) - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.candidates import BoolArray, Candidates, IntArray
+from hp_tool.cost.elementwise import anywhere, maximum
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -22,6 +23,7 @@ REASONS = (
     "experts_not_divisible",
     "interleaving_needs_pipeline",
     "micro_batches_not_divisible",
+    "shards_not_divisible",
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
@@ -46,6 +48,7 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         _experts_broken(model, c),
         (v > 1) & (p < 2),
         (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
+        _shards_broken(model, c),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
@@ -78,6 +81,19 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
     width = model.moe_intermediate_size or model.ffn_size
     broken: BoolArray = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
     return broken
+
+
+def _shards_broken(model: ModelSpec, c: Candidates) -> BoolArray | bool:
+    """Shard groups must divide the data-parallel group, and their replicas the ranks that hold the same experts."""
+    size, d = c.data_parallel_shard_size, c.data_parallel_size
+    if not anywhere(size > 0):
+        return False
+    broken: BoolArray = d % maximum(size, 1) != 0
+    if model.num_experts:
+        replicas = maximum(d // maximum(size, 1), 1)
+        ranks = c.tensor_parallel_size * c.context_parallel_size * d
+        broken = broken | (ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size) % replicas != 0)
+    return broken & (size > 0)
 
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
@@ -170,6 +186,16 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
             message=f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}",
             needed=2,
             available=p,
+        )
+    if name == "shards_not_divisible":
+        size = config.data_parallel_shard_size
+        return Reason(
+            code=name,
+            message=f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
+            + (", or its replicas do not divide the ranks that hold the same experts" if model.num_experts else "")
+            + f"; choose one of {_divisors(d, limit=d)}, or 0 for all of them",
+            needed=size,
+            available=d,
         )
     m = batch // max(d * b, 1)
     return Reason(

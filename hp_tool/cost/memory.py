@@ -14,6 +14,7 @@ from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, ze
 from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.pipeline import chunks_in_flight
 from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.sharding import PREFETCHED_LAYERS
 from hp_tool.cost.stages import StageLayers
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -58,8 +59,8 @@ def memory(
     # copy, which Megatron Core's fused loss makes as well; once more for each multi-token prediction.
     inputs = 2.0 * e * sharded
     loss = (e + 4.0) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
-    # ZeRO 3 gathers the weights of two layers at a time, the running and the next one.
-    gathered = states.gathered_layer * minimum(2.0, stages.pace)
+    # ZeRO 3 gathers the weights of the running layer and of those prefetched.
+    gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, stages.pace)
 
     alone = p == 1
     ends = []

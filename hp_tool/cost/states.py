@@ -17,6 +17,7 @@ from hp_tool.cost.parameters import (
     output_parameters,
 )
 from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -35,6 +36,7 @@ STATE_AXES = (
     "expert_tensor_parallel_size",
     "data_parallel_size",
     "zero_stage",
+    "data_parallel_shard_size",
 )
 """What everything here depends on."""
 
@@ -64,7 +66,9 @@ class StateCosts:
     gathered_layer: Column
     """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
     reduce_s: Column
-    """One reduction of the gradients over the replicas, before any of it is hidden."""
+    """One reduction of the gradients over the shard group, before any of it is hidden."""
+    replica_s: Column
+    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once a step; 0 without."""
     gather_s: Column
     """One all-gather of the weights, before any of it is hidden."""
     tied_reduction_s: Column
@@ -125,15 +129,15 @@ def state_costs(
     """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. Replicas are the
     d c ranks of a tensor and pipeline position; of a routed expert they are t d c / (e_p e_t).
 
-    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights.
+    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights; hybrid sharding
+    does so in each shard group and all-reduces the gradients' shards over the replicas.
     Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
     """
     c, size = candidates, bytes_per_parameter(workload)
     copies = c.data_parallel_size * c.context_parallel_size
     costs = _group_costs(
         *end_parameters(model, workload, c),
-        copies=copies,
-        stride=c.tensor_parallel_size,
+        sharding=sharding(c, copies=copies, stride=c.tensor_parallel_size),
         size=size,
         cluster=cluster,
         profile=profile,
@@ -143,8 +147,7 @@ def state_costs(
         ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
         experts = _group_costs(
             *end_expert_parameters(model, c),
-            copies=maximum(c.tensor_parallel_size * copies // ranks, 1),
-            stride=ranks,
+            sharding=sharding(c, copies=maximum(c.tensor_parallel_size * copies // ranks, 1), stride=ranks),
             size=size,
             cluster=cluster,
             profile=profile,
@@ -170,20 +173,19 @@ def _group_costs(
     first: Column,
     last: Column,
     *,
-    copies: Column,
-    stride: Column,
+    sharding: Sharding,
     size: BytesPerParameter,
     cluster: ClusterSpec,
     profile: EfficiencyProfile,
     zero_stage: Column,
 ) -> dict[str, Column]:
-    """The costs of parameters that `copies` ranks, `stride` apart, hold together."""
-    shard = 1.0 / copies
+    """The costs of parameters that the same ranks hold."""
+    shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
     per_weight, per_gradient = size.weights * weight_share, size.gradients * gradient_share
     per_state = size.optimizer * optimizer_share
     largest = maximum(first, last)
-    data = ring(group_size=copies, stride=stride, cluster=cluster, profile=profile)
+    data = ring(group_size=sharding.shards, stride=sharding.stride, cluster=cluster, profile=profile)
     sent = largest * (1.0 - shard)
     traffic = (2.0 * size.optimizer + size.gradients + size.weights) * optimizer_share + 2.0 * per_gradient
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
@@ -195,6 +197,7 @@ def _group_costs(
         "last_gradients": last * per_gradient,
         "last_optimizer": last * per_state,
         "reduce_s": data.seconds(sent * (size.gradients * where(zero_stage >= 1, 1.0, 2.0))),
+        "replica_s": sharding.replica_seconds(largest * size.gradients, cluster=cluster, profile=profile),
         "gather_s": data.seconds(sent * size.communicated_weights) * (zero_stage >= 1),
         "update_s": largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
     }

@@ -10,6 +10,7 @@ from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.sharding import exposed, fully_sharded_seconds
 from hp_tool.cost.stages import StageLayers, uneven_ends
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -93,6 +94,7 @@ def time_parts(
             micro_batches=m,
             forward=layers * (layer.forward + layer.tensor + layer.context + layer.expert),
             stage=body,
+            layers=layers,
         ),
         "optimizer": states.update_s,
         "overhead": zeros_like(p) + framework.step_overhead_s,
@@ -107,24 +109,30 @@ def data_parallel_seconds(
     micro_batches: Column,
     forward: Column,
     stage: Column,
+    layers: Column,
 ) -> Column:
     """Exposed seconds of gradients and weights in one step.
 
     ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch on the
     stage, its own exposed communication included, which uses other links. ZeRO 2: gradients after every micro-batch's
     backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward pass.
+    Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind what its reduction leaves of the stage.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
-    total = once - overlap * minimum(once, stage)
+    total = exposed(once, behind=stage, overlap=overlap)
     zero = candidates.zero_stage
     if anywhere(zero >= 2):
-        reduce, gather = states.reduce_s, states.gather_s
-        every = reduce + 2.0 * gather
-        whole = micro_batches * (every - overlap * minimum(every, stage))
-        gradients = micro_batches * (reduce - overlap * minimum(reduce, stage - forward))
-        weights = gather - overlap * minimum(gather, forward)
-        total = where(zero >= 3, whole, where(zero == 2, gradients + weights, total))
+        reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
+        each = fully_sharded_seconds(
+            gather=gather, reduce=reduce, forward=forward, backward=backward, layers=layers, overlap=overlap
+        )
+        gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
+        weights = exposed(gather, behind=forward, overlap=overlap)
+        total = where(zero >= 3, micro_batches * each, where(zero == 2, gradients + weights, total))
+        once = where(zero >= 3, 2.0 * gather + reduce, once)
+    if anywhere(states.replica_s > 0.0):
+        total = total + exposed(states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap)
     return total + states.tied_reduction_s
 
 

@@ -51,6 +51,8 @@ class ParallelConfig:
     sequence_parallel: bool = False
     recompute: RecomputeName | Recompute = "none"
     zero_stage: int = 1
+    data_parallel_shard_size: int = 0
+    """Ranks of the data-parallel group that ZeRO shards over; 0: all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ class ParallelQuery:
     data_parallel_size: int | None = None
     """Derived: num_gpus / (t p c); checked where given."""
     data_parallel_shard_size: int | tuple[int, ...] | None = None
-    """HSDP: devices that shard a replica."""
+    """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the d / S groups are replicas.
+    0 (default): all of them are one group."""
     micro_batch_size: int | tuple[int, ...] | None = None
     """Sequences in one forward pass (b)."""
     sequence_parallel: bool | tuple[bool, ...] | None = None

@@ -28,6 +28,8 @@ class Sizes(Protocol):
     def virtual_pipeline_parallel_size(self) -> Any: ...
     @property
     def zero_stage(self) -> Any: ...
+    @property
+    def data_parallel_shard_size(self) -> Any: ...
 
 
 def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
@@ -86,4 +88,5 @@ def unprofiled_sizes(sizes: Sizes, *, model: ModelSpec) -> Iterator[tuple[Any, s
     chunks = sizes.pipeline_parallel_size * sizes.virtual_pipeline_parallel_size
     yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} in {chunks} unequal chunks"
     yield zero > 1, f"zero_stage: {zero}"
+    yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"
     yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}"

@@ -15,6 +15,7 @@ LABELS = {
     "sequence_parallel": "SP",
     "recompute": "recompute",
     "zero_stage": "ZeRO",
+    "data_parallel_shard_size": "shard group",
     "data_parallel_size": "DP",
 }
 
@@ -48,4 +49,6 @@ def _value(name: str, config: ParallelConfig) -> str:
     if name == "recompute":
         return recompute_name(config.recompute)
     value = getattr(config, name)
+    if name == "data_parallel_shard_size" and not value:
+        return f"all of DP {config.data_parallel_size}"
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

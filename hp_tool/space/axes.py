@@ -39,6 +39,8 @@ class Axes:
     recompute: tuple[tuple[int, int], ...]
     """(recompute_method, recompute_num_layers) codes."""
     zero_stage: tuple[int, ...]
+    data_parallel_shard_size: tuple[int, ...] = (0,)
+    """0: the whole data-parallel group."""
     data_parallel_size: int | None = None
     """Follows from the number of devices; where given, nothing else may follow."""
 
@@ -50,6 +52,7 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     chunks = _values(query.virtual_pipeline_parallel_size) or tuple(
         k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0
     )
+    shards = _values(query.data_parallel_shard_size) or (0,)
     return Axes(
         tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
         pipeline_parallel_size=_values(query.pipeline_parallel_size) or _divisors(layers, n),
@@ -60,7 +63,8 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
         recompute=_recompute(query),
-        zero_stage=_values(query.zero_stage) or (0, 1),
+        zero_stage=_values(query.zero_stage) or ((1,) if any(shards) else (0, 1)),
+        data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
     )
 

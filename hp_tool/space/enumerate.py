@@ -106,6 +106,7 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
         "expert_tensor_parallel_size": axes.expert_tensor_parallel_size,
         "micro_batch_size": axes.micro_batch_size,
         "sequence_parallel": sequence_parallel,
+        "data_parallel_shard_size": axes.data_parallel_shard_size,
     }
     return {name: np.asarray(values, dtype=np.int64) for name, values in choices.items()}
 
@@ -115,7 +116,8 @@ def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: In
     places = np.unravel_index(numbers, [len(values) for values in choices.values()])
     columns: Columns = {name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)}
     t, p, c = groups[:, columns.pop("group")]
-    asked = columns["sequence_parallel"]
+    d = cluster.num_gpus // np.maximum(t * p * c, 1)
+    asked, shards = columns["sequence_parallel"], columns["data_parallel_shard_size"]
     nothing = np.zeros(len(numbers), dtype=np.int64)
     block = Candidates(
         **columns
@@ -123,7 +125,9 @@ def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: In
             "tensor_parallel_size": t,
             "pipeline_parallel_size": p,
             "context_parallel_size": c,
-            "data_parallel_size": cluster.num_gpus // np.maximum(t * p * c, 1),
+            "data_parallel_size": d,
+            # A shard group of all replicas is none in particular.
+            "data_parallel_shard_size": shards * (shards != d),
             "sequence_parallel": np.where(asked == 2, 1, asked) * (t > 1),
             "recompute_method": nothing,
             "recompute_num_layers": nothing,
@@ -131,9 +135,10 @@ def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: In
         }
     )
     # Sequence parallelism shards over the tensor group: with one member, on and off are the same.
-    if len(choices["sequence_parallel"]) == 1:
-        return block
-    return block.take(np.flatnonzero((t > 1) | (asked == choices["sequence_parallel"][0])))
+    once = (t > 1) | (asked == choices["sequence_parallel"][0])
+    if 0 in choices["data_parallel_shard_size"]:
+        once &= shards != d
+    return block if once.all() else block.take(np.flatnonzero(once))
 
 
 class _Rest:

@@ -43,6 +43,7 @@ def neighbours(*, asked: Candidates, axes: Axes, num_gpus: int, changes: int) ->
     # With one member to shard over, ZeRO means nothing, and sequence parallelism nothing without tensor parallelism.
     idle = (columns["zero_stage"] != asked.zero_stage) & (columns["data_parallel_size"] * c == 1)
     idle |= (shards != asked.sequence_parallel) & (t == 1)
+    idle |= (columns["zero_stage"] == 0) & (columns["data_parallel_shard_size"] > 0)
     return Candidates.from_columns(columns).take(~idle)
 
 
@@ -55,6 +56,8 @@ def _moves(asked: Candidates, axes: Axes) -> dict[str, Move]:
     if asked.tensor_parallel_size > 1:
         moves["sequence_parallel"] = {"sequence_parallel": np.array([1 - asked.sequence_parallel])}
     moves["zero_stage"] = {"zero_stage": np.array([stage for stage in ZERO_STAGES if stage != asked.zero_stage])}
+    if asked.data_parallel_shard_size:
+        moves["data_parallel_shard_size"] = {"data_parallel_shard_size": np.zeros(1, dtype=np.int64)}
     codes = np.array([*axes.recompute, (FULL_BLOCK, 0)]).T
     codes = codes[:, (codes[0] != asked.recompute_method) | (codes[1] != asked.recompute_num_layers)]
     moves["recompute"] = {"recompute_method": codes[0], "recompute_num_layers": codes[1]}

@@ -62,6 +62,8 @@ def details(parallel: ParallelConfig) -> str:
     words.append("no recomputation" if recompute == "none" else f"{recompute} recomputation")
     if parallel.zero_stage != 1:
         words.append(f"ZeRO {parallel.zero_stage}")
+    if parallel.data_parallel_shard_size:
+        words.append(f"shard groups of {parallel.data_parallel_shard_size}")
     return ", ".join(words)
 
 

@@ -52,6 +52,7 @@ ILLEGAL = [
         {"pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 2, "training": {"global_batch_size": 60}},
         ("30", "multiple of pipeline_parallel_size 4", "virtual_pipeline_parallel_size to 1"),
     ),
+    ("shards_not_divisible", {"data_parallel_shard_size": 3}, ("3", "data_parallel_size 8", "[1, 2, 4, 8]", "0 for all")),
 ]  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"training": {"packed": True}}, InputError, "training.sequence_lengths"),
         ({"training": {"sequence_lengths": "synthetic-wen-text"}}, NotFoundError, "training.sequence_lengths"),
         ({"context_parallel_communication": "a2a+p2p"}, UnsupportedError, "parallel.context_parallel_communication"),
-        ({"data_parallel_shard_size": 2}, UnsupportedError, "parallel.data_parallel_shard_size"),
+        ({"data_parallel_shard_size": 4, "zero_stage": 0}, InputError, "parallel.data_parallel_shard_size"),
         ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
         ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
         ({"pipeline_schedule": "interleaved"}, InputError, "parallel.pipeline_schedule"),  # of one chunk a rank

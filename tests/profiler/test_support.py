@@ -41,6 +41,7 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size"),
         ({"parallel": {"expert_parallel_size": 2}}, "expert parallelism"),
         ({"parallel": {"zero_stage": 3}}, "zero_stage: 3"),
+        ({"parallel": {"data_parallel_shard_size": 2}}, "data_parallel_shard_size"),
         ({"parallel": {"recompute": "per_op"}}, "recompute: per_op"),
         ({"model": {"vocab_size": 255}, "parallel": {"tensor_parallel_size": 2}}, "vocab_size 255"),
     ],
