@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.cost.candidates import Candidates, recompute_from_codes
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.workload import TrainingWorkload
@@ -83,6 +85,26 @@ class CandidateTable:
             measured_memory_bytes=memory_bytes,
             out_of_memory=out_of_memory,
         )
+
+
+def candidate_table(
+    *, candidates: Candidates, costs: TrainingCosts, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload
+) -> CandidateTable:
+    """The table of candidates whose costs are known."""
+    overhead = costs.memory_parts["overhead"]
+    return CandidateTable(
+        axes=candidate_axes(candidates),
+        parts_s=costs.parts,
+        layer_passes=layer_passes(candidates=candidates, model=model, training=training),
+        memory_bytes=allocated_bytes(costs),
+        usable_bytes=costs.capacity_bytes - overhead,
+        device_bytes=cluster.gpu.memory_bytes - overhead,
+    )
+
+
+def allocated_bytes(costs: TrainingCosts) -> FloatArray:
+    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside of it."""
+    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
 
 
 def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:

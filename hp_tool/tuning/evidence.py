@@ -17,8 +17,7 @@ from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.schema import parse_query
 from hp_tool.search.coordinator import REUSED
 from hp_tool.search.problem import SearchProblem
-from hp_tool.search.table import layer_passes
-from hp_tool.tuning.problem import allocated_bytes
+from hp_tool.search.table import allocated_bytes, layer_passes
 
 MAX_MEASUREMENTS = 200
 """The newest ones; a few multipliers need no more."""

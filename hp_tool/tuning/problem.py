@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration import Prior, prior_for
-from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
@@ -22,7 +20,7 @@ from hp_tool.launchers import check_known
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
-from hp_tool.search.table import CandidateTable, candidate_axes, layer_passes
+from hp_tool.search.table import candidate_table
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -71,14 +69,8 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         return space
     candidates = space.candidates.take(rows)
     costs = problem.costs(candidates)
-    overhead = costs.memory_parts["overhead"]
-    table = CandidateTable(
-        axes=candidate_axes(candidates),
-        parts_s=costs.parts,
-        layer_passes=layer_passes(candidates=candidates, model=problem.model, training=problem.workload),
-        memory_bytes=allocated_bytes(costs),
-        usable_bytes=costs.capacity_bytes - overhead,
-        device_bytes=problem.cluster.gpu.memory_bytes - overhead,
+    table = candidate_table(
+        candidates=candidates, costs=costs, model=problem.model, cluster=problem.cluster, training=problem.workload
     )
     search = SearchProblem(
         query=query_json,
@@ -119,11 +111,6 @@ def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
     network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
     key = f"{cluster.gpu.name}/node{cluster.gpus_per_node}/nvlink{cluster.nvlink_domain_size}/{network}"
     return key if cluster.gpu.kind == "gpu" else "/".join((cluster.gpu.name, hardware.device_name, *hardware.hosts))
-
-
-def allocated_bytes(costs: TrainingCosts) -> FloatArray:
-    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside of it."""
-    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
 
 
 def _capacity(problem: TrainingProblem) -> float:

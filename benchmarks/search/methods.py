@@ -1,0 +1,133 @@
+"""Who chooses the next run: the product's sampler, Optuna's own, chance, and an ordered enumeration."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import Trial, TrialState
+
+from hp_tool.calibration import Evidence, prior_for
+from hp_tool.domain.query import SearchSettings
+from hp_tool.search.sampler import MEMORY_CONSTRAINT, PEAK_MEMORY, CostModelSampler
+from hp_tool.search.stopping import coverage_runs
+from hp_tool.search.table import CandidateTable
+
+METHODS = ("hp_tool", "hp_tool_carried", "optuna_tpe", "optuna_gp", "random", "enumeration")
+MAX_MISSES = 200
+"""Proposals of a baseline that name no row of the cell, or one already run, before a row is drawn for it."""
+ENUMERATED = ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "zero_stage")
+"""Order of the loops of NVIDIA's auto-configurator, outermost first, each from small to large."""
+
+
+class Method(Protocol):
+    """Proposes one row after another and is told what each brought."""
+
+    def ask(self) -> int:
+        """A row not asked for before."""
+
+    def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
+        """Seconds (NaN: it failed), peak bytes (NaN: unknown), and whether the failure was for want of memory."""
+
+
+class Ours:
+    """The product's sampler in a plain Optuna study, as a search uses it."""
+
+    def __init__(self, *, table: CandidateTable, evidence: Evidence | None, seed: int) -> None:
+        self.sampler = CostModelSampler(
+            table=table,
+            prior=prior_for(kind="gpu"),
+            evidence=evidence,
+            coverage_runs=coverage_runs(SearchSettings(budget_runs=len(table))),
+            seed=seed,
+        )
+        self.study = optuna.create_study(sampler=self.sampler)
+        self._trial: Trial | None = None
+
+    def ask(self) -> int:
+        self._trial = self.study.ask(self.sampler.distributions)
+        row = self.sampler.table.row_of(self._trial.params)
+        assert row is not None
+        return row
+
+    def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
+        assert self._trial is not None
+        if np.isfinite(step_s):
+            if np.isfinite(memory_bytes):
+                self._trial.set_user_attr(PEAK_MEMORY, memory_bytes)
+            self.study.tell(self._trial, step_s)
+        elif out_of_memory:
+            self._trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
+            self.study.tell(self._trial, 0.0)
+        else:
+            self.study.tell(self._trial, state=TrialState.FAIL)
+
+
+class Baseline:
+    """One of Optuna's samplers over the same axes as categories. It minimises log seconds; a failed run counts as the
+    slowest seen. Proposals that name no row cost nothing, nor does asking for a row again: both are told as what they are
+    to the sampler and asked anew, which is kind to the sampler.
+    """
+
+    def __init__(self, *, table: CandidateTable, sampler: BaseSampler, seed: int) -> None:
+        self._table = table
+        self._rng = np.random.default_rng(seed)
+        self.study: Study = optuna.create_study(sampler=sampler)
+        self._distributions = {n: optuna.distributions.CategoricalDistribution(c) for n, c in table.choices.items()}
+        self._trials: dict[int, Trial] = {}
+        self._values: dict[int, float] = {}
+
+    def ask(self) -> int:
+        for _ in range(MAX_MISSES):
+            trial = self.study.ask(self._distributions)
+            row = self._table.row_of(trial.params)
+            if row is not None and row not in self._values:
+                self._trials[row] = trial
+                return row
+            if row is None:
+                self.study.tell(trial, state=TrialState.FAIL)
+            else:
+                self.study.tell(trial, self._values[row])
+        row = int(self._rng.choice([r for r in range(len(self._table)) if r not in self._values]))
+        self.study.enqueue_trial(self._table.params(row))
+        self._trials[row] = self.study.ask(self._distributions)
+        return row
+
+    def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
+        slowest = max(self._values.values(), default=0.0)
+        self._values[row] = float(np.log(step_s)) if np.isfinite(step_s) else slowest
+        self.study.tell(self._trials[row], self._values[row])
+
+
+class Ordered:
+    """Rows in an order fixed beforehand."""
+
+    def __init__(self, order: Iterator[int]) -> None:
+        self._order = order
+
+    def ask(self) -> int:
+        return next(self._order)
+
+    def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
+        """Nothing is learnt."""
+
+
+def create(name: str, *, table: CandidateTable, carried: Evidence, seed: int) -> Method:
+    """The method of this name over one cell's table; `carried`: measurements of other models on the same cluster."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    if name in ("hp_tool", "hp_tool_carried"):
+        return Ours(table=table, evidence=carried if name == "hp_tool_carried" else None, seed=seed)
+    if name == "optuna_tpe":
+        return Baseline(table=table, sampler=TPESampler(seed=seed, multivariate=True), seed=seed)
+    if name == "optuna_gp":
+        return Baseline(table=table, sampler=GPSampler(seed=seed), seed=seed)
+    if name == "random":
+        return Ordered(iter(np.random.default_rng(seed).permutation(len(table)).tolist()))
+    axes = [table.axes[axis] for axis in ENUMERATED if axis in table.axes]
+    return Ordered(iter(sorted(range(len(table)), key=lambda row: [axis[row] for axis in axes])))

@@ -1,0 +1,144 @@
+"""One search replayed on one cell: which rows were run, when a good one was found, what was believed after ten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.search.grid import Cell
+from benchmarks.search.methods import Method, Ours
+from hp_tool.calibration import Evidence
+from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.training import training_costs
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.search.table import CandidateTable, candidate_table
+
+GOOD_ENOUGH = 0.02
+"""Found: a configuration at most this much slower than the cell's best."""
+CHECKPOINTS = (1, 3, 5, 10)
+"""Runs after which the regret is taken."""
+MEASUREMENTS = 10
+"""Successful runs after which predictions of the others are judged."""
+CONFIDENCE = 0.9
+STARTUP_S = 60.0
+"""What a run costs before its first step, and all that one costs which fails at once: loading, rendezvous, first kernels."""
+STEPS = 7
+"""Steps of a profile run: two to warm up and five measured, as a search's defaults have it."""
+OUT_OF_MEMORY_FROM = 0.7
+"""A grid that does not say why a run failed: it counts as out of memory where the cost model predicts more than this share
+of the device, as a crash elsewhere. A real run says which it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """Predictions for configurations not yet run, against what they measured."""
+
+    rank_correlation: float
+    throughput_median_error: float
+    memory_median_error: float
+    coverage: float
+    """Share of measured step times inside their intervals of probability CONFIDENCE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What one replayed search did."""
+
+    found_at: int
+    """Runs, failed ones counted, up to the first good-enough configuration."""
+    regret: dict[int, float]
+    """By number of runs: share of the best throughput that the best configuration measured so far gives away."""
+    gpu_seconds: float
+    """Up to the first good-enough configuration."""
+    beliefs: Beliefs | None
+
+
+def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
+    """The cell's configurations as the product's search sees them."""
+    costs = training_costs(
+        model=cell.model, cluster=cell.cluster, workload=cell.workload, profile=profile, candidates=cell.candidates
+    )
+    return candidate_table(
+        candidates=cell.candidates, costs=costs, model=cell.model, cluster=cell.cluster, training=cell.workload
+    )
+
+
+def ran_out(cell: Cell, table: CandidateTable) -> np.ndarray:
+    """(n,) failed rows that count as out of memory."""
+    likely = table.memory_bytes > OUT_OF_MEMORY_FROM * table.device_bytes
+    return np.isnan(cell.step_s) & likely
+
+
+def evidence_of(cell: Cell, table: CandidateTable) -> Evidence:
+    """Everything the cell measured, as another search on the same cluster would have stored it."""
+    out_of_memory = ran_out(cell, table)
+    rows = np.flatnonzero(np.isfinite(cell.step_s) | out_of_memory)
+    name = "-".join(map(str, cell.key))
+    return table.evidence(
+        rows=rows,
+        measurement_ids=tuple(f"{name}-{row}" for row in rows),
+        step_s=cell.step_s[rows],
+        memory_bytes=cell.memory_bytes[rows],
+        out_of_memory=out_of_memory[rows],
+    )
+
+
+def replay(cell: Cell, table: CandidateTable, method: Method, *, seed: int, noise_log_sd: float) -> Trace:
+    """Search until a good-enough row was run and every checkpoint passed; each row answers with its measured seconds times
+    a factor of its own, drawn anew for each seed. Regrets are of the true seconds.
+    """
+    rng = np.random.default_rng([seed, *map(ord, str(cell.key))])
+    answers = cell.step_s * rng.lognormal(0.0, noise_log_sd, len(cell.step_s))
+    out_of_memory = ran_out(cell, table)
+    needed = min(MEASUREMENTS, int(np.isfinite(cell.step_s).sum()) - 1)
+    done: list[int] = []
+    found_at, spent, beliefs = 0, 0.0, None
+    regret: dict[int, float] = {}
+    while len(done) < len(cell.step_s) and (not found_at or len(regret) < len(CHECKPOINTS) or _waits(method, beliefs)):
+        row = method.ask()
+        method.tell(row, step_s=answers[row], memory_bytes=cell.memory_bytes[row], out_of_memory=bool(out_of_memory[row]))
+        done.append(row)
+        if not found_at:
+            spent += (STARTUP_S + STEPS * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
+            found_at = len(done) * int(cell.step_s[row] <= cell.best_s / (1.0 - GOOD_ENOUGH))
+        if len(done) in CHECKPOINTS:
+            regret[len(done)] = _regret(cell, answers, done)
+        if isinstance(method, Ours) and beliefs is None and np.isfinite(cell.step_s[done]).sum() == needed:
+            beliefs = _beliefs(cell, table, method, done)
+    return Trace(found_at=found_at, regret=regret, gpu_seconds=float(spent), beliefs=beliefs)
+
+
+def model_alone(cell: Cell, table: CandidateTable, *, top: int) -> float:
+    """Regret of the best of the first `top` rows by prediction, among those predicted to fit."""
+    predicted: FloatArray = np.where(table.memory_bytes <= table.usable_bytes, sum(table.parts_s.values()), np.inf)
+    return _regret(cell, cell.step_s, np.argsort(predicted, kind="stable")[:top].tolist())
+
+
+def _waits(method: Method, beliefs: Beliefs | None) -> bool:
+    return isinstance(method, Ours) and beliefs is None
+
+
+def _regret(cell: Cell, answers: FloatArray, done: list[int]) -> float:
+    """1 - best time / time of the row that answered fastest; 1 while nothing worked."""
+    worked = [row for row in done if np.isfinite(answers[row])]
+    if not worked:
+        return 1.0
+    return float(1.0 - cell.best_s / cell.step_s[min(worked, key=lambda row: answers[row])])
+
+
+def _beliefs(cell: Cell, table: CandidateTable, method: Ours, done: list[int]) -> Beliefs:
+    unseen = np.isfinite(cell.step_s)
+    unseen[done] = False
+    step = method.sampler.predict_step(study=method.study)
+    low, high = (bound[unseen] for bound in step.interval(confidence=CONFIDENCE))
+    measured, predicted = cell.step_s[unseen], step.median_s[unseen]
+    memory = method.sampler.calibration(study=method.study).predict_memory(memory_bytes=table.memory_bytes).median_bytes
+    memory_error = np.abs(memory / cell.memory_bytes - 1.0)[unseen]
+    return Beliefs(
+        rank_correlation=float(spearmanr(predicted, measured).statistic) if len(measured) > 2 else float("nan"),
+        throughput_median_error=float(np.median(np.abs(measured / predicted - 1.0))),
+        memory_median_error=float(np.nanmedian(memory_error)),
+        coverage=float(np.mean((low <= measured) & (measured <= high))),
+    )
