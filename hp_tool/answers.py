@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool import app, schema, serving
+from hp_tool.correction import Corrections
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
@@ -27,6 +28,8 @@ class EstimateAnswer:
     """The query's."""
     status: Literal["ok"] = "ok"
     estimate: Estimate | InferenceEstimate
+    calibrated_estimate: Estimate | None = None
+    """The same after what was measured on this cluster; None where nothing was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +45,37 @@ class RecommendAnswer:
     """How many candidates each reason ruled out."""
 
 
-def estimate_answer(query: Query, *, with_mends: bool = True) -> EstimateAnswer:
+def uncalibrated(problem: object) -> None:
+    """`Corrections` of someone who knows nothing, or wants to hear the cost model alone."""
+
+
+def estimate_answer(query: Query, *, with_mends: bool = True, corrections: Corrections = uncalibrated) -> EstimateAnswer:
     """The answer to a query of one configuration. Raises HpToolError."""
-    found: Estimate | InferenceEstimate
-    found = serving.estimate(query=query) if query.kind == "inference" else app.estimate(query=query, with_mends=with_mends)
-    return EstimateAnswer(id=query.id, estimate=found)
+    if query.kind == "inference":
+        return EstimateAnswer(id=query.id, estimate=serving.estimate(query=query))
+    found = app.estimate(query=query, with_mends=with_mends)
+    learnt = None if corrections is uncalibrated else app.calibrated(query=query, found=found, corrections=corrections)
+    return EstimateAnswer(id=query.id, estimate=found, calibrated_estimate=learnt)
 
 
-def recommend_answer(query: Query, *, top: int) -> RecommendAnswer:
+def recommend_answer(query: Query, *, top: int, corrections: Corrections = uncalibrated) -> RecommendAnswer:
     """The answer to a query of many. Raises HpToolError."""
     found: app.RecommendationResult | serving.ServingRecommendations
-    found = serving.recommend(query=query, top=top) if query.kind == "inference" else app.recommend(query=query, top=top)
+    if query.kind == "inference":
+        found = serving.recommend(query=query, top=top)
+    else:
+        found = app.recommend(query=query, top=top, corrections=corrections)
     return RecommendAnswer(id=query.id, recommendations=found.recommendations, space=found.space, rejections=found.rejections)
 
 
-def answer_line(line: bytes, *, task: Task, top: int, check: Callable[[Query], None] = lambda query: None) -> str:
+def answer_line(
+    line: bytes,
+    *,
+    task: Task,
+    top: int,
+    check: Callable[[Query], None] = lambda query: None,
+    corrections: Corrections = uncalibrated,
+) -> str:
     """One line of a batch, answered on one line. Whatever is wrong with it, or `check` raises, stays in it.
 
     Estimates come without mends, which would cost more than the rest of a batch together.
@@ -64,8 +83,9 @@ def answer_line(line: bytes, *, task: Task, top: int, check: Callable[[Query], N
     try:
         query = schema.parse_query(line)
         check(query)
-        single = task == "estimate"
-        return schema.to_json(estimate_answer(query, with_mends=False) if single else recommend_answer(query, top=top))
+        if task == "estimate":
+            return schema.to_json(estimate_answer(query, with_mends=False, corrections=corrections))
+        return schema.to_json(recommend_answer(query, top=top, corrections=corrections))
     except HpToolError as error:
         return error_line(line, error)
     except Exception:  # a bug that one query finds must not take the answers of all others with it

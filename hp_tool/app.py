@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hp_tool.correction import Correction, Corrections, corrected_estimate
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import explain, legality
@@ -53,8 +54,22 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
     return replace(found, mends=mends(query=query, problem=problem, asked=found))
 
 
-def recommend(*, query: Query, top: int = 10) -> RecommendationResult:
+def calibrated(*, query: Query, found: Estimate, corrections: Corrections) -> Estimate | None:
+    """The estimate `found` for this query after what is known of its cluster; None where that is nothing, or it is illegal."""
+    if found.parallel is None or found.time is None:
+        return None
+    problem = resolve_training(query)
+    correction = corrections(problem)
+    if correction is None:
+        return None
+    one = Candidates.from_configs([found.parallel])
+    return corrected_estimate(0, costs=problem.costs(one), candidates=one, problem=problem, correction=correction)
+
+
+def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda problem: None) -> RecommendationResult:
     """Rank every legal configuration of the space by predicted step time and return the best `top`.
+
+    What `corrections` know about the cluster decides the ranking and what fits; estimates are given without and with it.
 
     objective min_gpus takes cluster.num_gpus as the most there are, and answers for the smallest half, quarter, ...
     of them on which something acceptable exists.
@@ -63,19 +78,20 @@ def recommend(*, query: Query, top: int = 10) -> RecommendationResult:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
     problem = resolve_training(query)
-    space = cost_space(query=query, problem=problem, keep=top)
+    correction = corrections(problem)
+    space = cost_space(query=query, problem=problem, keep=top, correction=correction)
     while query.objective == "min_gpus" and problem.cluster.num_gpus % 2 == 0:
         smaller = problem.with_num_gpus(problem.cluster.num_gpus // 2)
-        fewer = cost_space(query=query, problem=smaller, keep=top)
+        fewer = cost_space(query=query, problem=smaller, keep=top, correction=correction)
         if not fewer.feasible:
             break
         problem, space = smaller, fewer
-    recommendations = _described(space.candidates, problem)
+    recommendations = _described(space.candidates, problem, correction)
     summary = SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start)
     return RecommendationResult(recommendations=recommendations, space=summary, rejections=space.rejections)
 
 
-def _described(chosen: Candidates, problem: TrainingProblem) -> tuple[Recommendation, ...]:
+def _described(chosen: Candidates, problem: TrainingProblem, correction: Correction | None) -> tuple[Recommendation, ...]:
     """The chosen candidates in full, ranked in their order."""
     if len(chosen) == 0:
         return ()
@@ -88,6 +104,9 @@ def _described(chosen: Candidates, problem: TrainingProblem) -> tuple[Recommenda
             rank=rank + 1,
             parallel=chosen.config(rank),
             estimate=estimate_row(rank, costs=costs, candidates=chosen, **nouns),
+            calibrated_estimate=None
+            if correction is None
+            else corrected_estimate(rank, costs=costs, candidates=chosen, problem=problem, correction=correction),
         )
         for rank in range(len(chosen))
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.correction import Correction, corrected_costs
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.training import TrainingCosts
@@ -66,14 +67,17 @@ class CostedSpace(CostedRows):
     """How many combinations each rule turned away, and how many legal ones each limit."""
 
 
-def cost_space(*, query: Query, problem: TrainingProblem, keep: int | None = None) -> CostedSpace:
+def cost_space(
+    *, query: Query, problem: TrainingProblem, keep: int | None = None, correction: Correction | None = None
+) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk. With `keep`, only that many of the best are kept on the
-    way, the same as ranking all of them would give, and memory stays bounded however large the space is.
+    way, the same as ranking all of them would give, and memory stays bounded however large the space is. With a
+    `correction`, costs are those that it makes of them.
     """
     rejections: dict[str, int] = {}
     kept: list[CostedRows] = []
     legal = feasible = 0
-    for rows, turned_away in costed_chunks(query=query, problem=problem):
+    for rows, turned_away in costed_chunks(query=query, problem=problem, correction=correction):
         add_counts(rejections, turned_away)
         legal += len(rows.candidates)
         feasible += int(np.count_nonzero(rows.acceptable))
@@ -85,13 +89,17 @@ def cost_space(*, query: Query, problem: TrainingProblem, keep: int | None = Non
     return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=rejections)
 
 
-def costed_chunks(*, query: Query, problem: TrainingProblem) -> Iterator[tuple[CostedRows, dict[str, int]]]:
+def costed_chunks(
+    *, query: Query, problem: TrainingProblem, correction: Correction | None = None
+) -> Iterator[tuple[CostedRows, dict[str, int]]]:
     """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them."""
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     longest_s = longest_step_s(problem)
     _keep_heap()
     for chunk in legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns):
         costs: TrainingCosts = problem.costs(chunk.candidates)
+        if correction is not None:
+            costs = corrected_costs(costs, candidates=chunk.candidates, problem=problem, calibration=correction.calibration)
         fits, in_time = costs.feasible, costs.step_s <= longest_s
         turned_away = dict(chunk.rejections)
         for name, count in ((MEMORY, np.count_nonzero(~fits)), ("target_missed", np.count_nonzero(~in_time))):

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from hp_tool import __version__
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
+from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
-from service.api import batch, catalog, estimates, events, health, measurements, openapi, problems, searches
-from service.api.reports import MeasurementReport
+from service.api import batch, calibrations, catalog, estimates, events, health, measurements, openapi, problems, searches
 from service.dashboard import pages
 from service.security import Gate
 from service.settings import Settings
@@ -46,8 +46,9 @@ def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.store = opened
+    app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, batch, searches, events, measurements, catalog):
+    for module in (estimates, batch, searches, events, measurements, calibrations, catalog):
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
     app.include_router(health.router)
     pages.install(app)

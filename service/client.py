@@ -85,10 +85,12 @@ class Client:
         """{id, status, recommendations, space, rejections}, best first."""
         return self._object("POST", "/v1/recommendations", json=query, params={"top": top})
 
-    def batch(self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10) -> Iterator[str]:
+    def batch(
+        self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
+    ) -> Iterator[str]:
         """One answer line per query line, in order, as they come; neither side holds the whole."""
         content = (line.rstrip(b"\n") + b"\n" for line in lines)
-        params: dict[str, str | int] = {"task": task, "top": top}
+        params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
         headers = {"Content-Type": NDJSON}
         try:
             with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:

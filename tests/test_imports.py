@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "domain", "errors", "units", "documents"},
+    {"hp_tool", "domain", "errors", "units", "documents", "places"},
     {"cost", "space", "calibration"},
     {"catalog", "search", "launchers", "exporters", "store"},
-    {"app", "mends", "problem", "ranking", "targets", "answers", "schema", "serving", "tuning"},
+    {"app", "mends", "problem", "ranking", "targets", "answers", "schema", "serving", "tuning", "correction", "learning"},
     {"cli", "service"},
 )
 LEAF = "profiler"

@@ -49,6 +49,22 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.measurement_ids)
 
+    def take(self, rows: NDArray[np.intp]) -> Evidence:
+        """Some of the rows."""
+        columns = (
+            "layer_passes",
+            "memory_bytes",
+            "capacity_bytes",
+            "measured_step_s",
+            "measured_memory_bytes",
+            "out_of_memory",
+        )
+        return Evidence(
+            measurement_ids=tuple(self.measurement_ids[row] for row in rows),
+            parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
+            **{name: getattr(self, name)[rows] for name in columns},
+        )
+
     @staticmethod
     def empty() -> Evidence:
         """Nothing has run yet."""

@@ -10,6 +10,7 @@ from typing import Annotated, BinaryIO, Literal, TextIO
 
 import typer
 
+from hp_tool.cli.corrections import CalibrationOption, stored_corrections
 from hp_tool.errors import InputError
 
 MAX_LINE_BYTES = 1_000_000
@@ -26,10 +27,15 @@ def batch(
     task: Annotated[Literal["estimate", "recommend"], typer.Option(help="What to ask for each line.")] = "estimate",
     top: Annotated[int, typer.Option(min=1, max=1000, help="recommend: rows at most.")] = 10,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Let this server answer.")] = None,
+    calibration: CalibrationOption = True,
 ) -> None:
     """Answer many queries. Exits 0 if it could run; lines it could not answer carry status error."""
     with _reading(queries) as source, _writing(output) as sink:
-        answers = _remote(source, server=server, task=task, top=top) if server else _local(source, task=task, top=top)
+        answers = (
+            _remote(source, server=server, task=task, top=top, calibration=calibration)
+            if server
+            else _local(source, task=task, top=top, calibration=calibration)
+        )
         done = failed = 0
         for answer in answers:
             sink.write(answer + "\n")
@@ -38,22 +44,25 @@ def batch(
     sys.stderr.write(f"{done} answered, {failed} of them with status error\n")
 
 
-def _local(source: BinaryIO, *, task: Literal["estimate", "recommend"], top: int) -> Iterator[str]:
+def _local(source: BinaryIO, *, task: Literal["estimate", "recommend"], top: int, calibration: bool) -> Iterator[str]:
     from hp_tool import answers
 
-    for line in _lines(source):
-        if len(line) > MAX_LINE_BYTES:
-            error = InputError(f"the line is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
-            yield answers.error_line(b"", error)
-        else:
-            yield answers.answer_line(line, task=task, top=top)
+    with stored_corrections(wanted=calibration) as corrections:
+        for line in _lines(source):
+            if len(line) > MAX_LINE_BYTES:
+                error = InputError(f"the line is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
+                yield answers.error_line(b"", error)
+            else:
+                yield answers.answer_line(line, task=task, top=top, corrections=corrections)
 
 
-def _remote(source: BinaryIO, *, server: str, task: Literal["estimate", "recommend"], top: int) -> Iterator[str]:
+def _remote(
+    source: BinaryIO, *, server: str, task: Literal["estimate", "recommend"], top: int, calibration: bool
+) -> Iterator[str]:
     from service.client import Client
 
     with Client(server=server) as client:
-        yield from client.batch(lines=_lines(source), task=task, top=top)
+        yield from client.batch(lines=_lines(source), task=task, top=top, calibration=calibration)
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hp_tool.cli import queries
+from hp_tool.cli.corrections import CalibrationOption, stored_corrections
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +23,7 @@ def estimate(
     precision: queries.Precision = None,
     total_tokens: queries.TotalTokens = None,
     settings: queries.Setting = None,
+    calibration: CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Predict memory, step time, MFU and cost of the configuration a query describes, or latency and throughput of serving."""
@@ -34,12 +36,14 @@ def estimate(
         "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,
         "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
     }  # fmt: skip
-    answer = answers.estimate_answer(queries.read_query(query, flags, settings))
+    parsed = queries.read_query(query, flags, settings)
+    with stored_corrections(wanted=calibration) as corrections:
+        answer = answers.estimate_answer(parsed, corrections=corrections)
     if as_json:
         typer.echo(schema.to_json(answer))
     elif isinstance(answer.estimate, InferenceEstimate):
         print_inference_estimate(answer.estimate)
     else:
-        print_estimate(answer.estimate)
-    if not answer.estimate.feasible:
+        print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
+    if not (answer.calibrated_estimate or answer.estimate).feasible:
         raise typer.Exit(3)

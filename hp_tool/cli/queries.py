@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,21 @@ def read_text(path: str) -> str | bytes:
     from hp_tool.documents import read_text as read_file
 
     return sys.stdin.buffer.read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
+
+
+def read_lines(path: str) -> Iterator[bytes]:
+    """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for one that is too long."""
+    from hp_tool.documents import MAX_FILE_BYTES
+
+    try:
+        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as stream:
+            while line := stream.readline(MAX_FILE_BYTES + 1):
+                if len(line) > MAX_FILE_BYTES:
+                    raise InputError(f"a line of {path} is longer than {MAX_FILE_BYTES:,} bytes", code="too_large")
+                if line.strip():
+                    yield line
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _value(setting: str, text: str) -> Any:

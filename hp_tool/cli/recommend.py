@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hp_tool.cli import queries
+from hp_tool.cli.corrections import CalibrationOption, stored_corrections
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +26,7 @@ def recommend(
     total_tokens: queries.TotalTokens = None,
     settings: queries.Setting = None,
     top: Annotated[int, typer.Option(help="Rows at most.")] = 10,
+    calibration: CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit, fastest first."""
@@ -37,7 +39,8 @@ def recommend(
         "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
     }  # fmt: skip
     parsed = queries.read_query(query, flags, settings)
-    answer = answers.recommend_answer(parsed, top=top)
+    with stored_corrections(wanted=calibration) as corrections:
+        answer = answers.recommend_answer(parsed, top=top, corrections=corrections)
     if as_json:
         typer.echo(schema.to_json(answer))
     elif parsed.kind == "inference":

@@ -13,14 +13,16 @@ from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.units import duration, gib
 
 
-def print_estimate(estimate: Estimate) -> None:
-    """One configuration: its verdict, memory by part, time by part."""
+def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
+    """One configuration: its verdict, memory by part, time by part; and what measurements on its cluster make of it."""
     console = _console()
     if estimate.parallel is not None:
         console.print(arithmetic(estimate.parallel))
     for reason in estimate.reasons:
         console.print(f"[red]{reason.code}[/red]: {reason.message}")
     _print_costs(console, estimate)
+    if calibrated is not None:
+        _print_calibrated(console, calibrated)
     if not estimate.feasible:
         _print_mends(console, estimate.mends)
 
@@ -61,6 +63,25 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         console.print(f"{estimate.days:.1f} days, {estimate.gpu_hours:,.0f} GPU-hours{cost}")
 
 
+def _print_calibrated(console: Console, calibrated: Estimate) -> None:
+    """In three lines: which calibration, what it makes of time, and of memory."""
+    if calibrated.time is None or calibrated.memory is None or calibrated.intervals is None:
+        return
+    known = calibrated.provenance["calibration"]
+    assert isinstance(known, dict)
+    low, high = calibrated.intervals.step_s
+    source = f"{known['measurements']} measurements on this cluster (version {known['version']})"
+    console.print(f"calibrated by {source}:", style="bold")
+    console.print(
+        f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
+        f"{calibrated.intervals.confidence:.0%} confidence; {calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+    )
+    memory = calibrated.memory
+    console.print(f"memory {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
+    for reason in calibrated.reasons:
+        console.print(f"[red]{reason.code}[/red]: {reason.message}")
+
+
 def _print_mends(console: Console, mends: tuple[Mend, ...]) -> None:
     if not mends:
         console.print("no small change mends it; `hp-tool recommend` ranks the whole space")
@@ -90,19 +111,25 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     table = Table(title="best configurations by the cost model")
     rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
     heads, cells = configuration_cells([row.parallel for row in rows])
-    for name in ("rank", *heads, "step", "MFU", "memory", "days"):
+    learnt = any(row.calibrated_estimate is not None for row in rows)
+    for name in ("rank", *heads, *(("before",) if learnt else ()), "step", "MFU", "memory", "days"):
         table.add_column(name, justify="right")
     for row, configuration in zip(rows, cells, strict=True):
-        e = row.estimate
+        e = row.calibrated_estimate or row.estimate
+        before = (duration(row.estimate.time.step_s),) if learnt and row.estimate.time is not None else ()
         assert e.time is not None and e.memory is not None and e.mfu is not None
         days = f"{e.days:.1f}" if e.days is not None else "-"
-        figures = (duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), days)
+        figures = (*before, duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), days)
         table.add_row(str(row.rank), *configuration, *figures)
     console.print(table)
     space = answer.space
     console.print(
         f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable, ranked in {duration(space.seconds)}"
     )
+    if learnt and rows[0].calibrated_estimate is not None:
+        known = rows[0].calibrated_estimate.provenance["calibration"]
+        assert isinstance(known, dict)
+        console.print(f"ranked after {known['measurements']} measurements on this cluster; before: the cost model alone")
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
 

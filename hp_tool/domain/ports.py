@@ -18,6 +18,7 @@ from hp_tool.domain.records import (
     EventRecord,
     JsonObject,
     Lease,
+    MeasuredCluster,
     MeasurementRecord,
     MeasurementSource,
     NewMeasurement,
@@ -215,6 +216,9 @@ class Store(Protocol):
         cursor: str | None = None,
     ) -> Page[MeasurementRecord]:
         """Newest first; every filter given must hold."""
+
+    def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
+        """Every (cluster, framework) that has measurements, by name."""
 
     def save_calibration(
         self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""

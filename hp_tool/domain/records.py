@@ -17,6 +17,8 @@ JsonObject = dict[str, Any]
 MeasurementSource = Literal["profile", "reported", "file"]
 RegistrationKind = Literal["cluster", "model", "gpu"]
 T = TypeVar("T")
+REUSED = "reused_measurement_id"
+"""In a run's prediction: the earlier measurement that stands for it; nothing was run."""
 
 
 class SearchState(StrEnum):
@@ -161,6 +163,16 @@ class MeasurementRecord(NewMeasurement):
     search_id: str | None = None
     run_id: str | None = None
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCluster:
+    """A cluster and framework that measurements speak of."""
+
+    cluster_key: str
+    gpu: str
+    framework: str
+    measurements: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

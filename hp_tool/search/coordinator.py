@@ -15,7 +15,7 @@ from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import JobState, Launcher, Store
-from hp_tool.domain.records import JsonObject, Lease, RunRecord, RunState, SearchRecord
+from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, RunState, SearchRecord
 from hp_tool.errors import LauncherError
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.stopping import Spent, why_stop
@@ -25,8 +25,6 @@ MAX_ATTEMPTS = 3
 """Submissions of one configuration whose jobs are preempted or lost, before it is given up."""
 MAX_ENGINE_FAILURES = 20
 """Questions in a row that the engine may leave unanswered."""
-REUSED = "reused_measurement_id"
-"""In a run's prediction: the earlier measurement that stands for it; nothing was run."""
 Report = Callable[[str, JsonObject], None]
 
 

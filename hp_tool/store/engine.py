@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from platformdirs import user_data_path
 from sqlalchemy.engine import URL, make_url
 
 from hp_tool.errors import InputError, MissingExtraError
+from hp_tool.places import default_database_path
 
 ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
 BUSY_TIMEOUT_S = 30.0
@@ -25,9 +25,7 @@ WRITES = "hp_writes"
 
 def database_url(url: str | None = None) -> str:
     """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a password: see `masked`."""
-    return (
-        url or os.environ.get(ENVIRONMENT_VARIABLE) or f"sqlite:///{user_data_path('hp-tool', appauthor=False)}/hp_tool.sqlite3"
-    )
+    return url or os.environ.get(ENVIRONMENT_VARIABLE) or f"sqlite:///{default_database_path()}"
 
 
 def parse_url(url: str) -> URL:

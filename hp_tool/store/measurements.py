@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from hp_tool.domain.digests import configuration_digest, json_digest
 from hp_tool.domain.measurement import Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import MeasurementRecord, MeasurementSource, NewMeasurement, Page
+from hp_tool.domain.records import MeasuredCluster, MeasurementRecord, MeasurementSource, NewMeasurement, Page
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, first_use, now
@@ -80,6 +80,16 @@ class Measurements(StoreBase):
                 query = query.where(MEASUREMENT.c[name] == wanted)
         with self._reading() as connection:
             return fetch_page(connection, table=MEASUREMENT, query=query, limit=limit, cursor=cursor, record=measurement_record)
+
+    def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
+        names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)
+        query = sa.select(*names, sa.func.count().label("measurements")).group_by(*names).order_by(*names)
+        if gpu is not None:
+            query = query.where(MEASUREMENT.c.gpu == gpu)
+        if framework is not None:
+            query = query.where(MEASUREMENT.c.framework == framework)
+        with self._reading() as connection:
+            return [MeasuredCluster(**row_dict(row)) for row in connection.execute(query)]
 
 
 def insert_measurement(

@@ -17,6 +17,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
+from hp_tool.learning.series import Series, series_of
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
@@ -37,6 +38,8 @@ class TuningProblem:
     space: CostedSpace
     search: SearchProblem
     prior: Prior
+    series: Series
+    """Whose calibration the search takes up and leaves behind."""
 
 
 def resolve_search(query: Query) -> TrainingProblem:
@@ -72,6 +75,7 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     table = candidate_table(
         candidates=candidates, costs=costs, model=problem.model, cluster=problem.cluster, training=problem.workload
     )
+    series = series_of(problem, hardware=hardware)
     search = SearchProblem(
         query=query_json,
         model=problem.model,
@@ -80,12 +84,11 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         settings=query.search,
         candidates=candidates,
         table=table,
-        cluster_key=cluster_key(problem.cluster, hardware),
+        cluster_key=series.cluster_key,
         problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
     )
-    return TuningProblem(
-        query=query, training=problem, space=space, search=search, prior=prior_for(kind=problem.cluster.gpu.kind)
-    )
+    prior = prior_for(kind=problem.cluster.gpu.kind)
+    return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
 
 
 def check_hardware(cluster: ClusterSpec, hardware: Hardware) -> None:
@@ -104,13 +107,6 @@ def check_hardware(cluster: ClusterSpec, hardware: Hardware) -> None:
             field="cluster.num_gpus",
             code="launcher_mismatch",
         )
-
-
-def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
-    """What one calibration covers: the device, its node and its network; hosts' CPUs differ, so `cpu` is kept apart by host."""
-    network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
-    key = f"{cluster.gpu.name}/node{cluster.gpus_per_node}/nvlink{cluster.nvlink_domain_size}/{network}"
-    return key if cluster.gpu.kind == "gpu" else "/".join((cluster.gpu.name, hardware.device_name, *hardware.hosts))
 
 
 def _capacity(problem: TrainingProblem) -> float:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hp_tool.calibration import Calibration
+from hp_tool.correction import Correction, corrected_estimate
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
@@ -18,7 +19,6 @@ from hp_tool.errors import HpToolError
 from hp_tool.ranking import CostedSpace
 from hp_tool.search.coordinator import spent_by
 from hp_tool.targets import longest_step_s
-from hp_tool.tuning.calibrated import calibrated_estimate
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10
@@ -166,6 +166,7 @@ def _describe(
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
     nouns = {"model": training.model, "cluster": training.cluster, "workload": training.workload, "profile": training.profile}
+    correction = Correction(calibration=calibration)
     described = []
     for place, row in enumerate(rows):
         estimate = estimate_row(place, costs=costs, candidates=candidates, **nouns)  # type: ignore[arg-type]
@@ -175,7 +176,9 @@ def _describe(
                 parallel=candidates.config(place),
                 estimate=estimate,
                 measurement=measured.get(row),
-                calibrated_estimate=calibrated_estimate(estimate, table=problem.search.table, row=row, calibration=calibration),
+                calibrated_estimate=corrected_estimate(
+                    place, costs=costs, candidates=candidates, problem=training, correction=correction
+                ),
             )
         )
     return tuple(described)

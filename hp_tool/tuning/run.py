@@ -16,13 +16,15 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFoundError, StoreError
+from hp_tool.learning.evidence import stored_evidence
+from hp_tool.learning.make import accuracy_of, save
 from hp_tool.ranking import CostedSpace
 from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome, spent_by
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
-from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
+from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_search
 from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
 
@@ -100,7 +102,7 @@ def run_search(
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
-            evidence=earlier_evidence(store=store, problem=problem.search, search_id=lease.search_id),
+            evidence=stored_evidence(store=store, series=problem.series, without_search=lease.search_id),
             coverage_runs=coverage_runs(query.search),
             seed=query.search.seed,
         )
@@ -200,12 +202,9 @@ def _conclude(
 ) -> TuneResult:
     """Keep what was learnt, and end or let go of the search with its result."""
     if calibration.measurement_ids:
-        store.save_calibration(
-            cluster_key=problem.search.cluster_key,
-            framework=problem.search.training.framework,
-            payload=calibration.to_dict(),
-            num_measurements=len(calibration.measurement_ids),
-        )
+        # The search's own runs are in the store by now: the calibration that others take up says how good it is on all.
+        evidence = stored_evidence(store=store, series=problem.series)
+        save(store, series=problem.series, calibration=calibration, accuracy=accuracy_of(evidence, prior=problem.prior))
     runs = store.runs(search_id=lease.search_id)
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     state = SearchState.FAILED if error else SearchState(outcome.state)

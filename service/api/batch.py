@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from hp_tool.answers import Task, answer_line, error_line
 from hp_tool.errors import HpToolError
+from service.api.dependencies import CorrectionsDep
 from service.api.ndjson import MEDIA_TYPE, Line, LineSplitter
 from service.api.queries import refuse_local
 from service.settings import Settings
@@ -41,6 +42,7 @@ class Duplex(StreamingResponse):
 )
 async def batch(
     request: Request,
+    corrections: CorrectionsDep,
     task: Annotated[Task, Query(description="What to do with every line")] = "estimate",
     top: Annotated[int, Query(ge=1, le=1000, description="recommend: rows per answer")] = 10,
 ) -> StreamingResponse:
@@ -53,7 +55,7 @@ async def batch(
     def one(line: Line) -> str:
         if isinstance(line, HpToolError):
             return error_line(b"", line)
-        return answer_line(line, task=task, top=top, check=refuse_local)
+        return answer_line(line, task=task, top=top, check=refuse_local, corrections=corrections)
 
     async def answers() -> AsyncIterator[bytes]:
         splitter = LineSplitter(limit=settings.max_body_bytes)

@@ -1,4 +1,4 @@
-"""POST /v1/estimates and /v1/recommendations: answered at once, by the cost model alone."""
+"""POST /v1/estimates and /v1/recommendations: answered at once, by the cost model and what was measured on the cluster."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from fastapi import APIRouter, Query
 from hp_tool.answers import EstimateAnswer, RecommendAnswer, estimate_answer, recommend_answer
 from service.api import openapi
 from service.api.answers import json_response
+from service.api.dependencies import CorrectionsDep
 from service.api.queries import QueryBody
 
 router = APIRouter(tags=["estimates"])
 
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query"))
-def estimates(query: QueryBody) -> Any:
+def estimates(query: QueryBody, corrections: CorrectionsDep) -> Any:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
-    return json_response(estimate_answer(query))
+    return json_response(estimate_answer(query, corrections=corrections))
 
 
 @router.post("/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body("Query"))
-def recommendations(query: QueryBody, top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10) -> Any:
-    """The best configurations of all legal ones, by the cost model."""
-    return json_response(recommend_answer(query, top=top))
+def recommendations(
+    query: QueryBody,
+    corrections: CorrectionsDep,
+    top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
+) -> Any:
+    """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
+    return json_response(recommend_answer(query, top=top, corrections=corrections))

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Depends, Query, Request, status
 
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
+from hp_tool.learning import read_report
 from service.api import openapi
 from service.api.dependencies import StoreDep
-from service.api.reports import read_report
+from service.api.queries import refuse_local
 from service.api.searches import IdempotencyKey
 from service.api.views import MeasurementView, PageView
 
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/measurements", tags=["measurements"])
 
 
 async def _body(request: Request) -> NewMeasurement:
-    return read_report(await request.body())
+    return read_report(await request.body(), source="reported", check=refuse_local)
 
 
 @router.post("", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("MeasurementReport"))

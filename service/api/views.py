@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
+    CalibrationRecord,
     EventRecord,
     MeasurementRecord,
     MeasurementSource,
@@ -169,5 +170,41 @@ class MeasurementView:
             predicted=record.predicted,
             measurement=record.measurement,
             search_id=record.search_id,
+            created_at=record.created_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationView:
+    """One version of what was learnt about a cluster, its software and a family of models; never changed."""
+
+    id: str
+    version: int
+    cluster_key: str
+    framework: str
+    model_family: str
+    """dense or moe; empty: all families."""
+    num_measurements: int
+    measurement_ids: list[str]
+    """Which measurements made it."""
+    summary: dict[str, Any]
+    """Factors by group of parts, overheads, and the error that remains."""
+    accuracy: dict[str, Any]
+    """Median error of step time: error_before of the cost model alone, error_after on measurements a fit did not see."""
+    created_at: datetime
+
+    @classmethod
+    def of(cls, record: CalibrationRecord) -> CalibrationView:
+        payload = record.payload
+        return cls(
+            id=record.id,
+            version=record.version,
+            cluster_key=record.cluster_key,
+            framework=record.framework,
+            model_family=record.model_family,
+            num_measurements=record.num_measurements,
+            measurement_ids=payload.get("measurement_ids", []),
+            summary=payload.get("summary", {}),
+            accuracy=payload.get("accuracy", {}),
             created_at=record.created_at,
         )

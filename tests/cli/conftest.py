@@ -30,6 +30,7 @@ COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
 def hp_tool(tmp_path: Path) -> Run:
     """Runs `hp-tool ARGUMENTS` as a process, in an empty folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
+    environment["XDG_DATA_HOME"] = str(tmp_path / "data")  # not the user's database: what it knows would correct answers
 
     def run(*arguments: str, stdin: str = "") -> Ended:
         done = subprocess.run(
@@ -47,6 +48,7 @@ def entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         if name.startswith("HP_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     def run(*arguments: str, stdin: str = "") -> Ended:
         monkeypatch.setattr(sys, "argv", ["hp-tool", *arguments])

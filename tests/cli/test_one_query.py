@@ -27,7 +27,7 @@ def test_estimate_answers_file_flags_and_standard_input_alike(hp_tool: Run, quer
     from_file = hp_tool("estimate", str(query_file), "--json")
     assert (from_file.returncode, from_file.stderr) == (0, "")
     answer = json.loads(from_file.stdout)
-    assert answer.keys() == {"id", "status", "estimate"}
+    assert answer.keys() == {"id", "status", "estimate", "calibrated_estimate"}
     assert (answer["id"], answer["status"], answer["estimate"]["feasible"]) == ("row-17", "ok", True)
 
     from_stdin = hp_tool("estimate", "-", "--json", stdin=query_file.read_text())
@@ -140,7 +140,7 @@ def test_nothing_feasible_exits_3_and_counts_the_reasons(entry_point: Run) -> No
 
 
 def test_our_own_fault_exits_1(entry_point: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(query: object) -> None:
+    def broken(query: object, **options: object) -> None:
         raise StoreError("the database does not answer")
 
     monkeypatch.setattr(answers, "estimate_answer", broken)

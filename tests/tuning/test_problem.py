@@ -7,13 +7,14 @@ import pytest
 
 from hp_tool import schema
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
-from hp_tool.domain.records import NewMeasurement
+from hp_tool.domain.records import REUSED, NewMeasurement
 from hp_tool.errors import UnsupportedError
-from hp_tool.search.coordinator import REUSED
+from hp_tool.learning.evidence import stored_evidence
+from hp_tool.learning.series import cluster_key
 from hp_tool.store import open_store
 from hp_tool.tuning import problem as module
-from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
-from hp_tool.tuning.problem import build_problem, cluster_key
+from hp_tool.tuning.evidence import reusable_measurements
+from hp_tool.tuning.problem import build_problem
 
 LARGE = {
     "kind": "training",
@@ -129,7 +130,8 @@ def add(store, problem, *, row=0, query=LARGE, **changes):
 
 
 def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
-    problem = build().search
+    tuning = build()
+    problem = tuning.search
     reduced = Measurement(status="ok", step_s=1.0, fidelity=Fidelity(num_hidden_layers=4))
     wanted = [
         add(store, problem),
@@ -141,7 +143,7 @@ def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
     add(store, problem, source="reported", trust=0.1)
     add(store, problem, predicted={REUSED: "other"})
     add(store, problem, query={"kind": "training", "model": "a-model-nobody-knows"})
-    evidence = earlier_evidence(store=store, problem=problem, search_id="none")
+    evidence = stored_evidence(store=store, series=tuning.series, without_search="none")
     assert set(evidence.measurement_ids) == set(wanted)
     assert evidence.out_of_memory.sum() == 1
     assert np.isfinite(evidence.measured_step_s).sum() == 2

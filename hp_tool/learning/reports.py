@@ -1,8 +1,9 @@
-"""What a real training reports of itself, checked before it may teach anyone anything."""
+"""What a real training reports of itself, or a file says of it, checked before it may teach anyone anything."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,15 +13,14 @@ from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import NewMeasurement
+from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
+from hp_tool.learning.series import cluster_key
 from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.tuning.problem import cluster_key
-from service.api.queries import refuse_local
 
-REPORTED_TRUST = 0.5
-"""Trust in a stranger's figures; our own runs, whose conditions we know, have 1."""
+TRUST: dict[MeasurementSource, float] = {"reported": 0.5, "file": 1.0}
+"""A stranger's figures count less than those that the owner of the database brings; our own runs have 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +37,24 @@ class MeasurementReport:
     """Its numbers: a median step time, or why there is none."""
 
 
-def read_report(data: bytes) -> NewMeasurement:
-    """The measurement in a body, with the prediction it is to be held against.
+def read_report(
+    data: bytes, *, source: MeasurementSource, check: Callable[[Query], None] = lambda query: None
+) -> NewMeasurement:
+    """The measurement in a body or line, with the prediction it is to be held against. `check` may refuse its query.
 
     Raises:
         InputError: the report is malformed, its configuration illegal, or its numbers belong to other hardware.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
-    refuse_local(report.query)
+    check(report.query)
     query = schema.parse_query(schema.to_dict(replace(report.query, parallel=report.parallel)))
     problem = resolve_training(query)
     estimate = _legal(app.estimate(query=query))
     measurement, hardware = _checked(report.measurement, problem)
     assert estimate.parallel is not None
     return NewMeasurement(
-        source="reported",
-        trust=REPORTED_TRUST,
+        source=source,
+        trust=TRUST[source],
         cluster_key=cluster_key(problem.cluster, hardware),
         gpu=hardware.gpu,
         framework=problem.workload.framework,

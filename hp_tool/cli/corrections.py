@@ -1,0 +1,49 @@
+"""What a command knows from earlier measurements: the calibrations of the user's database, where there is one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hp_tool.correction import Corrections
+
+CalibrationOption = Annotated[
+    bool,
+    typer.Option(
+        "--calibration/--no-calibration", help="Correct predictions by what the database knows of the cluster, if anything."
+    ),
+]
+
+
+@contextmanager
+def stored_corrections(*, wanted: bool) -> Iterator[Corrections]:
+    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if a search ever made it; else the model alone.
+
+    A database that does not answer is said on standard error and costs the correction, not the answer.
+    """
+    from hp_tool.answers import uncalibrated
+    from hp_tool.errors import HpToolError
+    from hp_tool.places import default_database_path
+
+    if not wanted or not (os.environ.get("HP_DATABASE_URL") or default_database_path().exists()):
+        yield uncalibrated
+        return
+    from hp_tool.learning import StoredCalibrations
+    from hp_tool.store import open_store
+
+    try:
+        store = open_store()
+    except HpToolError as error:
+        sys.stderr.write(f"not calibrated: {error.message}\n")
+        yield uncalibrated
+        return
+    try:
+        yield StoredCalibrations(store=store)
+    finally:
+        store.close()

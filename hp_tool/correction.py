@@ -1,0 +1,120 @@
+"""What was learnt on a cluster, laid over predictions for it: the same costs and estimates with corrected numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.calibration import Calibration
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.result import Estimate, Intervals
+from hp_tool.problem import TrainingProblem
+from hp_tool.search.table import allocated_bytes, layer_passes
+from hp_tool.targets import missed_targets
+
+CONFIDENCE = 0.9
+MEMORY_OVERHEAD = "overhead"
+"""The memory part that the framework's allocator does not see: a calibration, fitted on allocated bytes, leaves it alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """A calibration and where it comes from."""
+
+    calibration: Calibration
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Which stored calibration it is; empty for one that a running search has not stored yet."""
+
+
+Corrections = Callable[[TrainingProblem], Correction | None]
+"""Finds what is known about a problem's cluster, software and model family; None where that is nothing."""
+
+
+def corrected_costs(
+    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration
+) -> TrainingCosts:
+    """Costs of n candidates after calibration: medians of time and memory, in parts that still sum to the totals.
+
+    Time parts are scaled by their group's factor, and overheads become a part of their own. Memory that the allocator
+    holds is scaled by one factor; bytes that every run needed on top join the overhead.
+    """
+    passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
+    step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes)
+    parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=passes)
+    fit = calibration.memory
+    memory = {name: size if name == MEMORY_OVERHEAD else size * fit.factor for name, size in costs.memory_parts.items()}
+    memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes
+    allocated = calibration.predict_memory(memory_bytes=allocated_bytes(costs)).median_bytes
+    return replace(
+        costs,
+        parts=parts,
+        step_s=step.median_s,
+        memory_parts=memory,
+        memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
+        layer_activations_bytes=costs.layer_activations_bytes * fit.factor,
+    )
+
+
+def corrected_estimate(
+    index: int, *, costs: TrainingCosts, candidates: Candidates, problem: TrainingProblem, correction: Correction
+) -> Estimate:
+    """Row `index` in full after calibration, from uncalibrated `costs`: verdict, rates and money follow from the new numbers.
+
+    The intervals are the fit's own: what its measurements left unknown, and what no factor explains.
+    """
+    rows, one = np.array([index]), candidates.take(np.array([index]))
+    alone = _row(costs, rows)
+    calibration = correction.calibration
+    found = estimate_row(
+        0,
+        costs=corrected_costs(alone, candidates=one, problem=problem, calibration=calibration),
+        candidates=one,
+        model=problem.model,
+        cluster=problem.cluster,
+        workload=problem.workload,
+        profile=problem.profile,
+    )
+    if missed := missed_targets(found, problem):
+        found = replace(found, feasible=False, reasons=found.reasons + missed)
+    return replace(
+        found,
+        intervals=_intervals(alone, candidates=one, problem=problem, calibration=calibration),
+        provenance={**found.provenance, "calibration": {**correction.provenance, **calibration.summary()}},
+    )
+
+
+def _intervals(
+    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration
+) -> Intervals:
+    """Of one row. Nothing uncertain is added for memory outside the allocator."""
+    passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
+    step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes).interval(confidence=CONFIDENCE)
+    memory = calibration.predict_memory(memory_bytes=allocated_bytes(costs)).interval(confidence=CONFIDENCE)
+    outside = float(costs.memory_parts[MEMORY_OVERHEAD][0])
+    return Intervals(
+        confidence=CONFIDENCE,
+        step_s=(float(step[0][0]), float(step[1][0])),
+        memory_total_bytes=(float(memory[0][0]) + outside, float(memory[1][0]) + outside),
+        source=f"{len(calibration.measurement_ids)} measurements on this cluster",
+    )
+
+
+def _row(costs: TrainingCosts, rows: np.ndarray) -> TrainingCosts:
+    """The costs of some rows; numbers that all rows share stay as they are."""
+
+    def some(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
+        return {name: np.asarray(column)[rows] for name, column in columns.items()}
+
+    names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
+    return replace(
+        costs,
+        parts=some(costs.parts),
+        memory_parts=some(costs.memory_parts),
+        **{name: getattr(costs, name)[rows] for name in names},
+    )

@@ -1,0 +1,7 @@
+"""From stored measurements to calibrations, and from stored calibrations to corrected predictions."""
+
+from hp_tool.learning.make import MadeCalibration, calibrate
+from hp_tool.learning.reports import MeasurementReport, read_report
+from hp_tool.learning.stored import StoredCalibrations
+
+__all__ = ["MadeCalibration", "MeasurementReport", "StoredCalibrations", "calibrate", "read_report"]

@@ -1,0 +1,98 @@
+"""What stored measurements teach: their numbers beside today's predictions for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from hp_tool.calibration import Evidence
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import REUSED, MeasurementRecord
+from hp_tool.errors import HpToolError
+from hp_tool.learning.series import Series, model_family
+from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.schema import parse_query
+from hp_tool.search.table import allocated_bytes, layer_passes
+
+MAX_MEASUREMENTS = 200
+"""The newest ones; a few multipliers need no more."""
+MIN_TRUST = 0.5
+"""Reported numbers below it do not touch a shared calibration."""
+
+
+def stored_evidence(*, store: Store, series: Series, without_search: str | None = None) -> Evidence:
+    """The newest measurements of a series, of whatever model and node count, predicted again with today's cost model.
+
+    One whose query can no longer be read or modelled teaches nothing and is passed over.
+    """
+    framework, _, release = series.framework.partition(" ")
+    page = store.measurements(cluster_key=series.cluster_key, framework=framework, limit=MAX_MEASUREMENTS)
+    records = teaching(page.items)
+    chosen = [record for record in records if without_search is None or record.search_id != without_search]
+    chosen = [record for record in chosen if not release or is_release(record, release)]
+    found = [
+        evidence_of(records, problem=problem)
+        for problem, records in by_problem(chosen)
+        if series.model_family in ("", model_family(problem.model))
+    ]
+    return Evidence.concatenate(found)
+
+
+def teaching(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
+    """Those that may touch a calibration: trusted, of whole configurations, and not another record's number again."""
+    return [r for r in records if r.trust >= MIN_TRUST and REUSED not in r.predicted and is_whole(r.measurement)]
+
+
+def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
+    """Records by the question they answer, resolved; those that this version cannot resolve are left out."""
+    by_query: dict[str, list[MeasurementRecord]] = {}
+    for record in records:
+        by_query.setdefault(json_digest(record.query), []).append(record)
+    for same in by_query.values():
+        try:
+            yield resolve_training(parse_query(same[0].query)), same
+        except HpToolError:
+            continue
+
+
+def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
+    """Measurements of configurations of one problem beside its predictions."""
+    candidates = Candidates.from_configs(record.parallel for record in records)
+    costs = problem.costs(candidates)
+    device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
+    return Evidence(
+        measurement_ids=tuple(record.id for record in records),
+        parts_s=costs.parts,
+        layer_passes=layer_passes(candidates=candidates, model=problem.model, training=problem.workload),
+        memory_bytes=allocated_bytes(costs),
+        capacity_bytes=device_bytes,
+        measured_step_s=np.array([_number(r.measurement.step_s if r.measurement.status == "ok" else None) for r in records]),
+        measured_memory_bytes=np.array([_number(r.measurement.peak_memory_bytes) for r in records]),
+        out_of_memory=np.array([r.measurement.status == "oom" for r in records], dtype=np.bool_),
+    )
+
+
+def is_whole(measurement: Measurement) -> bool:
+    """Whether the configuration itself ran, not a reduction of it."""
+    fidelity: Fidelity = measurement.fidelity
+    return fidelity.num_hidden_layers is fidelity.data_parallel_size is fidelity.num_micro_batches is None
+
+
+def asked_release(record: MeasurementRecord) -> str | None:
+    """The framework's release that its query names."""
+    release: str | None = (record.query.get("training") or {}).get("framework_version")
+    return release
+
+
+def is_release(record: MeasurementRecord, release: str) -> bool:
+    """Whether it ran this release of its framework: what the run itself says counts before what its query asked for."""
+    known = record.measurement.versions.get(record.framework) or asked_release(record)
+    return known is not None and (known == release or known.startswith(f"{release}."))
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,148 @@
+"""Calibrations from stored measurements: each as the next version of its series, with its error before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.domain.hardware import Kind
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
+from hp_tool.learning.evidence import MAX_MEASUREMENTS, asked_release, by_problem, evidence_of, is_release, teaching
+from hp_tool.learning.series import Series, model_family, software
+
+FOLDS = 10
+"""Held-out error: each tenth is predicted by a fit of the other nine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How far predicted step times are from measured ones: the median of |predicted / measured - 1|."""
+
+    measurements: int
+    """With a step time; the others (out of memory) teach memory alone."""
+    error_before: float | None
+    """Of the cost model alone; None without a step time."""
+    error_after: float | None
+    """Of calibrated predictions for measurements that their fit did not see; None with fewer than two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCalibration:
+    """One series after `calibrate`."""
+
+    record: CalibrationRecord
+    new: bool
+    """False: the newest version already says all that these measurements do."""
+    models: tuple[str, ...]
+    """Whose measurements it learnt from."""
+    accuracy: Accuracy
+
+
+def calibrate(*, store: Store, gpu: str | None = None, framework: str | None = None) -> tuple[MadeCalibration, ...]:
+    """A calibration of every series that has measurements, of this GPU and framework where they are given.
+
+    A series whose newest version was made from the same measurements, by the same cost model, keeps it.
+    """
+    made = []
+    for cluster in store.measured_clusters(gpu=gpu, framework=framework):
+        page = store.measurements(cluster_key=cluster.cluster_key, framework=cluster.framework, limit=MAX_MEASUREMENTS)
+        for series, found in _lessons(teaching(page.items), cluster_key=cluster.cluster_key).items():
+            made.append(_make(store, series, found))
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lesson:
+    evidence: Evidence
+    models: frozenset[str]
+    kind: Kind
+
+
+def _lessons(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[Series, _Lesson]:
+    """Evidence by series: every family over all releases, and each release that a query names on its own."""
+    pieces: dict[Series, list[_Lesson]] = {}
+    releases = {release for record in records if (release := asked_release(record)) is not None}
+    for problem, same in by_problem(records):
+        whole = Series(cluster_key=cluster_key, framework=problem.workload.framework, model_family=model_family(problem.model))
+        groups = {whole: same}
+        for release in releases:
+            named = software(replace(problem.workload, framework_version=release))
+            groups[replace(whole, framework=named)] = [record for record in same if is_release(record, release)]
+        for series, chosen in groups.items():
+            if chosen:
+                lesson = _Lesson(
+                    evidence=evidence_of(chosen, problem=problem),
+                    models=frozenset(record.model for record in chosen),
+                    kind=problem.cluster.gpu.kind,
+                )
+                pieces.setdefault(series, []).append(lesson)
+    return {
+        series: _Lesson(
+            evidence=Evidence.concatenate([each.evidence for each in parts]),
+            models=frozenset().union(*(each.models for each in parts)),
+            kind=parts[0].kind,
+        )
+        for series, parts in pieces.items()
+    }
+
+
+def _make(store: Store, series: Series, lesson: _Lesson) -> MadeCalibration:
+    prior = prior_for(kind=lesson.kind)
+    calibration = fit_calibration(evidence=lesson.evidence, prior=prior)
+    accuracy = accuracy_of(lesson.evidence, prior=prior)
+    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy)
+    return MadeCalibration(record=record, new=new, models=tuple(sorted(lesson.models)), accuracy=accuracy)
+
+
+def save(store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy) -> tuple[CalibrationRecord, bool]:
+    """Store as the next version of its series, unless the newest one is the same; whether it was stored."""
+    payload: dict[str, Any] = calibration.to_dict()
+    payload["accuracy"] = {
+        "measurements": accuracy.measurements,
+        "error_before": accuracy.error_before,
+        "error_after": accuracy.error_after,
+    }
+    key = {"cluster_key": series.cluster_key, "framework": series.framework, "model_family": series.model_family}
+    newest = store.latest_calibration(**key)
+    if newest is not None and newest.payload == payload:
+        return newest, False
+    ids = calibration.measurement_ids
+    return store.save_calibration(**key, payload=payload, num_measurements=len(ids)), True
+
+
+def accuracy_of(evidence: Evidence, *, prior: Prior) -> Accuracy:
+    """The cost model's error on these measurements, and that of fits which did not see the ones they predict."""
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    if len(timed) == 0:
+        return Accuracy(measurements=0, error_before=None, error_after=None)
+    measured = evidence.measured_step_s[timed]
+    before = np.sum([seconds[timed] for seconds in evidence.parts_s.values()], axis=0)
+    after = _held_out(evidence, timed, prior=prior) if len(timed) > 1 else None
+    return Accuracy(
+        measurements=len(timed),
+        error_before=_median_error(before, measured),
+        error_after=None if after is None else _median_error(after, measured),
+    )
+
+
+def _held_out(evidence: Evidence, timed: NDArray[np.intp], *, prior: Prior) -> FloatArray:
+    """(timed,) medians, each predicted by a fit without its fold. Folds go by id, so that the answer is always the same."""
+    order = np.argsort([evidence.measurement_ids[row] for row in timed])
+    predicted = np.empty(len(timed))
+    for fold in np.array_split(order, min(FOLDS, len(timed))):
+        rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
+        calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
+        asked = evidence.take(timed[fold])
+        predicted[fold] = calibration.predict_step(parts_s=asked.parts_s, layer_passes=asked.layer_passes).median_s
+    return predicted
+
+
+def _median_error(predicted: FloatArray, measured: FloatArray) -> float:
+    return float(np.median(np.abs(predicted / measured - 1.0)))

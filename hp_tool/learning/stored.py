@@ -1,0 +1,62 @@
+"""The newest stored calibration for a problem, as a correction of its predictions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hp_tool.calibration import Calibration
+from hp_tool.correction import Correction
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import CalibrationRecord
+from hp_tool.learning.series import Series, own_hardware, series_of
+from hp_tool.problem import TrainingProblem
+
+MAX_AGE_S = 5.0
+"""How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
+
+
+class StoredCalibrations:
+    """`correction.Corrections` over a store. May be called by several threads at once."""
+
+    def __init__(self, *, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._known: dict[Series, tuple[float, Correction | None]] = {}
+
+    def __call__(self, problem: TrainingProblem) -> Correction | None:
+        """Of the problem's series, else of the nearest that stands in for it; None where nothing was learnt yet."""
+        series = series_of(problem, hardware=own_hardware(problem.cluster))
+        asked_at, known = self._known.get(series, (-float("inf"), None))
+        if self._clock() - asked_at > MAX_AGE_S:
+            known = self._newest(series)
+            self._known[series] = (self._clock(), known)
+        return known
+
+    def _newest(self, series: Series) -> Correction | None:
+        for each in series.nearest_first():
+            record = self._store.latest_calibration(
+                cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family
+            )
+            if record is not None and (calibration := read_calibration(record)) is not None:
+                return Correction(calibration=calibration, provenance=provenance(record))
+        return None
+
+
+def read_calibration(record: CalibrationRecord) -> Calibration | None:
+    """The stored calibration; None for one that this version cannot read, which `hp-tool calibrate` replaces."""
+    try:
+        return Calibration.from_dict(record.payload)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def provenance(record: CalibrationRecord) -> dict[str, object]:
+    """What an answer says about the calibration it used."""
+    return {
+        "id": record.id,
+        "version": record.version,
+        "cluster_key": record.cluster_key,
+        "framework": record.framework,
+        "model_family": record.model_family or "all",
+        "created_at": record.created_at.isoformat(),
+    }

@@ -1,0 +1,39 @@
+"""Calibrations: what measurements taught about each cluster, in versions, and the door that makes new ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, status
+
+from hp_tool.learning import calibrate
+from service.api.dependencies import StoreDep
+from service.api.views import CalibrationView, PageView
+
+router = APIRouter(prefix="/calibrations", tags=["calibrations"])
+
+Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
+Framework = Annotated[str | None, Query(max_length=100)]
+
+
+@router.post("", status_code=status.HTTP_201_CREATED)
+def make(store: StoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
+    """Fit the stored measurements, of one GPU or framework where given: the newest version of every series they speak of.
+
+    A series that has learnt nothing since keeps its version. Estimates take up the newest one within seconds.
+    """
+    made = calibrate(store=store, gpu=gpu, framework=framework)
+    return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
+
+
+@router.get("")
+def list_calibrations(
+    store: StoreDep,
+    cluster_key: Annotated[str | None, Query(max_length=200)] = None,
+    framework: Framework = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> PageView[CalibrationView]:
+    """Newest first; every filter given must hold."""
+    page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)
+    return PageView(items=[CalibrationView.of(record) for record in page.items], next_cursor=page.next_cursor)

@@ -1,0 +1,87 @@
+"""Measurements in, calibrations out, estimates corrected: over a socket, on both databases."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+
+from hp_tool.learning import stored
+from hp_tool.store import open_store, schema
+from service.app import create_app
+from service.settings import Settings
+from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, report, true_step_s
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def http(request, tmp_path, monkeypatch) -> Iterator[httpx.Client]:
+    monkeypatch.setattr(stored, "MAX_AGE_S", 0.0)
+    url = f"sqlite:///{tmp_path / 'hp.sqlite3'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    schema.upgrade(url)
+    store = open_store(url)
+    config = uvicorn.Config(create_app(Settings(), store=store), host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", timeout=60) as client:
+        yield client
+    server.should_exit = True
+    thread.join()
+    store.close()
+
+
+def test_reported_measurements_become_a_calibration_that_estimates_take_up(http):
+    assert http.post("/v1/estimates", json=OTHER_MODEL).json()["calibrated_estimate"] is None
+    ids = set()
+    for parallel in CONFIGURATIONS:
+        answer = http.post("/v1/measurements", json=report(parallel))
+        assert answer.status_code == 201, answer.text
+        ids.add(answer.json()["id"])
+    answer = http.post("/v1/calibrations")
+    assert answer.status_code == 201, answer.text
+    (made,) = answer.json()["items"]
+    assert set(made["measurement_ids"]) == ids
+    assert (made["version"], made["num_measurements"], made["framework"]) == (1, len(ids), "megatron-core")
+    assert made["accuracy"]["error_after"] < 0.1 < made["accuracy"]["error_before"]
+    assert http.get("/v1/calibrations").json()["items"] == [made]
+    assert http.get("/v1/calibrations", params={"framework": "nanotron"}).json()["items"] == []
+
+    after = http.post("/v1/estimates", json=OTHER_MODEL).json()["calibrated_estimate"]
+    assert after["time"]["step_s"] == pytest.approx(true_step_s(OTHER_MODEL), rel=0.1)
+    assert after["provenance"]["calibration"]["id"] == made["id"]
+    plain = http.post("/v1/estimates", json=OTHER_MODEL, params={"calibration": False}).json()
+    assert plain["calibrated_estimate"] is None
+    rows = http.post("/v1/recommendations", json=QUERY, params={"top": 3}).json()["recommendations"]
+    assert all(row["calibrated_estimate"] is not None for row in rows)
+
+    assert http.post("/v1/calibrations").json()["items"] == [made]  # nothing new to say: no new version
+    assert http.post("/v1/calibrations", params={"gpu": "b200-sxm-180gb"}).json()["items"] == []
+
+
+def test_releases_of_a_framework_are_kept_apart_where_a_query_names_one(http):
+    def of(release, factor):
+        query = QUERY | {"training": QUERY["training"] | {"framework_version": release}}
+        for parallel in CONFIGURATIONS:
+            asked = report(parallel, query=query)
+            asked["measurement"]["step_s"] *= factor
+            assert http.post("/v1/measurements", json=asked).status_code == 201
+        return query | {"parallel": CONFIGURATIONS[0]}
+
+    old, new = of("0.15", 1.2), of("0.16", 1.0)
+    made = {each["framework"]: each for each in http.post("/v1/calibrations").json()["items"]}
+    assert set(made) == {"megatron-core", "megatron-core 0.15", "megatron-core 0.16"}
+    assert made["megatron-core"]["num_measurements"] == 2 * len(CONFIGURATIONS)
+    slow, fast = (
+        http.post("/v1/estimates", json=query).json()["calibrated_estimate"]["time"]["step_s"] for query in (old, new)
+    )
+    assert slow / fast == pytest.approx(1.2, rel=0.03)
+    other = QUERY | {"training": QUERY["training"] | {"framework_version": "0.99"}, "parallel": CONFIGURATIONS[0]}
+    stands_in = http.post("/v1/estimates", json=other).json()["calibrated_estimate"]["provenance"]["calibration"]
+    assert stands_in["framework"] == "megatron-core"
