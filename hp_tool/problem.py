@@ -23,6 +23,7 @@ from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName, Str
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training_rules import check_training
 
 MAX_RECOMPUTE_LAYERS = 10_000
 
@@ -72,6 +73,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     cluster = catalogue_cluster(query.cluster)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
+    check_training(query.training, query.parallel)
     if query.trainer is not None:
         raise UnsupportedError(
             "trainer is not supported by this version; without it the built-in profiler runs", field="trainer"
@@ -175,14 +177,6 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
         raise UnsupportedError(
             "context_parallel_communication a2a+p2p is not modelled by this version; choose p2p, all_gather or a2a",
             field="parallel.context_parallel_communication",
-        )
-    sizes, stages = (
-        value if isinstance(value, tuple) else (value,) for value in (parallel.data_parallel_shard_size, parallel.zero_stage)
-    )
-    if any(sizes) and 0 in stages:
-        raise InputError(
-            "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",
-            field="parallel.data_parallel_shard_size",
         )
     if parallel.pipeline_schedule not in _SCHEDULES:
         raise UnsupportedError(

@@ -18,7 +18,20 @@ FLOORS = (
     {"hp_tool", "domain", "errors", "units", "documents", "places"},
     {"cost", "space", "calibration"},
     {"catalog", "search", "launchers", "exporters", "store"},
-    {"app", "mends", "problem", "ranking", "targets", "answers", "schema", "serving", "tuning", "correction", "learning"},
+    {
+        "app",
+        "mends",
+        "problem",
+        "ranking",
+        "targets",
+        "answers",
+        "schema",
+        "serving",
+        "training_rules",
+        "tuning",
+        "correction",
+        "learning",
+    },
     {"cli", "service"},
 )
 LEAF = "profiler"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import ring
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
+from hp_tool.cost.linears import layer_matrix_parameters
+from hp_tool.cost.muon import muon_seconds
+from hp_tool.cost.optimizer import BytesPerParameter, StageBytes, bytes_per_parameter, stage_bytes
 from hp_tool.cost.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -16,17 +20,12 @@ from hp_tool.cost.parameters import (
     norm_weights,
     output_parameters,
 )
-from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import StatePrecision, TrainingWorkload
-
-STATE_BYTES: dict[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-ADAM_LIKE_STATES = {"adam": 2.0, "muon": 1.0, "sgd": 0.0}
-"""State tensors an optimizer keeps besides the master copy."""
+from hp_tool.domain.workload import TrainingWorkload
 
 STATE_AXES = (
     "tensor_parallel_size",
@@ -39,18 +38,6 @@ STATE_AXES = (
     "data_parallel_shard_size",
 )
 """What everything here depends on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BytesPerParameter:
-    """Before sharding: 2 + 4 + 12 = 18 by default."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    """Adam's two states and the master copy."""
-    communicated_weights: float
-    """What an all-gather of weights sends: the matmuls' 16 bits even where the shards are kept in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,23 +64,6 @@ class StateCosts:
     """Optimizer step."""
 
 
-def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
-    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states.
-    FSDP keeps fp32 shards and gathers 16 bits; no master copy is needed then.
-    """
-    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
-    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
-    gradients = STATE_BYTES[workload.gradient_precision or "fp32"]
-    states = ADAM_LIKE_STATES[workload.optimizer] * STATE_BYTES[workload.optimizer_precision or "fp32"]
-    master = 4.0 if weights < 4.0 else 0.0
-    return BytesPerParameter(
-        weights=weights,
-        gradients=gradients,
-        optimizer=states + master,
-        communicated_weights=min(weights, activation_element_bytes(workload)),
-    )
-
-
 def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[FloatArray, FloatArray]:
     """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
     where those are different stages (Megatron Core), once where they are the same.
@@ -110,6 +80,15 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
     return first + embedding + alone * head, last + alone * embedding + head
+
+
+def end_matrices(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
+    """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
+    stages = stage_layers(model, candidates)
+    dense = layer_matrix_parameters(model, candidates)
+    more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
+    first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
+    return first, last + model.num_nextn_predict_layers * 2.0 * model.hidden_size**2
 
 
 def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
@@ -134,30 +113,39 @@ def state_costs(
     Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
     """
     c, size = candidates, bytes_per_parameter(workload)
+    machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
+    group: dict[str, Any] = machine | {
+        "zero_stage": c.zero_stage,
+        "all_reduced_below": 2 if workload.optimizer == "muon" else 1,
+    }
     copies = c.data_parallel_size * c.context_parallel_size
-    costs = _group_costs(
-        *end_parameters(model, workload, c),
-        sharding=sharding(c, copies=copies, stride=c.tensor_parallel_size),
-        size=size,
-        cluster=cluster,
-        profile=profile,
-        zero_stage=c.zero_stage,
-    )
+    division = sharding(c, copies=copies, stride=c.tensor_parallel_size)
+    ends = end_parameters(model, workload, c)
+    matrices = end_matrices(model, c) if size.lighter_matrices else (0.0, 0.0)
+    costs = _group_costs(*_ends(ends, matrices, size), sharding=division, **group)
+    expert_division = division
     if model.num_experts:
         ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
-        experts = _group_costs(
-            *end_expert_parameters(model, c),
-            sharding=sharding(c, copies=maximum(c.tensor_parallel_size * copies // ranks, 1), stride=ranks),
-            size=size,
-            cluster=cluster,
-            profile=profile,
-            zero_stage=c.zero_stage,
-        )
+        expert_division = sharding(c, copies=maximum(c.tensor_parallel_size * copies // ranks, 1), stride=ranks)
+        ends = end_expert_parameters(model, c)
+        experts = _group_costs(*_ends(ends, ends, size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
+    if workload.optimizer == "muon":
+        costs["update_s"] = costs["update_s"] + muon_seconds(
+            model=model, candidates=c, division=division, expert_division=expert_division, matrices=matrices, **machine
+        )
     gathered = (c.zero_stage >= 3) * size.communicated_weights * _layer_on_rank(model, c)
     return StateCosts(
         **costs, gathered_layer=gathered, tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients)
     )
+
+
+def _ends(
+    parameters: tuple[Column, Column], matrices: tuple[Column, Column], size: BytesPerParameter
+) -> tuple[StageBytes, StageBytes]:
+    """The first and the last stage in bytes."""
+    first, last = (stage_bytes(all_, matrices=some, size=size) for all_, some in zip(parameters, matrices, strict=True))
+    return first, last
 
 
 def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
@@ -170,36 +158,37 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
 
 
 def _group_costs(
-    first: Column,
-    last: Column,
+    first: StageBytes,
+    last: StageBytes,
     *,
     sharding: Sharding,
-    size: BytesPerParameter,
     cluster: ClusterSpec,
     profile: EfficiencyProfile,
     zero_stage: Column,
+    all_reduced_below: int,
 ) -> dict[str, Column]:
-    """The costs of parameters that the same ranks hold."""
+    """The costs of parameters that the same ranks hold. Below that ZeRO stage gradients are all-reduced, from it on
+    reduce-scattered."""
     shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
-    per_weight, per_gradient = size.weights * weight_share, size.gradients * gradient_share
-    per_state = size.optimizer * optimizer_share
-    largest = maximum(first, last)
     data = ring(group_size=sharding.shards, stride=sharding.stride, cluster=cluster, profile=profile)
-    sent = largest * (1.0 - shard)
-    traffic = (2.0 * size.optimizer + size.gradients + size.weights) * optimizer_share + 2.0 * per_gradient
+    weights, gradients, optimizer, sent = (
+        maximum(getattr(first, name), getattr(last, name))
+        for name in ("weights", "gradients", "optimizer", "communicated_weights")
+    )
+    traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
     return {
-        "first_weights": first * per_weight,
-        "first_gradients": first * per_gradient,
-        "first_optimizer": first * per_state,
-        "last_weights": last * per_weight,
-        "last_gradients": last * per_gradient,
-        "last_optimizer": last * per_state,
-        "reduce_s": data.seconds(sent * (size.gradients * where(zero_stage >= 1, 1.0, 2.0))),
-        "replica_s": sharding.replica_seconds(largest * size.gradients, cluster=cluster, profile=profile),
-        "gather_s": data.seconds(sent * size.communicated_weights) * (zero_stage >= 1),
-        "update_s": largest * traffic * (profile.framework.optimizer_traffic_factor / reached),
+        "first_weights": first.weights * weight_share,
+        "first_gradients": first.gradients * gradient_share,
+        "first_optimizer": first.optimizer * optimizer_share,
+        "last_weights": last.weights * weight_share,
+        "last_gradients": last.gradients * gradient_share,
+        "last_optimizer": last.optimizer * optimizer_share,
+        "reduce_s": data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0)),
+        "replica_s": sharding.replica_seconds(gradients, cluster=cluster, profile=profile),
+        "gather_s": data.seconds((1.0 - shard) * sent) * (zero_stage >= 1),
+        "update_s": traffic * (profile.framework.optimizer_traffic_factor / reached),
     }
 
 

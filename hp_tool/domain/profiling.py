@@ -76,6 +76,16 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             "training.optimizer_precision",
             f"optimizer_precision: {training.optimizer_precision}",
         ),
+        (
+            training.exp_avg_sq_precision not in (None, "fp32"),
+            "training.exp_avg_sq_precision",
+            f"exp_avg_sq_precision: {training.exp_avg_sq_precision}",
+        ),
+        (
+            training.master_precision not in (None, "fp32"),
+            "training.master_precision",
+            f"master_precision: {training.master_precision}",
+        ),
     )
     return ((field, words) for unsupported, field, words in rules if unsupported)
 

@@ -59,7 +59,12 @@ class TrainingWorkload:
     gradient_precision: StatePrecision | None = None
     """Accumulated gradients; None: fp32."""
     optimizer_precision: StatePrecision | None = None
-    """Adam's two states; None: fp32. The master copy is fp32 where parameters are narrower."""
+    """The optimizer's states; None: fp32."""
+    exp_avg_sq_precision: StatePrecision | None = None
+    """Adam's second state, where it differs from the first; None: optimizer_precision."""
+    master_precision: Literal["fp32", "fp16", "remainder", "none"] | None = None
+    """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
+    Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
     """Whose memory behaviour and efficiency profile: megatron-core, torch-fsdp, nanotron."""
     framework_version: str | None = None
@@ -73,6 +78,7 @@ class TrainingWorkload:
     dropout: float = 0.0
     """Probability; above zero the masks are stored, one byte an element."""
     optimizer: Optimizer = "adam"
+    """adam; sgd with momentum; muon for the layers' weight matrices and Adam for the rest."""
     offload: Literal["none", "optimizer", "activations"] | None = None
     """What lives in host memory."""
     cross_entropy: Literal["fused", "unfused"] = "unfused"

@@ -38,6 +38,8 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"training": {"offload": "optimizer"}}, "offload: optimizer"),
         ({"training": {"optimizer": "muon"}}, "optimizer: muon"),
         ({"training": {"optimizer_precision": "bf16"}}, "optimizer_precision: bf16"),
+        ({"training": {"exp_avg_sq_precision": "fp16"}}, "exp_avg_sq_precision: fp16"),
+        ({"training": {"master_precision": "remainder"}}, "master_precision: remainder"),
         ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size"),
         ({"parallel": {"expert_parallel_size": 2}}, "expert parallelism"),
         ({"parallel": {"zero_stage": 3}}, "zero_stage: 3"),

@@ -1,0 +1,70 @@
+"""What each parameter costs to keep while it is trained: the optimizers and their precisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hp_tool.cost.block import Column
+from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.domain.workload import StatePrecision, TrainingWorkload
+
+STATE_BYTES: dict[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+MASTER_BYTES = {"fp32": 4.0, "fp16": 2.0, "remainder": 2.0, "none": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesPerParameter:
+    """Before sharding: 2 + 4 + 12 = 18 by default."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Master copy and states."""
+    communicated_weights: float
+    """What an all-gather of weights sends: the matmuls' 16 bits even where the shards are kept in fp32."""
+    lighter_matrices: float
+    """Optimizer bytes that a weight matrix saves against the other parameters: Muon's missing second state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """What one rank of one stage would keep without sharding; shape (n,)."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    communicated_weights: Column
+
+
+def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
+    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states.
+    FSDP keeps fp32 shards and gathers 16 bits; no master copy is needed then.
+
+    Adam keeps two states, SGD its momentum, Muon a momentum for the layers' weight matrices and Adam's two for embeddings,
+    output layer, norms and biases (Megatron Core's optimizer/muon.py; arXiv 2502.16982 section 2.2). Narrower states and
+    master copies are those of Megatron's precision-aware optimizer; one scale per tensor for fp16 and fp8 states is not
+    counted. `remainder` keeps of the fp32 master copy the 16 bits that bf16 weights do not hold already.
+    """
+    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
+    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
+    first = STATE_BYTES[workload.optimizer_precision or "fp32"]
+    second = STATE_BYTES[workload.exp_avg_sq_precision] if workload.exp_avg_sq_precision else first
+    if workload.optimizer == "sgd":
+        second = 0.0
+    return BytesPerParameter(
+        weights=weights,
+        gradients=STATE_BYTES[workload.gradient_precision or "fp32"],
+        optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
+        communicated_weights=min(weights, activation_element_bytes(workload)),
+        lighter_matrices=second if workload.optimizer == "muon" else 0.0,
+    )
+
+
+def stage_bytes(parameters: Column, *, matrices: Column = 0.0, size: BytesPerParameter) -> StageBytes:
+    """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices."""
+    return StageBytes(
+        weights=parameters * size.weights,
+        gradients=parameters * size.gradients,
+        optimizer=parameters * size.optimizer - matrices * size.lighter_matrices,
+        communicated_weights=parameters * size.communicated_weights,
+    )

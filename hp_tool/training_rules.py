@@ -1,0 +1,43 @@
+"""Fields of a training query that do not go together. What one of them makes meaningless is refused, not ignored."""
+
+from __future__ import annotations
+
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+
+
+def check_training(workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Raises InputError, which names the field to change."""
+    _check_sharding(parallel)
+    _check_states(workload)
+
+
+def _check_sharding(parallel: ParallelQuery) -> None:
+    sizes, stages = (
+        value if isinstance(value, tuple) else (value,) for value in (parallel.data_parallel_shard_size, parallel.zero_stage)
+    )
+    if any(sizes) and 0 in stages:
+        raise InputError(
+            "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",
+            field="parallel.data_parallel_shard_size",
+        )
+
+
+def _check_states(workload: TrainingWorkload) -> None:
+    if workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None:
+        raise InputError("optimizer sgd has no second state; leave it out", field="training.exp_avg_sq_precision")
+    if workload.master_precision is None:
+        return
+    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
+    stored = workload.parameter_precision or ("fp32" if wide else "fp16" if workload.precision == "fp16" else "bf16")
+    if stored == "fp32":
+        raise InputError(
+            "parameters of 32 bits have no master copy; leave it out, or set parameter_precision",
+            field="training.master_precision",
+        )
+    if workload.master_precision == "remainder" and stored != "bf16":
+        raise InputError(
+            f"only bf16 parameters are half of an fp32 number; parameters are {stored}, so choose fp32, fp16 or none",
+            field="training.master_precision",
+        )
