@@ -15,6 +15,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
 from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
+from hp_tool.cost.placement import checked_order
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -70,7 +71,7 @@ def resolve_training(query: Query) -> TrainingProblem:
             field="kind",
         )
     model = resolve_model(query)
-    cluster = catalogue_cluster(query.cluster)
+    cluster = _laid_out(catalogue_cluster(query.cluster), model, query.parallel)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
     check_training(query.training, query.parallel)
@@ -99,6 +100,19 @@ def resolve_training(query: Query) -> TrainingProblem:
         constraints=query.constraints,
         strategy=Strategy(context_parallel_communication=query.parallel.context_parallel_communication or "p2p"),
     )
+
+
+def _laid_out(cluster: ClusterSpec, model: ModelSpec, parallel: ParallelQuery) -> ClusterSpec:
+    """The cluster with its ranks in the order asked for."""
+    if parallel.rank_order is None:
+        return cluster
+    order = checked_order(parallel.rank_order)
+    if model.num_experts and not order.endswith("pp"):
+        raise UnsupportedError(
+            f"rank_order {order}: with experts pp must come last, or attention and experts would not share their stages",
+            field="parallel.rank_order",
+        )
+    return dataclasses.replace(cluster, rank_order=order)
 
 
 def resolve_model(query: Query) -> ModelSpec:
@@ -141,7 +155,6 @@ _UNMODELLED_WORKLOAD = {
 }
 _UNMODELLED_PARALLEL = (
     "pipeline_layout",
-    "rank_order",
     "attention_data_parallel_size",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hp_tool.catalog import library, records
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
@@ -13,6 +13,7 @@ from hp_tool.errors import InputError, UnsupportedError
 S = TypeVar("S", GpuSpec, NodeType, ClusterQuery)
 
 _DEVICES = (1, 1 << 20)
+_OVERSUBSCRIPTION = (1.0, 1e3)
 _LARGEST = 1e24
 """Of any byte count, rate, price or power; keeps the arithmetic far from overflow."""
 
@@ -65,6 +66,7 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
             query.inter_node_bandwidth_bytes_per_second or (node or device).inter_node_bandwidth_bytes_per_second
         ),
         price_per_gpu_hour=next((price for price in prices if price is not None), None),
+        **_network(query, node),
     )
     if query.inter_node_latency_s is not None:
         spec = dataclasses.replace(spec, inter_node_latency_s=query.inter_node_latency_s)
@@ -92,7 +94,14 @@ def _checked(spec: S, *, field: str) -> S:
                 continue
             low, high = _range(name)
             if not number >= low:
-                raise InputError(f"{name} {number} must {'be positive' if low else 'not be negative'}", field=f"{field}.{name}")
+                least = (
+                    f"be at least {low:g}"
+                    if name == "network_oversubscription"
+                    else "be positive"
+                    if low
+                    else "not be negative"
+                )
+                raise InputError(f"{name} {number} must {least}", field=f"{field}.{name}")
             if number > high:
                 raise InputError(f"{name} {number} must be at most {high:g}", field=f"{field}.{name}")
     return spec
@@ -100,8 +109,10 @@ def _checked(spec: S, *, field: str) -> S:
 
 def _range(name: str) -> tuple[float, float]:
     """Smallest and largest value of a field; prices, powers and latencies may be zero."""
-    if name in ("num_gpus", "gpus_per_node", "nvlink_domain_size"):
+    if name in ("num_gpus", "gpus_per_node", "nvlink_domain_size", "nodes_per_leaf"):
         return _DEVICES
+    if name == "network_oversubscription":
+        return _OVERSUBSCRIPTION
     return (1.0 if name == "memory_bytes" or name.endswith("_per_second") else 0.0), _LARGEST
 
 
@@ -138,6 +149,19 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
             field="cluster.num_gpus",
         )
     return gpus_per_node
+
+
+def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
+    """What is said about the levels of the network, by the query or else by the node type."""
+    names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
+    said = {name: value for name in names if (value := getattr(query, name) or getattr(node, name, None)) is not None}
+    if said.get("network_oversubscription", 1.0) > 1.0 and "nodes_per_leaf" not in said:
+        raise InputError(
+            "network_oversubscription needs nodes_per_leaf: how many nodes meet below the oversubscribed level",
+            field="cluster.nodes_per_leaf",
+            code="missing_field",
+        )
+    return said
 
 
 def _nvlink_domain_size(query: ClusterQuery, node: NodeType | None, device: GpuSpec, num_gpus: int, gpus_per_node: int) -> int:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.block import Column
+from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, sqrt, where
+from hp_tool.cost.network import (
+    detour_latency,
+    exchange_slowdown,
+    forwarded_bytes,
+    local_bandwidth,
+    ring_slowdown,
+    send_slowdown,
+)
+from hp_tool.cost.placement import Group, dense_group, group_size, line, sharing
 from hp_tool.domain.efficiency import EfficiencyProfile, Link
 from hp_tool.domain.hardware import ClusterSpec
 
@@ -30,62 +40,77 @@ class Ring:
 def ring(
     *, group_size: IntArray | FloatArray, stride: IntArray | FloatArray | int, cluster: ClusterSpec, profile: EfficiencyProfile
 ) -> Ring:
-    """The ring over `group_size` ranks that are `stride` apart (Megatron's order: tensor parallel innermost).
+    """The ring over `group_size` ranks that are `stride` apart."""
+    return group_ring(group=line(group_size, stride), cluster=cluster, profile=profile)
 
-    Members of one NVLink domain: k = domain / stride, at least 1. Across domains each of the k drives its own network
-    port, so k rings share the load (NCCL's multi-ring): bandwidth min(NVLink, k x network).
+
+def group_ring(*, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
+    """The ring over the ranks of a group.
+
+    k members share an NVLink domain. Across domains each of the k drives its own network port, so k rings share the load
+    (NCCL's multi-ring): bandwidth min(NVLink, k x network).
     """
-    k = minimum(maximum(cluster.nvlink_domain_size // stride, 1), group_size)
+    size = group_size(group)
+    k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.nvlink, profile.framework.network
     fast = inside.bandwidth_fraction * local_bandwidth(cluster)
-    latency = (group_size > 1) * inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
-    crosses = k < group_size
+    latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
+    crosses = k < size
     if not anywhere(crosses):
         return Ring(latency_s=latency, bandwidth=fast, ramp_bytes=inside.ramp_bytes)
     slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
-    hops = (group_size / k - 1.0) * (outside.latency_per_peer_s + cluster.inter_node_latency_s)
+    slow = slow / ring_slowdown(group, in_domain=k, cluster=cluster)
+    hop = outside.latency_per_peer_s + cluster.inter_node_latency_s + (k == 1) * detour_latency(group, cluster, inside)
     return Ring(
-        latency_s=latency + crosses * (outside.latency_s + hops),
+        latency_s=latency + crosses * (outside.latency_s + (size / k - 1.0) * hop),
         bandwidth=where(crosses, minimum(fast, slow), fast),
         ramp_bytes=where(crosses, outside.ramp_bytes, inside.ramp_bytes),
     )
 
 
-def tensor_ring(*, group_size: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
-    """The tensor-parallel group's ring: neighbouring ranks."""
-    return ring(group_size=group_size, stride=1, cluster=cluster, profile=profile)
+def tensor_ring(*, candidates: Candidates, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
+    """The tensor-parallel group's ring."""
+    return group_ring(group=dense_group(candidates, "tp", order=cluster.rank_order), cluster=cluster, profile=profile)
 
 
 def send_seconds(
-    message_bytes: FloatArray, *, distance: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile
+    message_bytes: FloatArray, *, distance: IntArray, crosses: Column, cluster: ClusterSpec, profile: EfficiencyProfile
 ) -> FloatArray:
-    """Seconds to send one message to the rank `distance` further on; all ranks send at once, each over its own link."""
-    near = _transfer(message_bytes, profile.gpu.nvlink, local_bandwidth(cluster))
-    network = cluster.inter_node_bandwidth_bytes_per_second
-    far = _transfer(message_bytes, profile.framework.network, network) + cluster.inter_node_latency_s
-    # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
-    return where(distance >= cluster.nvlink_domain_size, far, near)
-
-
-def all_to_all_seconds(
-    wire_bytes: FloatArray, *, group_size: IntArray, stride: IntArray, cluster: ClusterSpec, profile: EfficiencyProfile
-) -> FloatArray:
-    """Seconds in which each member sends `wire_bytes` spread evenly over the others: what stays in the NVLink domain and
-    what crosses the network travel at the same time; the slower decides. Zero bytes for a group of one.
+    """Seconds to send one message to the rank `distance` further on, into another NVLink domain where `crosses`; all ranks
+    send at once, each over its own link.
     """
-    k = minimum(maximum(cluster.nvlink_domain_size // stride, 1), group_size)
+    inside = profile.gpu.nvlink
+    near = _transfer(message_bytes, inside, local_bandwidth(cluster))
+    network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
+    hop = cluster.inter_node_latency_s + detour_latency(line(2, distance), cluster, inside)
+    return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
+
+
+def all_to_all_seconds(wire_bytes: FloatArray, *, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile) -> FloatArray:
+    """Seconds in which each member sends `wire_bytes` spread evenly over the others. Zero bytes for a group of one."""
+    size = group_size(group)
+    k = sharing(group, block=cluster.nvlink_domain_size)
+    away = wire_bytes * ((size - k) / maximum(size - 1, 1))
+    return exchange_seconds(wire_bytes - away, away, group=group, cluster=cluster, profile=profile)
+
+
+def exchange_seconds(
+    near_bytes: FloatArray, away_bytes: FloatArray, *, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile
+) -> FloatArray:
+    """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it: both travel at
+    the same time, and the slower decides.
+    """
+    size = group_size(group)
+    k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.all_to_all, profile.framework.network
-    away = wire_bytes * ((group_size - k) / maximum(group_size - 1, 1))
-    near = (wire_bytes - away) / (inside.bandwidth_fraction * local_bandwidth(cluster))
-    far = away / (outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second)
-    latency = (group_size > 1) * inside.latency_s + (group_size > k) * (outside.latency_s + cluster.inter_node_latency_s)
+    near = (near_bytes + forwarded_bytes(away_bytes, in_domain=k, cluster=cluster)) / (
+        inside.bandwidth_fraction * local_bandwidth(cluster)
+    )
+    network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
+    far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network
+    latency = (size > 1) * inside.latency_s + (size > k) * (outside.latency_s + cluster.inter_node_latency_s)
     return latency + maximum(near, far)
 
 
 def _transfer(message_bytes: FloatArray, link: Link, bandwidth: float) -> FloatArray:
     return link.latency_s + message_bytes / (link.bandwidth_fraction * bandwidth)
-
-
-def local_bandwidth(cluster: ClusterSpec) -> float:
-    """Per-direction bandwidth to a neighbour in the domain: NVLink, or PCIe where there is none."""
-    return cluster.gpu.nvlink_bandwidth_bytes_per_second or cluster.gpu.pcie_bandwidth_bytes_per_second

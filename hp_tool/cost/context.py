@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.communication import all_to_all_seconds, ring
+from hp_tool.cost.communication import all_to_all_seconds, group_ring
 from hp_tool.cost.elementwise import anywhere, maximum, minimum
+from hp_tool.cost.placement import dense_group
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -37,13 +38,14 @@ def context_seconds(
         return 0.0, 0.0
     head = float(model.head_size)
     kv = s.tokens * s.e * 2.0 * head * maximum(model.kv_heads / s.t, 1.0)
-    group: dict[str, Any] = {"group_size": c, "stride": candidates.tensor_parallel_size, "cluster": cluster, "profile": profile}
+    ranks = dense_group(candidates, "cp", order=cluster.rank_order)
+    group: dict[str, Any] = {"group": ranks, "cluster": cluster, "profile": profile}
     kind = strategy.context_parallel_communication
     if kind == "a2a":
         query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t
         exchange = all_to_all_seconds((kv + query) * (c - 1.0) / c, **group)
         return exchange, exchange
-    passing = ring(**group).seconds(kv * (c - 1.0))
+    passing = group_ring(**group).seconds(kv * (c - 1.0))
     if kind == "all_gather":
         return passing, 2.0 * passing
     overlap = profile.framework.context_parallel_overlap

@@ -11,9 +11,10 @@ from typing import Any
 
 from hp_tool.cost.block import BlockBytes, BlockTime
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.communication import all_to_all_seconds, ring
+from hp_tool.cost.communication import all_to_all_seconds, group_ring
 from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.cost.elementwise import minimum
+from hp_tool.cost.placement import expert_group
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -90,12 +91,11 @@ def expert_time(
     sent = s.tokens / s.t * (model.num_experts_per_tok or 1) * s.h * s.e
     exchange = all_to_all_seconds(
         sent * (ep - 1.0) / ep,
-        group_size=c.expert_parallel_size,
-        stride=c.expert_tensor_parallel_size,
+        group=expert_group(c, "ep", order=cluster.rank_order),
         cluster=cluster,
         profile=profile,
     )
-    around = ring(group_size=c.expert_tensor_parallel_size, stride=1, cluster=cluster, profile=profile)
+    around = group_ring(group=expert_group(c, "tp", order=cluster.rank_order), cluster=cluster, profile=profile)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
     return BlockTime(

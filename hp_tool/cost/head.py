@@ -50,7 +50,7 @@ def head_time(
     output = output + elementwise_seconds(loss_traffic, kernels=10.0, gpu=gpu, profile=profile)
 
     # Input gathered forward (with SP) and its gradient reduced backward; the loss reduces three fp32 numbers a token.
-    tensor_group = tensor_ring(group_size=c.tensor_parallel_size, cluster=cluster, profile=profile)
+    tensor_group = tensor_ring(candidates=c, cluster=cluster, profile=profile)
     wire = tokens * h * e * (t - 1.0) / t
     around = where(c.sequence_parallel > 0, 3.0 * tensor_group.seconds(wire), tensor_group.seconds(2.0 * wire))
     inside = 3.0 * tensor_group.seconds(8.0 * tokens * (t - 1.0) / t)

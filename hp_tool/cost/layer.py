@@ -135,7 +135,7 @@ def _tensor_seconds(
     the sharded inputs are gathered once more, wholly behind the input-gradient matmuls where those are longer
     (arXiv 2205.05198 section 4.2.2); input gradients are reduce-scattered behind the weight-gradient matmuls.
     """
-    group = tensor_ring(group_size=candidates.tensor_parallel_size, cluster=cluster, profile=profile)
+    group = tensor_ring(candidates=candidates, cluster=cluster, profile=profile)
     wire = s.tokens * s.h * s.e * (s.t - 1.0) / s.t
     gather = regions * group.seconds(wire)
     all_reduce = regions * group.seconds(2.0 * wire)

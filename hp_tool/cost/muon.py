@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.communication import ring
+from hp_tool.cost.communication import group_ring
 from hp_tool.cost.compute import matmul_seconds
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
 from hp_tool.cost.linears import Linear, layer_linears
@@ -63,7 +63,7 @@ def muon_seconds(
     if not anywhere(zero >= 2):
         return seconds
     wire = 2.0 * 2.0 * maximum(*matrices) / division.shards * (1.0 - 1.0 / division.shards)
-    group = ring(group_size=division.shards, stride=division.stride, cluster=cluster, profile=profile)
+    group = group_ring(group=division.shard_group, cluster=cluster, profile=profile)
     return seconds + where(zero >= 2, group.seconds(wire), 0.0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.communication import ring
+from hp_tool.cost.communication import group_ring, ring
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.linears import layer_matrix_parameters
 from hp_tool.cost.muon import muon_seconds
@@ -20,6 +20,7 @@ from hp_tool.cost.parameters import (
     norm_weights,
     output_parameters,
 )
+from hp_tool.cost.placement import dense_group, expert_group
 from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -118,15 +119,13 @@ def state_costs(
         "zero_stage": c.zero_stage,
         "all_reduced_below": 2 if workload.optimizer == "muon" else 1,
     }
-    copies = c.data_parallel_size * c.context_parallel_size
-    division = sharding(c, copies=copies, stride=c.tensor_parallel_size)
+    division = sharding(c, group=dense_group(c, "cp", "dp", order=cluster.rank_order))
     ends = end_parameters(model, workload, c)
     matrices = end_matrices(model, c) if size.lighter_matrices else (0.0, 0.0)
     costs = _group_costs(*_ends(ends, matrices, size), sharding=division, **group)
     expert_division = division
     if model.num_experts:
-        ranks = c.expert_parallel_size * c.expert_tensor_parallel_size
-        expert_division = sharding(c, copies=maximum(c.tensor_parallel_size * copies // ranks, 1), stride=ranks)
+        expert_division = sharding(c, group=expert_group(c, "dp", order=cluster.rank_order))
         ends = end_expert_parameters(model, c)
         experts = _group_costs(*_ends(ends, ends, size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
@@ -171,7 +170,7 @@ def _group_costs(
     reduce-scattered."""
     shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
-    data = ring(group_size=sharding.shards, stride=sharding.stride, cluster=cluster, profile=profile)
+    data = group_ring(group=sharding.shard_group, cluster=cluster, profile=profile)
     weights, gradients, optimizer, sent = (
         maximum(getattr(first, name), getattr(last, name))
         for name in ("weights", "gradients", "optimizer", "communicated_weights")
@@ -199,6 +198,7 @@ def _tied_seconds(
     c, p = candidates, candidates.pipeline_parallel_size
     if not (model.tie_word_embeddings and anywhere(p > 1)):
         return zeros_like(p)
-    far = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size * maximum(p - 1, 1)
+    (stages,) = dense_group(c, "pp", order=cluster.rank_order)
+    far = stages.stride * maximum(p - 1, 1)
     wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * (p > 1)
     return ring(group_size=minimum(p, 2), stride=far, cluster=cluster, profile=profile).seconds(wire)

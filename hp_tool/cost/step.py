@@ -9,6 +9,7 @@ from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_li
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.placement import dense_group
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import exposed, fully_sharded_seconds
 from hp_tool.cost.stages import StageLayers, uneven_ends
@@ -140,12 +141,14 @@ def transfer_seconds(
     *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
 ) -> FloatArray:
     """One micro-batch's activations to the next stage: each tensor-parallel rank sends its share, e T h / t
-    (Megatron's scatter-gather, arXiv 2104.04473 section 4.1; with SP they are sharded already).
+    (Megatron's scatter-gather, arXiv 2104.04473 section 4.1; with SP they are sharded already). Some neighbours are in
+    different NVLink domains wherever one domain does not hold all stages, and those set the pace.
     """
     c = candidates
     t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
     message = tokens * model.hidden_size * activation_element_bytes(workload) / t
-    distance = t * c.context_parallel_size * c.data_parallel_size
-    seconds = send_seconds(message, distance=distance, cluster=cluster, profile=profile)
-    return where(c.pipeline_parallel_size > 1, seconds, 0.0)
+    (stages,) = dense_group(c, "pp", order=cluster.rank_order)
+    crosses = stages.size * stages.stride > cluster.nvlink_domain_size
+    seconds = send_seconds(message, distance=stages.stride, crosses=crosses, cluster=cluster, profile=profile)
+    return where(stages.size > 1, seconds, 0.0)

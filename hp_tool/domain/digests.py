@@ -34,9 +34,17 @@ def problem_digest(*, model: ModelSpec, cluster: ClusterSpec, training: Training
                 cluster.nvlink_domain_size,
                 cluster.inter_node_bandwidth_bytes_per_second,
                 cluster.inter_node_latency_s,
+                *_unusual(cluster),
             ],
         }
     )
+
+
+def _unusual(cluster: ClusterSpec) -> list[Any]:
+    """What most clusters leave at its default, so that their digests stay as they are."""
+    names = ("network_topology", "nodes_per_leaf", "network_oversubscription", "rank_order")
+    defaults = {item.name: item.default for item in fields(cluster)}
+    return [[name, value] for name in names if (value := getattr(cluster, name)) != defaults[name]]
 
 
 def json_digest(value: Any) -> str:

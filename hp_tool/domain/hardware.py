@@ -7,6 +7,8 @@ from typing import Literal
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Kind = Literal["gpu", "cpu"]
+NetworkTopology = Literal["fat_tree", "rail_optimized"]
+DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,14 @@ class ClusterSpec:
     """Per-direction network bandwidth per device."""
     inter_node_latency_s: float = 5e-6
     """One message across the network, end to end."""
+    network_topology: NetworkTopology = "fat_tree"
+    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each of its nodes."""
+    nodes_per_leaf: int | None = None
+    """Nodes that reach each other below the oversubscribed level (a leaf, or a pod); None: all of them."""
+    network_oversubscription: float = 1.0
+    """Bandwidth below the leaf switches over bandwidth above them; 1: full bisection."""
+    rank_order: str = DEFAULT_RANK_ORDER
+    """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's `order`)."""
     price_per_gpu_hour: float | None = None
     """US dollars; None: cost is left out of results."""
 
@@ -104,6 +114,12 @@ class ClusterQuery:
     """Per-direction network bandwidth per device; None: the usual server's."""
     inter_node_latency_s: float | None = None
     """One message across the network; None: 5 us."""
+    network_topology: NetworkTopology | None = None
+    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each. None: fat_tree."""
+    nodes_per_leaf: int | None = None
+    """Nodes that reach each other at full bandwidth, below one leaf switch or in one pod; None: all of them."""
+    network_oversubscription: float | None = None
+    """Bandwidth below the leaves over bandwidth above them, 1 to 1000; needs nodes_per_leaf. None: 1, full bisection."""
     price_per_gpu_hour: float | None = None
     """US dollars; None: the catalogue's price, if it has one."""
     stages: tuple[StageGpus, ...] | None = None
@@ -126,6 +142,10 @@ class NodeType:
     """Per-direction network bandwidth per device."""
     fabric: str
     """The network in words, such as 8 x ConnectX-7 400 Gb/s InfiniBand NDR."""
+    network_topology: NetworkTopology | None = None
+    """As in a query's cluster; None: fat_tree."""
+    nodes_per_leaf: int | None = None
+    network_oversubscription: float | None = None
     price_per_gpu_hour: float | None = None
     """On-demand list price in US dollars, where published."""
     num_gpus: int | None = None

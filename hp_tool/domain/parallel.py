@@ -98,6 +98,7 @@ class ParallelQuery:
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
     rank_order: str | None = None
+    """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
     context_parallel_communication: ContextCommunication | None = None
     attention_data_parallel_size: int | tuple[int, ...] | None = None
     """Inference only."""

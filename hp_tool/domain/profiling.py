@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -88,6 +89,12 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
         ),
     )
     return ((field, words) for unsupported, field, words in rules if unsupported)
+
+
+def unprofiled_layout(cluster: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """(field, words) of what the ranks' layout asks and is not run."""
+    if cluster.rank_order != DEFAULT_RANK_ORDER:
+        yield "parallel.rank_order", f"rank_order: {cluster.rank_order}"
 
 
 def unprofiled_sizes(sizes: Sizes, *, model: ModelSpec) -> Iterator[tuple[Any, str]]:

@@ -12,7 +12,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
-from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
+from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
@@ -54,7 +54,8 @@ def resolve_search(query: Query) -> TrainingProblem:
             "objective min_gpus is not searched with real runs; let `hp-tool recommend` find the number, then search on it",
             field="objective",
         )
-    for field, what in unprofiled(model=problem.model, training=problem.workload):
+    asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster))
+    for field, what in asked:
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 

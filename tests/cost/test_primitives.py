@@ -86,7 +86,10 @@ def test_the_slow_approach_to_full_bandwidth(machine: ClusterSpec) -> None:
 
 
 def test_stages_a_node_apart_send_over_the_network(machine: ClusterSpec) -> None:
-    seconds = send_seconds(np.array([1e6, 1e6]), distance=np.array([4, 8]), cluster=machine, profile=plain_profile(machine))
+    distance, crosses = np.array([4, 8]), np.array([False, True])
+    seconds = send_seconds(
+        np.array([1e6, 1e6]), distance=distance, crosses=crosses, cluster=machine, profile=plain_profile(machine)
+    )
     assert seconds == pytest.approx([1e-6 + 1e6 / (NVLINK / 2), 1e-5 + 1e6 / (NETWORK / 2)])
 
 

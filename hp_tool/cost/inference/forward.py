@@ -50,7 +50,9 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     output = matmuls_seconds(nouns, rows, ((model.vocab_size / t, float(model.hidden_size)),), precision=_head_precision(nouns),
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
     distance = t * candidates.attention_data_parallel_size
-    hop = send_seconds(message / t, distance=distance, cluster=nouns.cluster, profile=nouns.profile)
+    # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
+    crosses = distance >= nouns.cluster.nvlink_domain_size
+    hop = send_seconds(message / t, distance=distance, crosses=crosses, cluster=nouns.cluster, profile=nouns.profile)
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.candidates import FloatArray, IntArray
-from hp_tool.cost.communication import local_bandwidth, ring
+from hp_tool.cost.communication import ring
 from hp_tool.cost.compute import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.inference.candidates import ServingNouns
 from hp_tool.cost.inference.matrices import Matrix, attention_flops, cached_width
+from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, local_bandwidth
+from hp_tool.cost.placement import line
 from hp_tool.domain.efficiency import Roofline
 from hp_tool.domain.hardware import Precision
 
@@ -97,6 +99,8 @@ def exchange_seconds(nouns: ServingNouns, bytes_per_rank: FloatArray, *, group_s
     inside = np.minimum(n, domain)
     near = bytes_per_rank * (inside - 1.0) / n
     far = bytes_per_rank * (n - inside) / n
+    near = near + forwarded_bytes(far, in_domain=inside, cluster=nouns.cluster)
+    far = far * exchange_slowdown(line(n, 1), in_domain=inside, cluster=nouns.cluster)
     local = near + np.sqrt(near * link.ramp_bytes)
     seconds = (
         link.latency_s

@@ -1,0 +1,131 @@
+"""Where ranks lie: which ones form a group, and how many of those share an NVLink domain or a leaf switch.
+
+Ranks count through the parallel dimensions in an order, innermost first, as Megatron Core's RankGenerator does. Dense
+layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p e_t)) p over the same ranks: both in the same order,
+the former without ep, the latter without cp.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.block import Column
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import maximum, minimum
+from hp_tool.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`size` ranks, each `stride` further on than the one before; plain numbers, or arrays of shape (n,)."""
+
+    size: Column
+    stride: Column
+
+
+Group = tuple[Axis, ...]
+"""The ranks of one group: all combinations of its axes, innermost first. Neighbouring dimensions are one axis."""
+
+
+DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
+
+
+def checked_order(order: str) -> str:
+    """A whole order of DIMENSIONS from one that a query writes; cp and ep, where left out, follow tp (Megatron-LM's
+    --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp). Raises InputError.
+    """
+    named = order.split("-")
+    if len(set(named)) < len(named) or not {"tp", "dp", "pp"} <= set(named) <= set(DIMENSIONS):
+        raise InputError(
+            f"rank_order {order[:80]!r} must name each of tp, dp, pp (and cp, ep) once, innermost first, as in tp-cp-ep-dp-pp",
+            field="parallel.rank_order",
+        )
+    place = named.index("tp") + 1
+    named[place:place] = [name for name in ("cp", "ep") if name not in named]
+    return "-".join(named)
+
+
+def dense_group(candidates: Candidates, *names: str, order: str) -> Group:
+    """The group over the dimensions `names` (tp, cp, dp, pp) of attention and dense layers."""
+    c = candidates
+    sizes = {
+        "tp": c.tensor_parallel_size,
+        "cp": c.context_parallel_size,
+        "dp": c.data_parallel_size,
+        "pp": c.pipeline_parallel_size,
+    }
+    return _group(sizes, names, order)
+
+
+def expert_group(candidates: Candidates, *names: str, order: str) -> Group:
+    """The group over the dimensions `names` (tp: experts' tensor parallelism, ep, dp: their replicas, pp) of experts."""
+    c = candidates
+    ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
+    sizes = {
+        "tp": c.expert_tensor_parallel_size,
+        "ep": c.expert_parallel_size,
+        "dp": maximum(ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size), 1),
+        "pp": c.pipeline_parallel_size,
+    }
+    return _group(sizes, names, order)
+
+
+def line(size: Column, stride: Column) -> Group:
+    """`size` ranks that are `stride` apart."""
+    return (Axis(size, stride),)
+
+
+def group_size(group: Group) -> Column:
+    """Ranks in the group."""
+    return math.prod((axis.size for axis in group), start=1)
+
+
+def split(group: Group, parts: Column) -> tuple[Group, Group]:
+    """(one of `parts` equal parts of the group, the ranks with the same place in each part): the outermost axis divides, into
+    single ranks where it has fewer than `parts`.
+    """
+    last = group[-1]
+    parts = minimum(parts, last.size)
+    size = last.size // parts
+    return (*group[:-1], Axis(size, last.stride)), line(parts, last.stride * size)
+
+
+def sharing(group: Group, *, block: int) -> Column:
+    """Members of a group within one block of `block` consecutive ranks (an NVLink domain, the devices under a leaf).
+
+    Where groups do not fit into blocks evenly, some straddle an edge, and everyone waits for them: counted are the ranks
+    on the short side, gcd(block, extent) / stride of an axis.
+    """
+    counts = (_in_block(axis, block) for axis in group)
+    return math.prod(counts, start=1)
+
+
+def _group(sizes: dict[str, Column], names: tuple[str, ...], order: str) -> Group:
+    axes: list[Axis] = []
+    stride: Column = 1
+    open_axis = False
+    for name in order.split("-"):
+        if name not in sizes:
+            continue
+        if name in names:
+            if open_axis:
+                axes[-1] = Axis(axes[-1].size * sizes[name], axes[-1].stride)
+            else:
+                axes.append(Axis(sizes[name], stride))
+        open_axis = name in names
+        stride = stride * sizes[name]
+    return tuple(axes)
+
+
+def _in_block(axis: Axis, block: int) -> Column:
+    extent = axis.size * axis.stride
+    edge = _gcd(block, extent)
+    return minimum(maximum(edge // axis.stride, 1), axis.size)
+
+
+def _gcd(block: int, extent: Any) -> Any:
+    return np.gcd(block, extent) if isinstance(extent, np.ndarray) else math.gcd(block, int(extent))
