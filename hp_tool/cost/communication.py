@@ -109,7 +109,8 @@ def exchange_seconds(
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network
     latency = (size > 1) * inside.latency_s + (size > k) * (outside.latency_s + cluster.inter_node_latency_s)
-    return latency + maximum(near, far)
+    seconds: FloatArray = latency + maximum(near, far)
+    return seconds
 
 
 def _transfer(message_bytes: FloatArray, link: Link, bandwidth: float) -> FloatArray:

@@ -130,6 +130,9 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"training": {"sequence_lengths": "synthetic-wen-text"}}, NotFoundError, "training.sequence_lengths"),
         ({"context_parallel_communication": "a2a+p2p"}, UnsupportedError, "parallel.context_parallel_communication"),
         ({"data_parallel_shard_size": 4, "zero_stage": 0}, InputError, "parallel.data_parallel_shard_size"),
+        ({"rank_order": "tp-dp"}, InputError, "parallel.rank_order"),
+        ({"model": "mixtral-8x7b", "rank_order": "tp-pp-dp"}, UnsupportedError, "parallel.rank_order"),
+        ({"cluster": {"network_oversubscription": 2.0}}, InputError, "cluster.nodes_per_leaf"),
         ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
         ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
         ({"pipeline_schedule": "interleaved"}, InputError, "parallel.pipeline_schedule"),  # of one chunk a rank

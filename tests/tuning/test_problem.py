@@ -60,6 +60,7 @@ def test_a_search_for_the_fewest_devices_is_refused():
     ("change", "field"),
     [
         ({"model": "mixtral-8x7b"}, "model.num_experts"),
+        ({"parallel": {"rank_order": "tp-pp-dp"}}, "parallel.rank_order"),
         ({"training": {"sequence_length": 2048, "global_batch_size": 1536, "optimizer": "muon"}}, "training.optimizer"),
     ],
 )
