@@ -1,4 +1,6 @@
-"""What is timed: a dense space of GPT-3 175B on 1,024 A100, and single queries drawn from it."""
+"""What is timed: a dense space (GPT-3 175B on 1,024 A100) with single queries drawn from it, one of mixture-of-experts
+configurations (Mixtral 8x22B on 512 H100), and one of a trillion parameters that grows to ten million candidates.
+"""
 
 from __future__ import annotations
 
@@ -21,43 +23,67 @@ QUERY: dict[str, Any] = {
     "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 1024},
     "training": {"sequence_length": 2048, "global_batch_size": 1536, "total_tokens": 300e9},
 }
-DENSE = {
-    "sequence_parallel": [True, False],
-    "recompute": [
-        "none",
-        "selective",
-        *(
-            {"granularity": "full", "method": method, "num_layers": layers}
-            for method in ("uniform", "block")
-            for layers in (1, 2, 3, 4, 6, 8, 12)
-        ),
-    ],
+MOE_QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": "mixtral-8x22b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512},
+    "training": {"sequence_length": 16384, "global_batch_size": 1536},
+}
+LARGE_QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": "gpt-1t",
+    "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 4096},
+    "training": {"sequence_length": 8192, "global_batch_size": 9216},
 }
 
 
+def recomputations(largest: int) -> list[Any]:
+    """None, selective, and full of both methods with 1 to `largest` layers."""
+    layers = range(1, largest + 1)
+    full = [{"granularity": "full", "method": how, "num_layers": n} for how in ("uniform", "block") for n in layers]
+    return ["none", "selective", *full]
+
+
+EVERYTHING: dict[str, Any] = {"sequence_parallel": [True, False], "zero_stage": [0, 1, 2, 3]}
+DENSE = EVERYTHING | {"recompute": recomputations(7), "context_parallel_size": [1, 2, 4]}
+MOE = EVERYTHING | {"recompute": recomputations(7), "expert_tensor_parallel_size": [1, 2, 4]}
+_FEW = {"tensor_parallel_size": 8, "context_parallel_size": [1, 2, 4, 8, 16]}
+GROWTH: tuple[dict[str, Any], ...] = (
+    {**_FEW, "pipeline_parallel_size": 8, "context_parallel_size": 1, "recompute": recomputations(0)},
+    {**_FEW, "pipeline_parallel_size": [8, 16], "recompute": recomputations(0)},
+    {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(0)},
+    {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(8)},
+    {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(87)},
+)
+"""Axes of spaces of about a thousand, ten thousand, ... ten million legal candidates of LARGE_QUERY."""
+
+
 def dense_query() -> Query:
-    """Every tensor, pipeline and virtual size and micro-batch that divides, with 16 ways to recompute."""
+    """Every tensor, pipeline and virtual size and micro-batch that divides, 16 ways to recompute, all ZeRO stages."""
     return parse_query(QUERY | {"parallel": DENSE})
 
 
-def dense_space() -> tuple[TrainingProblem, Candidates]:
+def moe_query() -> Query:
+    """The same with every expert-parallel size, and experts split up to four ways."""
+    return parse_query(MOE_QUERY | {"parallel": MOE})
+
+
+def growing_query(step: int) -> Query:
+    """The space of 10^(3 + step) candidates, about."""
+    return parse_query(LARGE_QUERY | {"parallel": EVERYTHING | GROWTH[step]})
+
+
+def legal_space(query: Query) -> tuple[TrainingProblem, Candidates]:
     """The problem and its legal candidates."""
-    query = dense_query()
     problem = resolve_training(query)
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     return problem, enumerate_space(axes=default_axes(query=query.parallel, **nouns), **nouns).candidates
-
-
-def repeated(candidates: Candidates, *, size: int) -> Candidates:
-    """`size` candidates: the space over again, shuffled so that neighbours differ."""
-    rows = np.random.default_rng(0).permutation(np.arange(size) % len(candidates))
-    return candidates.take(rows)
 
 
 def single_queries(count: int) -> list[Query]:
     """Queries of one configuration each, all different."""
     query = parse_query(QUERY)
-    _, candidates = dense_space()
+    _, candidates = legal_space(dense_query())
     rows = np.random.default_rng(0).choice(len(candidates), size=count, replace=False)
     return [replace(query, parallel=config_query(candidates.config(int(row)))) for row in rows]
 
