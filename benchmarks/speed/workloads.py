@@ -15,7 +15,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.schema import parse_query, to_dict
-from hp_tool.space import default_axes, enumerate_space
+from hp_tool.space import default_axes, legal_chunks
 
 QUERY: dict[str, Any] = {
     "kind": "training",
@@ -73,17 +73,18 @@ def growing_query(step: int) -> Query:
     return parse_query(LARGE_QUERY | {"parallel": EVERYTHING | GROWTH[step]})
 
 
-def legal_space(query: Query) -> tuple[TrainingProblem, Candidates]:
-    """The problem and its legal candidates."""
+def legal_space(query: Query) -> tuple[TrainingProblem, list[Candidates]]:
+    """The problem and its legal candidates, in chunks as `recommend` costs them."""
     problem = resolve_training(query)
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    return problem, enumerate_space(axes=default_axes(query=query.parallel, **nouns), **nouns).candidates
+    chunks = legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns)
+    return problem, [chunk.candidates for chunk in chunks if len(chunk.candidates)]
 
 
 def single_queries(count: int) -> list[Query]:
     """Queries of one configuration each, all different."""
     query = parse_query(QUERY)
-    _, candidates = legal_space(dense_query())
+    candidates = Candidates.concatenate(legal_space(dense_query())[1])
     rows = np.random.default_rng(0).choice(len(candidates), size=count, replace=False)
     return [replace(query, parallel=config_query(candidates.config(int(row)))) for row in rows]
 

@@ -1,10 +1,13 @@
 """Candidates: many configurations as a struct of arrays, one entry each; or one alone, as plain numbers.
 
-Formulas are written once and serve both: arrays of shape (n,) make a million rows cheap, plain numbers make one cheap.
+Formulas are written once and serve all forms, being elementwise. Arrays of shape (n,) make a million rows cheap; a grid,
+whose arrays broadcast to one shape, cheaper still: what does not depend on an axis is computed once for all its values;
+plain numbers make one candidate cheap.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +20,7 @@ from hp_tool.domain.parallel import ParallelConfig, Recompute, RecomputeName
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-"""Shape (n,) of n candidates. In the formulas, also a plain number: of one candidate alone."""
+"""Shape (n,) of n candidates. In the formulas, also a plain number: of one candidate alone; or what broadcasts to a grid."""
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
@@ -25,8 +28,8 @@ NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """n configurations; every array has shape (n,), or is a plain number for one alone. Fields are ParallelConfig's,
-    recomputation split in code and layers.
+    """n configurations; every array has shape (n,), or is a plain number for one alone, or all broadcast to one grid of n,
+    numbered row by row. Fields are ParallelConfig's, recomputation split in code and layers.
     """
 
     tensor_parallel_size: IntArray
@@ -48,15 +51,34 @@ class Candidates:
     """0: the whole data-parallel group."""
 
     def __len__(self) -> int:
-        return 1 if self.is_alone else len(self.tensor_parallel_size)
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n,), the grid's shape, or () for one alone."""
+        if self.is_alone:
+            return ()
+        first = self.tensor_parallel_size.shape
+        return first if len(first) == 1 else np.broadcast_shapes(*(getattr(self, f.name).shape for f in fields(self)))
 
     @property
     def is_alone(self) -> bool:
         return not isinstance(self.tensor_parallel_size, np.ndarray)
 
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
-        """The chosen rows, in the given order."""
+        """The chosen rows, in the given order; of a grid too as rows, numbered as they are there."""
+        if len(shape := self.shape) > 1:
+            return self.at(np.unravel_index(np.arange(len(self))[indices], shape))
         return Candidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+
+    def at(self, places: Sequence[NDArray[np.intp]]) -> Candidates:
+        """The rows at these places of the grid, given by an index along each of its axes."""
+
+        def chosen(column: IntArray) -> IntArray:
+            where = tuple(0 if extent == 1 else place for place, extent in zip(places, column.shape, strict=True))
+            return np.broadcast_to(column[where], places[0].shape)
+
+        return Candidates(**{f.name: chosen(getattr(self, f.name)) for f in fields(self)})
 
     def row(self, index: int) -> Candidates:
         """One of the rows alone."""
@@ -89,6 +111,7 @@ class Candidates:
     @classmethod
     def concatenate(cls, parts: Sequence[Candidates]) -> Candidates:
         """The rows of all parts, in order; of at least one part."""
+        parts = [part.take(slice(None)) if len(part.shape) > 1 else part for part in parts]
         if len(parts) == 1:
             return parts[0]
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})

@@ -28,18 +28,6 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
-STATE_AXES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "data_parallel_size",
-    "zero_stage",
-    "data_parallel_shard_size",
-)
-"""What everything here depends on."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:

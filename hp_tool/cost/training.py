@@ -21,7 +21,7 @@ from hp_tool.cost.memory import memory
 from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.shapes import LAYER_AXES
 from hp_tool.cost.stages import stage_layers
-from hp_tool.cost.states import STATE_AXES, StateCosts, state_costs
+from hp_tool.cost.states import state_costs
 from hp_tool.cost.step import TIME_PARTS, time_parts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -30,12 +30,15 @@ from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 DEFAULT_STRATEGY = Strategy()
-Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime, StateCosts)
+_TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
+Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates; arrays of shape (n,), or numbers of one alone; bytes and seconds."""
+    """Predictions for n candidates: arrays of shape (n,), numbers of one alone, or what broadcasts to the shape of a grid;
+    bytes and seconds.
+    """
 
     memory_parts: dict[str, FloatArray]
     """By MEMORY_PARTS, on the worst stage."""
@@ -52,18 +55,30 @@ class TrainingCosts:
         """Fits in memory; whether it is legal was decided before it became a candidate."""
         return self.memory_total_bytes <= self.capacity_bytes
 
+    def rows(self, shape: tuple[int, ...]) -> TrainingCosts:
+        """Of a grid of this shape: a row for each of its candidates."""
+
+        def each(column: FloatArray) -> FloatArray:
+            return np.broadcast_to(column, shape).ravel()
+
+        return TrainingCosts(
+            memory_parts={name: each(column) for name, column in self.memory_parts.items()},
+            parts={name: each(column) for name, column in self.parts.items()},
+            capacity_bytes=self.capacity_bytes,
+            **{name: each(getattr(self, name)) for name in _TOTALS},
+        )
+
     def row(self, index: int) -> TrainingCosts:
         """One of the rows alone."""
 
         def numbers(columns: dict[str, FloatArray]) -> dict[str, Any]:
             return {name: column[index].item() for name, column in columns.items()}
 
-        names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
         return TrainingCosts(
             memory_parts=numbers(self.memory_parts),
             parts=numbers(self.parts),
             capacity_bytes=self.capacity_bytes,
-            **numbers({name: getattr(self, name) for name in names}),
+            **numbers({name: getattr(self, name) for name in _TOTALS}),
         )
 
 
@@ -77,8 +92,11 @@ def training_costs(
     strategy: Strategy = DEFAULT_STRATEGY,
     memory_headroom_fraction: float = 0.05,
 ) -> TrainingCosts:
-    """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million."""
-    # Layers and states each depend on few axes: compute them once for each combination that occurs.
+    """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million.
+
+    Of a grid, what does not depend on one of its axes comes with a length of 1 there.
+    """
+    # Layers depend on few axes: compute them once for each combination that occurs.
     machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
     stages = stage_layers(model, candidates)
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
@@ -91,8 +109,7 @@ def training_costs(
         first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (stages.first, stages.last))
         sparse_times = layer_time(**machine, candidates=kinds, strategy=strategy, moe=True)
         times = _mix(times, _spread(sparse_times, kind_of), stages.pace_moe_fraction)
-    kinds, kind_of = distinct_rows(candidates, STATE_AXES)
-    states = _spread(state_costs(**machine, candidates=kinds), kind_of)
+    states = state_costs(**machine, candidates=candidates)
 
     m = micro_batches(candidates, workload=workload)
     held = memory(

@@ -1,7 +1,7 @@
 """All combinations of the axes as arrays, chunk by chunk, and which of them are legal.
 
-What decides legality is combined first and filtered; only then each survivor is given the values of the other axes
-(recomputation, ZeRO stage). However large a space is, no more than one block of it is held at a time.
+What decides legality is combined first and filtered; the survivors and the values of the other axes (recomputation, ZeRO
+stage) span a grid. However large a space is, no more than one block of it is held at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_COMBINATIONS = 100_000_000
 """Raw combinations one query may span."""
 BLOCK = 1 << 15
 """Combinations looked at together; they stay in the processor's cache."""
-CHUNK = 12_288
+CHUNK = 32_768
 """Candidates handed out together: large enough for numpy, small enough for the processor's cache."""
 
 Columns = dict[str, IntArray]
@@ -35,6 +35,7 @@ class Space:
     """The legal candidates, or a chunk of them, and how many combinations each rule turned away on the way."""
 
     candidates: Candidates
+    """Rows; a chunk is a grid."""
     rejections: dict[str, int]
 
 
@@ -57,32 +58,31 @@ def legal_chunks(
     appear once.
     """
     groups, dropped = _groups(axes, cluster)
-    rest = _Rest(axes)
     choices = _choices(axes, groups)
+    # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
+    grids = (_Grid(axes, stages=axes.zero_stage, size=size), _Grid(axes, stages=axes.zero_stage[-1:], size=size))
     total = int(np.prod([float(len(values)) for values in choices.values()]))
-    if total * rest.count > MAX_COMBINATIONS:
+    if total * grids[0].each > MAX_COMBINATIONS:
         raise InputError(
-            f"{total * rest.count:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
+            f"{total * grids[0].each:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
             field="parallel",
             code="space_too_large",
         )
     counts = {"world_size_mismatch": dropped} if dropped else {}
-    waiting: list[Candidates] = []
-    rows = max(size // rest.count, 1)
     for start in range(0, total, BLOCK):
         block = _block(choices, groups, cluster, np.arange(start, min(start + BLOCK, total)))
         codes = legality(model=model, cluster=cluster, workload=workload, candidates=block)
-        add_counts(counts, rejection_counts(codes, weights=rest.counts(block)))
-        waiting.append(block.take(np.flatnonzero(codes == 0)))
-        if sum(map(len, waiting)) >= rows:
-            ready = Candidates.concatenate(waiting)
-            full = len(ready) - len(ready) % rows
-            for first in range(0, full, rows):
-                yield Space(candidates=rest.given_to(ready.take(slice(first, first + rows))), rejections=counts)
+        replicas = block.data_parallel_size * block.context_parallel_size > 1
+        weights = np.where(replicas, grids[0].each, grids[1].each)
+        add_counts(counts, rejection_counts(codes, weights=weights))
+        for grid, belongs in zip(grids, (replicas, ~replicas), strict=True):
+            grid.add(block.take(np.flatnonzero((codes == 0) & belongs)))
+            for candidates in grid.full():
+                yield Space(candidates=candidates, rejections=counts)
                 counts = {}
-            waiting = [ready.take(slice(full, None))]
-    left = Candidates.concatenate(waiting) if waiting else Candidates.from_columns({f.name: () for f in fields(Candidates)})
-    yield Space(candidates=rest.given_to(left), rejections=counts)
+    for grid in grids:
+        yield Space(candidates=grid.rest(), rejections=counts)
+        counts = {}
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
@@ -141,42 +141,41 @@ def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: In
     return block if once.all() else block.take(np.flatnonzero(once))
 
 
-class _Rest:
-    """The axes on which legality does not depend, as all their combinations."""
+class _Grid:
+    """Gathers legal combinations until there are enough for a chunk, and spans it with the axes that do not matter to
+    legality: shape (combinations, recomputations, ZeRO stages).
+    """
 
-    def __init__(self, axes: Axes) -> None:
-        zero, recompute = np.asarray(axes.zero_stage, dtype=np.int64), np.asarray(axes.recompute, dtype=np.int64)
-        self._columns: Columns = {
-            "recompute_method": np.repeat(recompute[:, 0], len(zero)),
-            "recompute_num_layers": np.repeat(recompute[:, 1], len(zero)),
-            "zero_stage": np.tile(zero, len(recompute)),
+    def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
+        recompute = np.asarray(axes.recompute, dtype=np.int64).reshape(1, -1, 1, 2)
+        self._free: Columns = {
+            "recompute_method": recompute[..., 0],
+            "recompute_num_layers": recompute[..., 1],
+            "zero_stage": np.asarray(stages, dtype=np.int64).reshape(1, 1, -1),
         }
-        self.count = len(self._columns["zero_stage"])
-        # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
-        self._without_replicas = self._columns["zero_stage"] == zero[-1]
+        self.each = len(axes.recompute) * len(stages)
+        self._rows = max(size // self.each, 1)
+        self._waiting: list[Candidates] = []
 
-    def counts(self, block: Candidates) -> IntArray:
-        """How many combinations each row stands for."""
-        return np.where(_has_replicas(block), self.count, np.count_nonzero(self._without_replicas))
+    def add(self, combinations: Candidates) -> None:
+        """Later ones follow earlier ones."""
+        self._waiting.append(combinations)
 
-    def given_to(self, block: Candidates) -> Candidates:
-        """Every row with every combination."""
-        columns: Columns = {
-            f.name: np.tile(self._columns[f.name], len(block))
-            if f.name in self._columns
-            else np.repeat(getattr(block, f.name), self.count)
-            for f in fields(Candidates)
-        }
-        every = Candidates(**columns)
-        replicas = _has_replicas(block)
-        if replicas.all() or self._without_replicas.all():
-            return every
-        return every.take(np.flatnonzero(np.repeat(replicas, self.count) | np.tile(self._without_replicas, len(block))))
+    def full(self) -> Iterator[Candidates]:
+        """The chunks there is enough for."""
+        while sum(map(len, self._waiting)) >= self._rows:
+            ready = Candidates.concatenate(self._waiting)
+            self._waiting = [ready.take(slice(self._rows, None))]
+            yield self._spanned(ready.take(slice(self._rows)))
 
+    def rest(self) -> Candidates:
+        """What is left, maybe nothing."""
+        nothing = Candidates.from_columns({f.name: () for f in fields(Candidates)})
+        return self._spanned(Candidates.concatenate([*self._waiting, nothing]))
 
-def _has_replicas(candidates: Candidates) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    several: np.ndarray[Any, np.dtype[np.bool_]] = candidates.data_parallel_size * candidates.context_parallel_size > 1
-    return several
+    def _spanned(self, combinations: Candidates) -> Candidates:
+        columns: Columns = {f.name: getattr(combinations, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
+        return Candidates(**columns | self._free)
 
 
 def add_counts(counts: dict[str, int], more: dict[str, int]) -> None:

@@ -134,5 +134,6 @@ def test_chunks_of_any_size_make_up_the_same_space(size: int) -> None:
     whole = enumerate_space(axes=axes, **nouns)
     chunks = list(legal_chunks(axes=axes, **nouns, size=size))
     assert max(len(chunk.candidates) for chunk in chunks) <= max(size, len(axes.recompute) * 4)
-    assert [row for chunk in chunks for row in rows(chunk.candidates)] == rows(whole.candidates)
+    # The order differs: configurations without replicas have grids of their own.
+    assert sorted(rows(whole.candidates)) == sorted(row for chunk in chunks for row in rows(chunk.candidates.take(slice(None))))
     assert sum(map(Counter, (chunk.rejections for chunk in chunks)), Counter()) == Counter(whole.rejections)

@@ -107,7 +107,7 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
             for replicas, micro_batch, together, stages, chunks in distinct.tolist()
         ]
     )
-    return float(extra[0]) if c.is_alone else extra[kind_of.reshape(-1)]
+    return float(extra[0]) if c.is_alone else extra[kind_of.reshape(kinds.shape[:-1])]
 
 
 def _seconds_per_attended_token(

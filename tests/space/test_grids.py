@@ -1,0 +1,49 @@
+"""A grid of candidates costs what its rows cost, whatever the query asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hp_tool.problem import resolve_training
+from hp_tool.schema import parse_query
+from hp_tool.space import default_axes, legal_chunks
+from tests.cost.cases import columns
+
+QUERIES: dict[str, dict[str, Any]] = {
+    "dense": {"model": "gpt-22b", "parallel": {"zero_stage": [0, 1, 2, 3], "sequence_parallel": [False, True]}},
+    "uneven stages": {"model": "llama-3.1-405b", "parallel": {"pipeline_parallel_size": [1, 2, 4, 8]}},
+    "mixture of experts": {"model": "mixtral-8x7b", "parallel": {"zero_stage": [1, 3], "expert_tensor_parallel_size": [1, 2]}},
+    "latent attention, multi-token prediction": {"model": "deepseek-v3", "training": {"precision": "fp8"}},
+    "long context": {"model": "llama-3-8b", "training": {"sequence_length": 32768}},
+    "hybrid sharding": {"model": "llama-3-8b", "parallel": {"data_parallel_shard_size": [0, 2, 4], "zero_stage": [2, 3]}},
+    "packed rows": {"model": "llama-3-8b", "training": {"sequence_lengths": "synthetic-long-sft", "packed": True}},
+    "nothing legal": {"model": "gpt-22b", "parallel": {"tensor_parallel_size": 3}},
+    "nothing legal, packed": {
+        "model": "llama-3-8b",
+        "training": {"sequence_lengths": "synthetic-long-sft", "packed": True},
+        "parallel": {"tensor_parallel_size": 3},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_grid_costs_what_its_rows_cost(name: str) -> None:
+    change = dict(QUERIES[name])
+    training = {"sequence_length": 4096, "global_batch_size": 64} | change.pop("training", {})
+    query = parse_query(
+        {"kind": "training", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32}, "training": training, **change}
+    )
+    problem = resolve_training(query)
+    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+    seen = 0
+    for chunk in legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns, size=2000):
+        grid = chunk.candidates
+        assert len(grid.shape) == 3
+        whole, rows = columns(problem.costs(grid).rows(grid.shape)), columns(problem.costs(grid.take(slice(None))))
+        for part, column in rows.items():
+            np.testing.assert_array_equal(whole[part], column, err_msg=part)
+        seen += len(grid)
+    assert bool(seen) != name.startswith("nothing legal")
