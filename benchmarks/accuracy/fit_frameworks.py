@@ -185,12 +185,13 @@ def dense_h100(folder: Path) -> list[Case]:
     return [case for case in bridge_cases(folder) if case.what.startswith("H100")]
 
 
-def write(name: str, constants: FrameworkEfficiency) -> None:
+def write(name: str, constants: FrameworkEfficiency, *, command: str = "benchmarks.accuracy.fit_frameworks") -> None:
+    """The profile of one GPU (or `default`) as a data file."""
     folder = OUTPUT / constants.framework
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dataclasses.asdict(constants), sort_keys=False, width=120)
     (folder / f"{name}.yaml").write_text(
-        f"# Written by python -m benchmarks.accuracy.fit_frameworks; do not edit by hand.\n{text}"
+        f"# Written by python -m {command}; do not edit by hand.\n{text}"
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import activations, days, grid, heldout
+from benchmarks.accuracy import activations, days, fsdp_report, grid, heldout
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import b200_leave_one_out, compare_step, leave_one_out, modern_leave_one_out
+from benchmarks.accuracy.fsdp_runs import mpt_cases
 from benchmarks.accuracy.korthikanti import GPU, Comparison, table4, table5
 from benchmarks.accuracy.sections import Role, Section
 from hp_tool.catalog import gpu
@@ -51,6 +52,7 @@ def sections(folder: Path) -> list[Section]:
         allocated = _once([run.memory("B200") for run in runs])
         title = f"{name} cut to fit 8 B200, allocated (GiB)"
         found.append(_section(title, "held out", blackwell, allocated, log_sd=blackwell.memory_log_sd, fitted_on=NOTHING))
+    found += fsdp_report.sections(folder)
     return [section for section in found if section.comparisons]
 
 
@@ -130,6 +132,7 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
 def refused_runs(folder: Path) -> dict[str, Any]:
     """Configurations that really ran and that the model calls infeasible; the grid's are counted there."""
     runs = [run for source in (heldout.megatron_2020, heldout.megatron_bridge, heldout.b200) for run in source(folder)]
+    runs += [case.run() for case in mpt_cases(folder)]
     refused = [f"{run.name} {run.what}: {run.estimate.reasons[0].message}" for run in runs if not run.estimate.feasible]
     return {"ran": len(runs), "refused": refused}
 

@@ -11,6 +11,9 @@ import numpy as np
 from benchmarks.accuracy.korthikanti import Comparison
 from hp_tool.cost.breakdown import NORMAL_QUANTILE
 
+MANY_ROWS = 40
+"""Above this a table names models instead of rows; `--json` has them all."""
+
 Role = Literal["headline", "held out", "in sample"]
 
 
@@ -49,12 +52,9 @@ class Section:
         return {"title": self.title, "role": self.role, "fitted_on": self.fitted_on, "rows": rows, **self.summary()}
 
     def as_text(self) -> str:
-        """A table with one line a row, and the summary beneath."""
+        """A table with one line a row (a model, where there are many), and the summary beneath."""
         lines = [f"{self.title}  [{self.role}]", f"  constants from: {self.fitted_on}"]
-        lines += [
-            f"  {row.model:16} {row.what:50} {_number(row.published):>9} {_number(row.predicted):>9} {row.error:+7.1%}"
-            for row in self.comparisons
-        ]
+        lines += self._by_model() if len(self.comparisons) > MANY_ROWS else self._by_row()
         s = self.summary()
         lines.append(
             f"  mean {s['mean_error']:.2%}, worst {s['worst_error']:.2%}, bias {s['bias']:+.2%}, "
@@ -63,6 +63,24 @@ class Section:
         if self.stated_log_sd:
             lines[-1] += f"; {s['within_interval_share']:.0%} within the stated 90 % interval"
         return "\n".join(lines)
+
+    def _by_row(self) -> list[str]:
+        return [
+            f"  {row.model:16} {row.what:50} {_number(row.published):>9} {_number(row.predicted):>9} {row.error:+7.1%}"
+            for row in self.comparisons
+        ]
+
+    def _by_model(self) -> list[str]:
+        lines = []
+        for model in dict.fromkeys(row.model for row in self.comparisons):
+            rows = [row for row in self.comparisons if row.model == model]
+            errors = np.array([row.error for row in rows])
+            worst = rows[int(np.abs(errors).argmax())]
+            lines.append(
+                f"  {model:16} {len(rows):3} rows, mean {np.abs(errors).mean():.1%}, bias {errors.mean():+.1%}, "
+                f"worst {worst.error:+.1%} ({worst.what})"
+            )
+        return lines
 
 
 def _number(value: float) -> str:

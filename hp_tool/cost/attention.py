@@ -133,6 +133,8 @@ def core_seconds(
         # Attention stays in 16 bits where the matmuls are narrower.
         peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
+        if profile.framework.attention_slowdown != 1.0:
+            forward = forward * profile.framework.attention_slowdown
         # Five matmuls in the backward pass against two in the forward pass.
         return forward, 2.5 * forward * profile.framework.attention_backward_slowdown
     # Unfused: two batched matmuls over all s^2 scores, and kernels that pass over the scores in memory.

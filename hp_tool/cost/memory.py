@@ -12,6 +12,7 @@ from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.layer import LayerBytes
+from hp_tool.cost.loss import logit_bytes
 from hp_tool.cost.pipeline import chunks_in_flight
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import PREFETCHED_LAYERS
@@ -55,10 +56,10 @@ def memory(
     sharded = hidden / where(c.sequence_parallel > 0, t, 1)
     # The first stage keeps the embedding's dropout mask, one byte an element, for each of up to p micro-batches under way.
     mask = sharded * minimum(p, micro_batches) if workload.dropout > 0.0 else 0.0
-    # The last stage keeps the inputs of the final norm and of the output layer, logits in 16 bits and the loss's fp32
-    # copy, which Megatron Core's fused loss makes as well; once more for each multi-token prediction.
+    # The last stage keeps the inputs of the final norm and of the output layer, logits and what the loss makes of them;
+    # once more for each multi-token prediction.
     inputs = 2.0 * e * sharded
-    loss = (e + 4.0) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
+    loss = logit_bytes(workload, e=e) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, stages.pace)
 

@@ -86,6 +86,8 @@ class FrameworkEfficiency:
     """The same of matmuls with inputs below 16 bits."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
+    attention_slowdown: float = 1.0
+    """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later): forward and backward."""
     attention_backward_slowdown: float
     """Fused attention: seconds a FLOP in the backward pass against the forward pass."""
     tensor_parallel_overlap: float
