@@ -10,7 +10,7 @@ from hp_tool.correction import Correction, Corrections, corrected_estimate
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import explain, legality
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, default_zero_stage
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
@@ -39,7 +39,7 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
     error. Mends cost a few hundred estimates of neighbours: where speed counts, leave them out.
     """
     problem = resolve_training(query)
-    config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
+    config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
     candidate = Candidates.alone(config)
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     code = int(legality(**nouns, candidates=candidate))
@@ -112,8 +112,8 @@ def _described(chosen: Candidates, problem: TrainingProblem, correction: Correct
     )
 
 
-def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
-    """The one configuration a query fixes, data_parallel_size derived.
+def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core") -> ParallelConfig:
+    """The one configuration a query fixes, data_parallel_size derived, zero_stage the framework's own.
 
     Raises InputError where an axis is a list, or the schedule is not that of the model chunks.
     """
@@ -126,6 +126,7 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int) -> ParallelConfig:
             value = value[0]
         if value is not None:
             values[name] = value
+    values.setdefault("zero_stage", default_zero_stage(framework))
     scheduled_chunks((values.get("virtual_pipeline_parallel_size", 1),), schedule=parallel.pipeline_schedule)
     t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:

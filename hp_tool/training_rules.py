@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.parallel import ParallelQuery, zero_stages
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 
 def check_training(workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Raises InputError, which names the field to change."""
-    _check_sharding(parallel)
+    _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
 
 
-def _check_sharding(parallel: ParallelQuery) -> None:
+def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
     sizes, stages = (
         value if isinstance(value, tuple) else (value,) for value in (parallel.data_parallel_shard_size, parallel.zero_stage)
     )
@@ -22,6 +22,13 @@ def _check_sharding(parallel: ParallelQuery) -> None:
             "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",
             field="parallel.data_parallel_shard_size",
         )
+    known = zero_stages(framework)
+    for stage in stages:
+        if stage is not None and stage not in known:
+            raise InputError(
+                f"zero_stage {stage} is not {framework}: it shards gradients (2), or weights too (3)",
+                field="parallel.zero_stage",
+            )
 
 
 def _check_states(workload: TrainingWorkload) -> None:

@@ -68,6 +68,13 @@ def test_figures_1_and_7_as_printed(sections: dict[str, Section]) -> None:
             assert comparison.predicted == pytest.approx(comparison.published, abs=0.15), comparison
 
 
+def test_fsdp_runs_by_constants_that_never_saw_their_model_or_their_gpu(sections: dict[str, Section]) -> None:
+    for out in ("model", "GPU"):
+        found = sections[f"MPT under FSDP on A100, leaving one {out} out (s)"].summary()
+        assert found["rows"] == 139
+        assert found["mean_error"] <= 0.06
+
+
 def test_cut_models_leaving_one_layout_out(sections: dict[str, Section]) -> None:
     """Runs whose overlap is known to be none; TP 8 is the worst, 15 to 19 % low."""
     found = sections["Dense models cut to fit 8 B200, leaving one layout out (s)"].summary()

@@ -190,9 +190,7 @@ def write(name: str, constants: FrameworkEfficiency, *, command: str = "benchmar
     folder = OUTPUT / constants.framework
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dataclasses.asdict(constants), sort_keys=False, width=120)
-    (folder / f"{name}.yaml").write_text(
-        f"# Written by python -m {command}; do not edit by hand.\n{text}"
-    )
+    (folder / f"{name}.yaml").write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ class FrameworkEfficiency:
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     attention_slowdown: float = 1.0
-    """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later): forward and backward."""
+    """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later), both passes."""
     attention_backward_slowdown: float
     """Fused attention: seconds a FLOP in the backward pass against the forward pass."""
     tensor_parallel_overlap: float

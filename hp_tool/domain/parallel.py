@@ -26,6 +26,16 @@ class Recompute:
     """selective only: Megatron Core's module names; default core_attn."""
 
 
+def zero_stages(framework: str) -> tuple[int, ...]:
+    """The ZeRO stages a framework knows: FSDP shards gradients and states (2), or weights too (3)."""
+    return (2, 3) if framework == "torch-fsdp" else (0, 1, 2, 3)
+
+
+def default_zero_stage(framework: str) -> int:
+    """What runs where a query does not say: Megatron's distributed optimizer, FSDP's full sharding."""
+    return 3 if framework == "torch-fsdp" else 1
+
+
 def recompute_name(recompute: RecomputeName | Recompute) -> str:
     """`selective`, or `full block 4` where more was said."""
     if isinstance(recompute, str):
@@ -93,7 +103,7 @@ class ParallelQuery:
     """Shard norms and dropout over the tensor group; default: on where t > 1."""
     recompute: RecomputeName | Recompute | tuple[RecomputeName | Recompute, ...] | None = None
     zero_stage: int | tuple[int, ...] | None = None
-    """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded."""
+    """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None

@@ -8,7 +8,7 @@ from typing import TypeVar
 from hp_tool.cost.candidates import recompute_codes
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule
+from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, zero_stages
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
@@ -39,6 +39,8 @@ class Axes:
     recompute: tuple[tuple[int, int], ...]
     """(recompute_method, recompute_num_layers) codes."""
     zero_stage: tuple[int, ...]
+    known_zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    """All that the framework has, tried or not."""
     data_parallel_shard_size: tuple[int, ...] = (0,)
     """0: the whole data-parallel group."""
     data_parallel_size: int | None = None
@@ -63,10 +65,17 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
         recompute=_recompute(query),
-        zero_stage=_values(query.zero_stage) or ((1,) if any(shards) else (0, 1)),
+        zero_stage=_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
+        known_zero_stages=zero_stages(workload.framework),
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
     )
+
+
+def _default_zero_stages(framework: str, *, sharded: bool) -> tuple[int, ...]:
+    """0 and 1, or all where the framework has neither; without 0 where only a part of the replicas shards."""
+    known = zero_stages(framework)
+    return tuple(stage for stage in known if stage <= 1 and not (sharded and stage == 0)) or known
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from hp_tool.space.axes import Axes
 
 MAX_VALUES = 12
 """Other values of one axis that are tried; the nearest ones where there are more."""
-ZERO_STAGES = (0, 1, 2, 3)
 SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -28,7 +27,7 @@ Move = dict[str, IntArray]
 
 
 def neighbours(*, asked: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
-    """Every way to give exactly `changes` axes of `asked` (one alone) another of the values in `axes`, or in ZERO_STAGES.
+    """Every way to give exactly `changes` axes of `asked` (one alone) another of the values in `axes`, or another ZeRO stage.
 
     What follows from the axes follows here: data_parallel_size from the devices, sequence parallelism off where
     t = 1 and on where t rises from 1. Legality is not looked at. Block recomputation comes with 0 layers: all of them.
@@ -55,7 +54,7 @@ def _moves(asked: Candidates, axes: Axes) -> dict[str, Move]:
         moves[name] = {name: np.array(others[:MAX_VALUES], dtype=np.int64)}
     if asked.tensor_parallel_size > 1:
         moves["sequence_parallel"] = {"sequence_parallel": np.array([1 - asked.sequence_parallel])}
-    moves["zero_stage"] = {"zero_stage": np.array([stage for stage in ZERO_STAGES if stage != asked.zero_stage])}
+    moves["zero_stage"] = {"zero_stage": np.array([stage for stage in axes.known_zero_stages if stage != asked.zero_stage])}
     if asked.data_parallel_shard_size:
         moves["data_parallel_shard_size"] = {"data_parallel_shard_size": np.zeros(1, dtype=np.int64)}
     codes = np.array([*axes.recompute, (FULL_BLOCK, 0)]).T

@@ -125,7 +125,8 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"model": "gpt-23b"}, NotFoundError, "model"),
         ({"model": "t5-11b"}, UnsupportedError, "model"),
         ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
-        ({"training": {"framework": "torch-fsdp"}}, UnsupportedError, "training.framework"),
+        ({"training": {"framework": "deepspeed"}}, UnsupportedError, "training.framework"),
+        ({"training": {"framework": "torch-fsdp"}, "zero_stage": 1}, InputError, "parallel.zero_stage"),
         ({"training": {"packed": True}}, InputError, "training.sequence_lengths"),
         ({"training": {"sequence_lengths": "synthetic-wen-text"}}, NotFoundError, "training.sequence_lengths"),
         ({"context_parallel_communication": "a2a+p2p"}, UnsupportedError, "parallel.context_parallel_communication"),
