@@ -15,7 +15,6 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
 from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
-from hp_tool.cost.placement import checked_order
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -24,6 +23,7 @@ from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName, Str
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.strategy import laid_out, resolve_strategy
 from hp_tool.training_rules import check_training
 
 MAX_RECOMPUTE_LAYERS = 10_000
@@ -71,7 +71,7 @@ def resolve_training(query: Query) -> TrainingProblem:
             field="kind",
         )
     model = resolve_model(query)
-    cluster = _laid_out(catalogue_cluster(query.cluster), model, query.parallel)
+    cluster = laid_out(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
     check_training(query.training, query.parallel)
@@ -98,21 +98,8 @@ def resolve_training(query: Query) -> TrainingProblem:
         rows=rows,
         profile=efficiency(gpu=cluster.gpu, framework=query.training.framework, overlap=query.training.overlap),
         constraints=query.constraints,
-        strategy=Strategy(context_parallel_communication=query.parallel.context_parallel_communication or "p2p"),
+        strategy=resolve_strategy(parallel=query.parallel, model=model, workload=query.training),
     )
-
-
-def _laid_out(cluster: ClusterSpec, model: ModelSpec, parallel: ParallelQuery) -> ClusterSpec:
-    """The cluster with its ranks in the order asked for."""
-    if parallel.rank_order is None:
-        return cluster
-    order = checked_order(parallel.rank_order)
-    if model.num_experts and not order.endswith("pp"):
-        raise UnsupportedError(
-            f"rank_order {order}: with experts pp must come last, or attention and experts would not share their stages",
-            field="parallel.rank_order",
-        )
-    return dataclasses.replace(cluster, rank_order=order)
 
 
 def resolve_model(query: Query) -> ModelSpec:

@@ -27,6 +27,7 @@ FLOORS = (
         "answers",
         "schema",
         "serving",
+        "strategy",
         "training_rules",
         "tuning",
         "correction",

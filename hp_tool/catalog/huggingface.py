@@ -161,6 +161,8 @@ _DEEPSEEK = _Family(
         "num_experts_per_tok": "num_experts_per_tok",
         "moe_intermediate_size": "moe_intermediate_size",
         "num_shared_experts": "n_shared_experts",
+        "n_group": "n_group",
+        "topk_group": "topk_group",
         "first_k_dense_replace": "first_k_dense_replace",
         "num_nextn_predict_layers": "num_nextn_predict_layers",
         # The head_dim some files carry is not a head's width under MLA.

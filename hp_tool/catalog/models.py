@@ -104,4 +104,19 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
             f"num_experts_per_tok {spec.num_experts_per_tok} is more than num_experts {spec.num_experts}",
             field="model.num_experts_per_tok",
         )
+    _check_groups(spec)
     return spec
+
+
+def _check_groups(spec: ModelSpec) -> None:
+    if spec.n_group is None and spec.topk_group is None:
+        return
+    experts, groups = spec.num_experts or 0, spec.n_group or 1
+    if experts % groups or not experts:
+        raise InputError(f"n_group {groups} does not divide num_experts {experts}", field="model.n_group")
+    kept = spec.topk_group or groups
+    if kept > groups or kept * (experts // groups) < (spec.num_experts_per_tok or 1):
+        raise InputError(
+            f"{kept} of {groups} groups of {experts // groups} experts cannot give {spec.num_experts_per_tok} experts a token",
+            field="model.topk_group",
+        )

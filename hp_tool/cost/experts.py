@@ -11,14 +11,16 @@ from typing import Any
 
 from hp_tool.cost.block import BlockBytes, BlockTime
 from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.communication import all_to_all_seconds, group_ring
+from hp_tool.cost.communication import exchange_seconds, group_ring
 from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.dispatch import travelling_copies
 from hp_tool.cost.elementwise import minimum
 from hp_tool.cost.placement import expert_group
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -61,6 +63,7 @@ def expert_time(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
     candidates: Candidates,
+    strategy: Strategy,
     s: Shapes,
 ) -> BlockTime:
     """Seconds of the block. Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
@@ -88,14 +91,12 @@ def expert_time(
     traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
 
-    sent = s.tokens / s.t * (model.num_experts_per_tok or 1) * s.h * s.e
-    exchange = all_to_all_seconds(
-        sent * (ep - 1.0) / ep,
-        group=expert_group(c, "ep", order=cluster.rank_order),
-        cluster=cluster,
-        profile=profile,
-    )
+    ranks = expert_group(c, "ep", order=cluster.rank_order)
+    near, away = travelling_copies(model=model, cluster=cluster, group=ranks, dispatcher=strategy.moe_token_dispatcher_type)
+    token = s.tokens / s.t * s.h * s.e
+    exchange = exchange_seconds(token * near, token * away, group=ranks, cluster=cluster, profile=profile)
     around = group_ring(group=expert_group(c, "tp", order=cluster.rank_order), cluster=cluster, profile=profile)
+    sent = token * (model.num_experts_per_tok or 1)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
     return BlockTime(

@@ -98,7 +98,7 @@ def layer_time(
     machine: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "s": s}
     attention = attention_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     if moe:
-        both = attention + expert_time(**machine, cluster=cluster, candidates=candidates)
+        both = attention + expert_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     else:
         both = attention + mlp_time(**machine, gpu=cluster.gpu)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.

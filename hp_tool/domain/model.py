@@ -56,6 +56,10 @@ class ModelSpec:
     """Width of one routed expert; None: intermediate_size."""
     num_shared_experts: int = 0
     """Experts every token passes, each moe_intermediate_size wide."""
+    n_group: int | None = None
+    """Group-limited routing (DeepSeek): groups of neighbouring experts; None: one, so no limit."""
+    topk_group: int | None = None
+    """Groups from which a token's experts may come; None: all."""
     first_k_dense_replace: int = 0
     """Leading layers that keep a dense MLP in a MoE model."""
     kv_lora_rank: int | None = None

@@ -7,6 +7,7 @@ from typing import Literal
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
 PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe"]
+TokenDispatcher = Literal["alltoall", "flex"]
 ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
@@ -72,6 +73,7 @@ class Strategy:
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     context_parallel_communication: ContextCommunication = "p2p"
+    moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,9 @@ class ParallelQuery:
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
     context_parallel_communication: ContextCommunication | None = None
+    moe_token_dispatcher_type: TokenDispatcher | None = None
+    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any. None:
+    flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
     attention_data_parallel_size: int | tuple[int, ...] | None = None
     """Inference only."""
     max_num_seqs: int | tuple[int, ...] | None = None

@@ -1,0 +1,52 @@
+"""From a query's `parallel` to what is the same for all candidates: rank order, and how each kind of communication works."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from hp_tool.cost.placement import checked_order
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery, Strategy, TokenDispatcher
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError, UnsupportedError
+
+FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
+"""Releases since which recipes exchange tokens by the flex dispatcher: NeMo containers (year.month) and Megatron Core.
+Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
+
+
+def resolve_strategy(*, parallel: ParallelQuery, model: ModelSpec, workload: TrainingWorkload) -> Strategy:
+    """What the query says, else what its framework does. Raises InputError for what would change nothing."""
+    dispatcher = parallel.moe_token_dispatcher_type
+    if dispatcher is not None and not model.num_experts:
+        raise InputError(
+            f"{model.name} has no experts to dispatch tokens to; leave it out", field="parallel.moe_token_dispatcher_type"
+        )
+    return Strategy(
+        context_parallel_communication=parallel.context_parallel_communication or "p2p",
+        moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version),
+    )
+
+
+def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
+    """flex from the releases of FLEX_SINCE on; alltoall before, and where the release is not known: it runs everywhere."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", framework_version or "")[:3])
+    if not numbers:
+        return "alltoall"
+    since = FLEX_SINCE["container" if numbers[0] >= 20 else "core"]
+    return "flex" if numbers >= since else "alltoall"
+
+
+def laid_out(cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery) -> ClusterSpec:
+    """The cluster with its ranks in the order asked for."""
+    if parallel.rank_order is None:
+        return cluster
+    order = checked_order(parallel.rank_order)
+    if model.num_experts and not order.endswith("pp"):
+        raise UnsupportedError(
+            f"rank_order {order}: with experts pp must come last, or attention and experts would not share their stages",
+            field="parallel.rank_order",
+        )
+    return dataclasses.replace(cluster, rank_order=order)
