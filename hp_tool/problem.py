@@ -173,11 +173,6 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
     for name in _UNMODELLED_PARALLEL:
         if getattr(parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
-    if parallel.context_parallel_communication == "a2a+p2p":
-        raise UnsupportedError(
-            "context_parallel_communication a2a+p2p is not modelled by this version; choose p2p, all_gather or a2a",
-            field="parallel.context_parallel_communication",
-        )
     if parallel.pipeline_schedule not in _SCHEDULES:
         raise UnsupportedError(
             f"parallel.pipeline_schedule {parallel.pipeline_schedule} is not modelled by this version; "

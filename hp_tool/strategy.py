@@ -26,8 +26,28 @@ def resolve_strategy(*, parallel: ParallelQuery, model: ModelSpec, workload: Tra
         )
     return Strategy(
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
+        hierarchical_context_parallel_sizes=_context_levels(parallel, model),
         moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version),
     )
+
+
+def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
+    """The levels of a2a+p2p that a query gives. Raises InputError where Megatron Core would not run them."""
+    sizes, field = parallel.hierarchical_context_parallel_sizes, "parallel.hierarchical_context_parallel_sizes"
+    if sizes is None:
+        return None
+    if parallel.context_parallel_communication != "a2a+p2p":
+        raise InputError(f"{list(sizes)} belongs to context_parallel_communication a2a+p2p; leave one of them out", field=field)
+    asked = parallel.context_parallel_size
+    if min(sizes) < 1 or (asked if isinstance(asked, tuple) else (asked,)) != (sizes[0] * sizes[1],):
+        raise InputError(
+            f"{list(sizes)} wants a context_parallel_size of {sizes[0] * sizes[1]}, and both of them at least 1", field=field
+        )
+    if model.num_attention_heads % sizes[0]:
+        raise InputError(
+            f"{sizes[0]} ranks cannot share {model.num_attention_heads} attention heads; make the first a divisor", field=field
+        )
+    return sizes
 
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:

@@ -32,6 +32,11 @@ def minimum(x: Any, y: Any) -> FloatArray:
     return smaller
 
 
+def gcd(x: Any, y: Any) -> Any:
+    """Greatest common divisor of whole numbers."""
+    return np.gcd(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.gcd(int(x), int(y))
+
+
 def sqrt(x: Any) -> FloatArray:
     """Square root."""
     root: FloatArray = np.sqrt(x) if isinstance(x, np.ndarray) else math.sqrt(x)  # type: ignore[assignment]

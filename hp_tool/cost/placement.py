@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import maximum, minimum
+from hp_tool.cost.elementwise import gcd, maximum, minimum
 from hp_tool.errors import InputError
 
 
@@ -123,9 +120,5 @@ def _group(sizes: dict[str, Column], names: tuple[str, ...], order: str) -> Grou
 
 def _in_block(axis: Axis, block: int) -> Column:
     extent = axis.size * axis.stride
-    edge = _gcd(block, extent)
+    edge = gcd(block, extent)
     return minimum(maximum(edge // axis.stride, 1), axis.size)
-
-
-def _gcd(block: int, extent: Any) -> Any:
-    return np.gcd(block, extent) if isinstance(extent, np.ndarray) else math.gcd(block, int(extent))

@@ -73,6 +73,9 @@ class Strategy:
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     context_parallel_communication: ContextCommunication = "p2p"
+    hierarchical_context_parallel_sizes: tuple[int, int] | None = None
+    """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None: as many of the former as
+    share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
 
 
@@ -112,6 +115,9 @@ class ParallelQuery:
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
     context_parallel_communication: ContextCommunication | None = None
+    hierarchical_context_parallel_sizes: tuple[int, int] | None = None
+    """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
+    context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher | None = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any. None:
     flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""

@@ -27,7 +27,7 @@ NETWORK_PROFILE = "megatron-core"
 _TRAINING_ONLY = (
     "virtual_pipeline_parallel_size", "context_parallel_size", "expert_tensor_parallel_size", "data_parallel_shard_size",
     "micro_batch_size", "sequence_parallel", "recompute", "zero_stage", "pipeline_schedule", "pipeline_layout", "rank_order",
-    "context_parallel_communication", "moe_token_dispatcher_type",
+    "context_parallel_communication", "hierarchical_context_parallel_sizes", "moe_token_dispatcher_type",
 )  # fmt: skip
 
 

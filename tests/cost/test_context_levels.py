@@ -1,0 +1,54 @@
+"""Context parallelism of two levels: its ends are the plain kinds, and in between it keeps the ring inside fewer hops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hp_tool.catalog import cluster, model
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.context import exchanging
+from hp_tool.cost.placement import dense_group
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy
+from hp_tool.domain.workload import TrainingWorkload
+
+NODES = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128))
+LLAMA = model("llama-3-8b")
+
+
+def costs(config: ParallelConfig, kind: ContextCommunication, sizes: tuple[int, int] | None = None) -> TrainingCosts:
+    return training_costs(
+        model=LLAMA,
+        cluster=NODES,
+        workload=TrainingWorkload(sequence_length=131072, global_batch_size=64),
+        profile=efficiency(gpu=NODES.gpu, framework="megatron-core"),
+        candidates=Candidates.alone(config),
+        strategy=Strategy(context_parallel_communication=kind, hierarchical_context_parallel_sizes=sizes),
+    )
+
+
+CONFIG = ParallelConfig(tensor_parallel_size=2, context_parallel_size=16, data_parallel_size=4, sequence_parallel=True)
+
+
+@pytest.mark.parametrize(("sizes", "plain"), [((16, 1), "a2a"), ((1, 16), "p2p")])
+def test_one_level_is_the_plain_kind(sizes: tuple[int, int], plain: ContextCommunication) -> None:
+    assert costs(CONFIG, "a2a+p2p", sizes).parts == pytest.approx(costs(CONFIG, plain).parts)
+
+
+def test_the_exchange_stays_inside_the_node_by_default() -> None:
+    """Four pairs share a node of 8, and divide the 16 heads each of the pair holds."""
+    assert costs(CONFIG, "a2a+p2p").parts == costs(CONFIG, "a2a+p2p", (4, 4)).parts
+    several = Candidates.from_configs(
+        [ParallelConfig(tensor_parallel_size=t, context_parallel_size=c) for t, c in ((1, 16), (2, 2), (8, 16), (4, 8))]
+    )
+    ranks = dense_group(several, "cp", order=NODES.rank_order)
+    found = exchanging(LLAMA, ranks, cluster=NODES, strategy=Strategy(), heads_split=several.tensor_parallel_size)
+    np.testing.assert_array_equal(found, [8, 2, 1, 2])
+
+
+def test_two_levels_beat_the_exchange_over_nodes() -> None:
+    parts = {kind: costs(CONFIG, kind).parts["context_parallel"] for kind in ("p2p", "a2a", "a2a+p2p")}
+    assert 0 < parts["a2a+p2p"] < parts["a2a"]
