@@ -1,11 +1,14 @@
-"""`python -m benchmarks.accuracy [--data DIR] [--json]`: predictions beside published figures."""
+"""`python -m benchmarks.accuracy [--data DIR] [--json] [--baseline FILE] [--save-baseline]`: predictions beside published
+figures, and what moved since they were last saved."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 
-from benchmarks.accuracy import report
+from benchmarks.accuracy import baseline, report
 from benchmarks.accuracy.data import add_data_argument, data_folder
 
 
@@ -13,8 +16,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=report.__doc__)
     add_data_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--baseline", type=Path, default=baseline.SAVED, metavar="FILE", help="say what moved since this one")
+    parser.add_argument("--save-baseline", action="store_true", help="write the predictions to the file of --baseline")
     arguments = parser.parse_args()
     found = report.evaluate(data_folder(arguments))
+    refused = found["refused_runs"]
+    summary = baseline.summarise(found["sections"], refused=refused and len(refused["refused"]))
+    if found["sections"] and arguments.baseline.is_file():
+        print(baseline.moved(summary, baseline.load(arguments.baseline)), file=sys.stderr if arguments.json else sys.stdout)
+    if found["sections"] and arguments.save_baseline:
+        baseline.save(summary, arguments.baseline)
     print(json.dumps(report.as_dict(found), indent=2) if arguments.json else report.as_text(found))
 
 

@@ -1,0 +1,286 @@
+"""`python -m benchmarks.accuracy.headlines [--json]`: the field's headlines, our figure beside the published one.
+
+Needs no folder of measured figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import Any
+
+from benchmarks.accuracy import days
+from benchmarks.accuracy.korthikanti import GPU, MODELS, a100
+from benchmarks.accuracy.korthikanti import workload as workload_2022
+from benchmarks.accuracy.published import (
+    KORTHIKANTI_2022,
+    MCORE_H100,
+    NARAYANAN_2021_TABLE_1,
+    SHOEYBI_2019,
+    ScalingRow,
+)
+from hp_tool.app import estimate, recommend
+from hp_tool.catalog import gpu, model
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.layer import layer_bytes, layer_time
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+
+RELEASE = "one factor for 2021's release, from the other nine models"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Headline:
+    """One figure beside the published one."""
+
+    source: str
+    what: str
+    published: str
+    predicted: float
+    unit: str
+    error: float | None = None
+    """predicted / published - 1 where one number was published."""
+    note: str = ""
+
+
+def software_2021(batch: int, *, sequence: int = 2048) -> TrainingWorkload:
+    """fp16 with gradients reduced as they are, no fused attention, dropout."""
+    return TrainingWorkload(
+        sequence_length=sequence, global_batch_size=batch, precision="fp16", attention="unfused", dropout=0.1,
+        gradient_precision="fp16",
+    )  # fmt: skip
+
+
+def recomputed_flops(name: str, workload: TrainingWorkload) -> float:
+    """96 B s L h^2 (1 + s/6h + V/16Lh): arXiv 2104.04473, equation 3."""
+    shape = model(name)
+    s, h, layers = workload.sequence_length, shape.hidden_size, shape.num_hidden_layers
+    tail = 1.0 + s / (6.0 * h) + shape.vocab_size / (16.0 * layers * h)
+    return 96.0 * workload.global_batch_size * s * layers * h**2 * tail
+
+
+def scaling_2021(row: ScalingRow) -> Headline:
+    """Achieved TFLOP/s per GPU of the fastest micro-batch and number of model chunks that fit."""
+    load = software_2021(row.global_batch_size)
+    best = _fastest(
+        Query(
+            kind="training", model=row.model, cluster=ClusterQuery(gpu=GPU, num_gpus=row.gpus), training=load,
+            parallel=ParallelQuery(
+                tensor_parallel_size=row.tensor_parallel_size, pipeline_parallel_size=row.pipeline_parallel_size,
+                context_parallel_size=1, sequence_parallel=False, recompute="full", zero_stage=0,
+            ),
+        )
+    )  # fmt: skip
+    rate = recomputed_flops(row.model, load) / _step_s(best) / row.gpus * 1e-12
+    config = best.parallel
+    return Headline(
+        source="arXiv 2104.04473 table 1", what=f"{row.model} on {row.gpus} A100", published=f"{row.tflops_per_gpu:.0f}",
+        predicted=rate, unit="TFLOP/s per GPU", error=rate / row.tflops_per_gpu - 1.0,
+        note=f"micro-batch {config.micro_batch_size}, {config.virtual_pipeline_parallel_size} chunks a rank",
+    )  # fmt: skip
+
+
+def release_known(errors: list[float]) -> list[float]:
+    """Errors left once the release's own speed is known from the other rows: each over the geometric mean of the others."""
+    logs = [math.log1p(error) for error in errors]
+    return [math.expm1(own - (sum(logs) - own) / (len(logs) - 1)) for own in logs]
+
+
+def gpt2_2019() -> list[Headline]:
+    """Sustained FLOP/s of 8.3B on 512 V100, and their share of what 512 times one GPU with 1.2B would give.
+
+    Data parallelism cost the paper 3 % (77 % with tensor parallelism alone, 74 % with both in figure 5), which a reduction of
+    2 GB over 100 Gb/s ports does only behind the backward pass: overlap is on. The paper
+    does not say whether its FLOP/s count recomputation; these do not.
+    """
+    rates = {}
+    for name, gpus, t in (("gpt2-1.2b", 1, 1), ("gpt2-8.3b", 512, 8)):
+        load = dataclasses.replace(
+            software_2021(8 * gpus // t, sequence=1024), overlap=OverlapSpec(data_parallel=True) if gpus > 1 else None
+        )
+        query = Query(
+            kind="training", model=name,
+            cluster=ClusterQuery(
+                gpu="v100-sxm-32gb", num_gpus=gpus, gpus_per_node=min(gpus, 16), inter_node_bandwidth_bytes_per_second=6.25e9
+            ),
+            training=load,
+            parallel=ParallelQuery(
+                tensor_parallel_size=t, micro_batch_size=8, sequence_parallel=False, recompute="full", zero_stage=0
+            ),
+        )  # fmt: skip
+        rate = estimate(query=query, with_mends=False).model_tflops_per_gpu
+        assert rate is not None
+        rates[name] = rate * gpus * 1e12
+    petaflops, scaling = rates["gpt2-8.3b"] * 1e-15, rates["gpt2-8.3b"] / (512.0 * rates["gpt2-1.2b"])
+    source = "arXiv 1909.08053"
+    return [
+        _figure(source, "GPT-2 8.3B on 512 V100, recomputation not counted", SHOEYBI_2019["petaflops"], petaflops, "PFLOP/s"),
+        _figure(source, "the same against 512 x 1.2B on one GPU", 100.0 * SHOEYBI_2019["scaling"], 100.0 * scaling, "%"),
+        _figure(source, "GPT-2 1.2B on one V100", SHOEYBI_2019["single_gpu_tflops"], rates["gpt2-1.2b"] * 1e-12, "TFLOP/s"),
+    ]
+
+
+def korthikanti_2022() -> list[Headline]:
+    """Overhead of recomputation and activation memory of one layer, and throughput of whole models, 22B to 1T."""
+    found = []
+    for size, name in MODELS.items():
+        full, selective = (layer_overhead(name, recompute=kind) for kind in ("full", "selective"))
+        found += [
+            _range("overhead_full", f"{size}: overhead of full recomputation, one layer", full),
+            _range("overhead_selective", f"{size}: overhead of selective recomputation with SP", selective),
+            Headline(
+                source="arXiv 2205.05198", what=f"{size}: activation memory of a layer, tensor parallel over SP + selective",
+                published=f"{KORTHIKANTI_2022['memory_factor']:.0f}", predicted=layer_memory_factor(name), unit="x",
+            ),
+        ]  # fmt: skip
+    return found
+
+
+def layer_overhead(name: str, *, recompute: str) -> float:
+    """Seconds that recomputation adds to one layer's forward and backward pass without any, less what sequence parallelism
+    saves where it comes with it: TP 8, micro-batch 1 (22B: 4), as in the paper's figure 8.
+    """
+    base, full = _layer(name, sharded=False), 0.0
+    plain = base.forward + base.backward + base.tensor + base.tensor_backward
+    if recompute == "full":
+        full = base.forward + base.tensor
+        return float(full / plain)
+    sharded = _layer(name, sharded=True)
+    both = sharded.forward + sharded.backward + sharded.tensor + sharded.tensor_backward + sharded.attention_core
+    return float(both / plain - 1.0)
+
+
+def _layer(name: str, *, sharded: bool) -> Any:
+    micro_batch = 4 if name == MODELS["22B"] else 1
+    config = ParallelConfig(tensor_parallel_size=8, micro_batch_size=micro_batch, sequence_parallel=sharded)
+    return layer_time(
+        model=model(name), cluster=a100(8), workload=workload_2022(micro_batch), strategy=Strategy(),
+        profile=efficiency(gpu=gpu(GPU), framework="megatron-core"), candidates=Candidates.alone(config),
+    )  # fmt: skip
+
+
+def layer_memory_factor(name: str) -> float:
+    """Bytes a layer keeps under tensor parallelism alone, over those under SP and selective recomputation."""
+    sizes = [
+        layer_bytes(
+            model=model(name), workload=workload_2022(1),
+            candidates=Candidates.alone(ParallelConfig(tensor_parallel_size=8, sequence_parallel=sharded)),
+        )
+        for sharded in (False, True)
+    ]  # fmt: skip
+    return float(sizes[0].saved / sizes[1].saved_selective)
+
+
+def strong_scaling_h100() -> list[Headline]:
+    """MFU of the fastest layout that fits; the published layout is not known."""
+    found = []
+    for name, gpus, batch, published in MCORE_H100:
+        best = _fastest(
+            Query(
+                kind="training", model=name, cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+                training=TrainingWorkload(sequence_length=4096, global_batch_size=batch),
+                parallel=ParallelQuery(zero_stage=1),
+            )
+        )  # fmt: skip
+        config, mfu = best.parallel, best.estimate.mfu
+        assert mfu is not None
+        layout = f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP {config.context_parallel_size}"
+        found.append(
+            dataclasses.replace(
+                _figure("Megatron-LM README, H100", f"{name} on {gpus} GPUs: MFU", 100.0 * published, 100.0 * mfu, "%"),
+                note=f"our fastest layout, {layout}; theirs is not published",
+            )
+        )
+    return found
+
+
+def training_days() -> list[Headline]:
+    """175B on 300B tokens with 1,024 A100: Table 5's software with and without its techniques, and 2021's rule beside."""
+    found = days.evaluate()
+    kinds = {"selective_sequence_parallel_days": "SP + selective", "full_recompute_days": "full recomputation, no SP"}
+    rows = [
+        Headline(
+            source="derived", what=f"GPT-3 175B, {words}: {unit}", published=published, unit=unit,
+            predicted=found[key] * factor, note="published for 2021's software",
+        )
+        for key, words in kinds.items()
+        for unit, factor, published in (("days", 1.0, "34"), ("GPU-hours", 24.0 * days.GPUS, "(no figure)"))
+    ]  # fmt: skip
+    hours = 24.0 * days.GPUS * (found["full_recompute_days"] - found["selective_sequence_parallel_days"])
+    saved = Headline(
+        source="derived", what="GPT-3 175B: GPU-hours saved by SP + selective", published="250,000 (34 -> 24 days)",
+        predicted=hours, unit="GPU-hours", note="34 days are 2021's software: the published saving holds more than the two",
+    )  # fmt: skip
+    return [*rows, saved]
+
+
+def evaluate() -> list[Headline]:
+    """All of them."""
+    return [
+        *gpt2_2019(),
+        *(scaling_2021(row) for row in NARAYANAN_2021_TABLE_1),
+        *korthikanti_2022(),
+        *training_days(),
+        *strong_scaling_h100(),
+    ]
+
+
+def _fastest(query: Query) -> Recommendation:
+    found = recommend(query=query, top=1).recommendations
+    if not found:
+        raise RuntimeError(f"nothing fits: {query.model}")
+    return found[0]
+
+
+def _step_s(one: Recommendation) -> float:
+    assert one.estimate.time is not None
+    return one.estimate.time.step_s
+
+
+def _figure(source: str, what: str, published: float, predicted: float, unit: str) -> Headline:
+    return Headline(
+        source=source, what=what, published=f"{published:g}", predicted=predicted, unit=unit, error=predicted / published - 1.0
+    )
+
+
+def _range(key: str, what: str, predicted: float) -> Headline:
+    low, high = KORTHIKANTI_2022[key]  # type: ignore[misc]
+    return Headline(
+        source="arXiv 2205.05198",
+        what=what,
+        published=f"{100 * low:.0f}-{100 * high:.0f}",
+        predicted=100.0 * predicted,
+        unit="%",
+    )
+
+
+def as_text(found: list[Headline]) -> str:
+    """One line a figure, and the mean error of table 1."""
+    lines = [f"{'published':>24} {'predicted':>10}"]
+    for one in found:
+        error = "" if one.error is None else f"{one.error:+.1%}"
+        note = f"  ({one.note})" if one.note else ""
+        lines.append(f"{one.published:>24} {one.predicted:10,.4g} {one.unit:16} {error:>7}  {one.what}, {one.source}{note}")
+    table = [one.error for one in found if one.error is not None and "table 1" in one.source]
+    for words, errors in (("constants of 2022's software", table), (RELEASE, release_known(table))):
+        sizes = [abs(error) for error in errors]
+        lines.append(f"arXiv 2104.04473 table 1, {words}: mean {sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.headlines", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    found = evaluate()
+    print(json.dumps([dataclasses.asdict(one) for one in found], indent=2) if arguments.json else as_text(found))
+
+
+if __name__ == "__main__":
+    main()

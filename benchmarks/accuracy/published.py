@@ -1,0 +1,65 @@
+"""Published figures that are facts with a citation, embedded because no measured file is needed to check them.
+
+Micro-batch sizes, model chunks and (for H100) the whole layout are not published: predictions take the fastest that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """One model of a scaling study."""
+
+    model: str
+    """Catalogue name."""
+    gpus: int
+    global_batch_size: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    tflops_per_gpu: float
+    """By the paper's formula, recomputation counted: 96 B s L h^2 (1 + s/6h + V/16Lh) / (n t)."""
+
+
+NARAYANAN_2021_TABLE_1 = tuple(
+    ScalingRow(
+        model=model, gpus=gpus, global_batch_size=batch, tensor_parallel_size=t, pipeline_parallel_size=p, tflops_per_gpu=rate
+    )
+    for model, t, p, gpus, batch, rate in (
+        ("gpt-1.7b", 1, 1, 32, 512, 137.0),
+        ("gpt-3.6b", 2, 1, 64, 512, 138.0),
+        ("gpt-7.5b", 4, 1, 128, 512, 142.0),
+        ("gpt-18b", 8, 1, 256, 1024, 135.0),
+        ("gpt-39b", 8, 2, 512, 1536, 138.0),
+        ("gpt-76b", 8, 4, 1024, 1792, 140.0),
+        ("gpt-145b", 8, 8, 1536, 2304, 148.0),
+        ("gpt-310b", 8, 16, 1920, 2160, 155.0),
+        ("mt-nlg-530b", 8, 35, 2520, 2520, 163.0),
+        ("gpt-1t", 8, 64, 3072, 3072, 163.0),
+    )
+)
+"""arXiv 2104.04473, table 1: Selene (A100 80GB, 8 x 200 Gb/s), s = 2048, V = 51,200, everything recomputed, fp16, interleaved
+schedule with scatter/gather; the software of 2021."""
+
+SHOEYBI_2019 = {"petaflops": 15.1, "scaling": 0.76, "single_gpu_tflops": 39.0}
+"""arXiv 1909.08053, abstract and section 5.1: GPT-2 8.3B on 512 V100 (DGX-2H), 8-way tensor times 64-way data parallel,
+against 1.2B on one GPU; batch 8 a replica, s = 1024, every layer recomputed."""
+
+KORTHIKANTI_2022 = {
+    "overhead_full": (0.36, 0.39),
+    "overhead_selective": (0.02, 0.04),
+    "memory_factor": 5.0,
+    "throughput_gain": (0.29, 0.32),
+}
+"""arXiv 2205.05198: abstract and section 6.2 (5x less activation memory, recomputation's overhead of one layer from 36-39 %
+to 2-4 % or, for the smallest model, 7 %) and table 5 (29.0, 31.8, 29.7 and 32.1 % more throughput from 22B to 1T)."""
+
+MCORE_H100 = (
+    # model, GPUs, batch (None: not published as text), published MFU
+    ("mcore-gpt-177b", 96, 1152, 0.47),
+    ("mcore-gpt-177b", 4608, 1152, 0.42),
+)
+"""Megatron-LM's README of 2024, strong scaling of 177B on H100 in bf16, s = 4096, V = 131,072, communication overlapped. The
+weak scaling from 2B (MFU 41 %) to 462B on 6,144 GPUs (47 to 48 %) gives its batch sizes, GPUs and layouts in a picture
+alone: those rows are not held against predictions."""

@@ -1,0 +1,35 @@
+"""The field's headlines, which need no folder of measured figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.accuracy import headlines
+from benchmarks.accuracy.published import KORTHIKANTI_2022, NARAYANAN_2021_TABLE_1, SHOEYBI_2019
+
+
+def test_table_1_of_2021_once_the_release_is_known() -> None:
+    """Constants of 2022's software are uniformly fast for 2021's; what is left tells whether the model scales as it did."""
+    errors = [headlines.scaling_2021(row).error for row in NARAYANAN_2021_TABLE_1]
+    assert all(error is not None and error > 0.0 for error in errors)
+    left = [abs(error) for error in headlines.release_known([error for error in errors if error is not None])]
+    assert len(left) == 10
+    assert sum(left) / len(left) <= 0.05
+    assert max(left) <= 0.08
+
+
+def test_scaling_of_gpt2_to_512_gpus() -> None:
+    _, scaling, _ = headlines.gpt2_2019()
+    assert scaling.predicted == pytest.approx(100.0 * SHOEYBI_2019["scaling"], abs=5.0)
+
+
+@pytest.mark.parametrize("name", ["gpt-22b", "gpt3-175b", "mt-nlg-530b", "gpt-1t"])
+def test_what_sequence_parallelism_and_selective_recomputation_save(name: str) -> None:
+    low, high = KORTHIKANTI_2022["overhead_full"]  # type: ignore[misc]
+    assert low - 0.01 <= headlines.layer_overhead(name, recompute="full") <= high + 0.01
+    assert headlines.layer_overhead(name, recompute="selective") <= 0.04
+    assert headlines.layer_memory_factor(name) == pytest.approx(5.0, abs=1.25)
+
+
+def test_release_known_takes_out_a_common_factor_exactly() -> None:
+    assert headlines.release_known([0.1] * 5) == pytest.approx([0.0] * 5)
