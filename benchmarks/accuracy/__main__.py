@@ -20,13 +20,14 @@ def main() -> None:
     parser.add_argument("--save-baseline", action="store_true", help="write the predictions to the file of --baseline")
     arguments = parser.parse_args()
     found = report.evaluate(data_folder(arguments))
+    print(json.dumps(report.as_dict(found), indent=2) if arguments.json else report.as_text(found))
     refused = found["refused_runs"]
     summary = baseline.summarise(found["sections"], refused=refused and len(refused["refused"]))
     if found["sections"] and arguments.baseline.is_file():
-        print(baseline.moved(summary, baseline.load(arguments.baseline)), file=sys.stderr if arguments.json else sys.stdout)
+        table = baseline.moved(summary, baseline.load(arguments.baseline))
+        print(f"\n{table}", file=sys.stderr if arguments.json else sys.stdout)
     if found["sections"] and arguments.save_baseline:
         baseline.save(summary, arguments.baseline)
-    print(json.dumps(report.as_dict(found), indent=2) if arguments.json else report.as_text(found))
 
 
 if __name__ == "__main__":
