@@ -127,7 +127,11 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "m
         if value is not None:
             values[name] = value
     values.setdefault("zero_stage", default_zero_stage(framework))
-    scheduled_chunks((values.get("virtual_pipeline_parallel_size", 1),), schedule=parallel.pipeline_schedule)
+    schedule = values.get("pipeline_schedule")
+    chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule == "zbv" else 1)
+    scheduled_chunks((chunks,), schedule=schedule)
+    if schedule in ("1f1b", "interleaved"):  # what the number of chunks says already
+        del values["pipeline_schedule"]
     t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:
         ranks = t * values.get("pipeline_parallel_size", 1) * values.get("context_parallel_size", 1)

@@ -146,7 +146,6 @@ _UNMODELLED_PARALLEL = (
     "max_num_seqs",
     "max_num_batched_tokens",
 )
-_SCHEDULES = (None, "1f1b", "interleaved")
 _INFERENCE_OBJECTIVES = ("throughput_per_gpu", "ttft", "tpot")
 
 
@@ -173,10 +172,10 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
     for name in _UNMODELLED_PARALLEL:
         if getattr(parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
-    if parallel.pipeline_schedule not in _SCHEDULES:
+    schedules = parallel.pipeline_schedule if isinstance(parallel.pipeline_schedule, tuple) else (parallel.pipeline_schedule,)
+    if workload.packed and set(schedules) - {None, "1f1b", "interleaved"}:
         raise UnsupportedError(
-            f"parallel.pipeline_schedule {parallel.pipeline_schedule} is not modelled by this version; "
-            "choose 1f1b or interleaved",
+            "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone",
             field="parallel.pipeline_schedule",
         )
     recompute = parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,)

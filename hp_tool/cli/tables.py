@@ -136,7 +136,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
 
 def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], list[list[str]]]:
     """Column names, and a row of cells for each configuration; some stand there only where a configuration uses them."""
-    columns = {
+    columns: dict[str, list[str]] = {
         "TP": [str(c.tensor_parallel_size) for c in configs],
         "PP": [str(c.pipeline_parallel_size) for c in configs],
         "VPP": [str(c.virtual_pipeline_parallel_size) for c in configs],
@@ -144,13 +144,14 @@ def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], l
         "EP": [str(c.expert_parallel_size) for c in configs],
         "ETP": [str(c.expert_tensor_parallel_size) for c in configs],
         "DP": [str(c.data_parallel_size) for c in configs],
+        "schedule": [c.pipeline_schedule or "-" for c in configs],
         "micro-batch": [str(c.micro_batch_size) for c in configs],
         "SP": ["yes" if c.sequence_parallel else "no" for c in configs],
         "recompute": [recompute_name(c.recompute) for c in configs],
         "ZeRO": [str(c.zero_stage) for c in configs],
         "shards": [str(c.data_parallel_shard_size or c.data_parallel_size) for c in configs],
     }
-    idle = {"CP": {"1"}, "EP": {"1"}, "ETP": {"1"}}
+    idle = {"CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {"-"}}
     shown = {name: cells for name, cells in columns.items() if set(cells) != idle.get(name)}
     if not any(c.data_parallel_shard_size for c in configs):
         del shown["shards"]
@@ -165,6 +166,7 @@ def arithmetic(config: ParallelConfig) -> str:
     for size in sizes.values():
         total *= size
     chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
+    chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
     chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
     return (

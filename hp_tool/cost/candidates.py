@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.domain.parallel import ParallelConfig, Recompute, RecomputeName
+from hp_tool.domain.parallel import ParallelConfig, PipelineSchedule, Recompute, RecomputeName
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -24,6 +24,12 @@ BoolArray = NDArray[np.bool_]
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
+
+ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE = range(5)
+"""Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on
+the same rank."""
+SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (None, "gpipe", "zb-h1", "zbv", "dualpipe")
+"""ParallelConfig's word for each code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,8 @@ class Candidates:
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
     """0: the whole data-parallel group."""
+    pipeline_schedule: IntArray
+    """ONE_F_ONE_B (interleaved where v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE."""
 
     def __len__(self) -> int:
         return math.prod(self.shape)
@@ -94,6 +102,7 @@ class Candidates:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         method, num_layers = values.pop("recompute_method"), values.pop("recompute_num_layers")
         values["sequence_parallel"] = bool(values["sequence_parallel"])
+        values["pipeline_schedule"] = SCHEDULE_NAMES[values["pipeline_schedule"]]
         return ParallelConfig(**values, recompute=recompute_from_codes(method, num_layers=num_layers))
 
     @classmethod
@@ -121,6 +130,11 @@ class Candidates:
         return cls(**{f.name: np.atleast_1d(np.asarray(columns[f.name], dtype=np.int64)) for f in fields(cls)})
 
 
+def schedule_code(schedule: PipelineSchedule | None) -> int:
+    """The code of a schedule's name; 1f1b and interleaved are one, which virtual_pipeline_parallel_size tells apart."""
+    return ONE_F_ONE_B if schedule in ("1f1b", "interleaved") else SCHEDULE_NAMES.index(schedule)
+
+
 def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int]:
     """(recompute_method, recompute_num_layers) of a domain value that a query may ask for."""
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
@@ -146,5 +160,6 @@ def recompute_from_codes(method: int, *, num_layers: int) -> RecomputeName | Rec
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     method, num_layers = recompute_codes(config.recompute)
-    row = {name: int(getattr(config, name)) for name in config.__slots__ if name != "recompute"}
-    return row | {"recompute_method": method, "recompute_num_layers": num_layers}
+    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in ("recompute", "pipeline_schedule")}
+    schedule = schedule_code(config.pipeline_schedule)
+    return row | {"recompute_method": method, "recompute_num_layers": num_layers, "pipeline_schedule": schedule}

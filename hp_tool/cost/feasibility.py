@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, Candidates, IntArray
+from hp_tool.cost.candidates import ONE_F_ONE_B, BoolArray, Candidates, IntArray
 from hp_tool.cost.elementwise import anywhere, maximum
+from hp_tool.cost.schedules.legality import least_micro_batches, schedule_broken, schedule_rule
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -24,6 +25,7 @@ REASONS = (
     "interleaving_needs_pipeline",
     "micro_batches_not_divisible",
     "shards_not_divisible",
+    "schedule_not_applicable",
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
@@ -47,8 +49,9 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         workload.sequence_length % _sequence_pieces(c) != 0,
         _experts_broken(model, c),
         (v > 1) & (p < 2),
-        (v > 1) & (workload.global_batch_size // rank_batch % p != 0),
+        (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
         _shards_broken(model, c),
+        schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
@@ -198,6 +201,13 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
             available=d,
         )
     m = batch // max(d * b, 1)
+    if name == "schedule_not_applicable":
+        return Reason(
+            code=name,
+            message=schedule_rule(config, num_layers=layers, micro_batches=m),
+            needed=least_micro_batches(config),
+            available=m,
+        )
     return Reason(
         code=name,
         message=f"interleaving needs the number of micro-batches ({m} = global_batch_size / (data {d} x micro {b})) to be a "

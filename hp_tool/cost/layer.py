@@ -31,6 +31,8 @@ class LayerTime:
     forward: Column
     """Compute of the forward pass."""
     backward: Column
+    weight_gradient: Column
+    """Part of `backward` that may run later than the rest."""
     attention_core: Column
     """Part of `forward` that selective recomputation repeats."""
     tensor: Column
@@ -88,9 +90,11 @@ def layer_time(
     candidates: Candidates,
     strategy: Strategy,
     moe: bool = False,
+    split_backward: bool = False,
     s: Shapes | None = None,
 ) -> LayerTime:
-    """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient.
+    """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient; the last is told apart
+    where `split_backward` asks for it.
 
     `s` replaces the sizes that follow from the workload where micro-batches differ.
     """
@@ -109,6 +113,7 @@ def layer_time(
     return LayerTime(
         forward=both.matmul + both.core + both.elementwise,
         backward=both.matmul + both.weight_gradient + both.core_backward + both.elementwise_backward,
+        weight_gradient=both.weight_gradient if split_backward else 0.0,
         attention_core=both.core,
         tensor=tensor,
         tensor_backward=tensor_backward,

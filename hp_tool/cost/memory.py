@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates, FloatArray
+from hp_tool.cost.candidates import DUALPIPE, FULL_BLOCK, FULL_UNIFORM, SELECTIVE, ZBV, Candidates, FloatArray
 from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.loss import logit_bytes
-from hp_tool.cost.pipeline import chunks_in_flight
+from hp_tool.cost.schedules.costs import chunks_in_flight, is_folded, splits_backward, waiting_in_flight
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import PREFETCHED_LAYERS
 from hp_tool.cost.stages import StageLayers
@@ -64,15 +64,25 @@ def memory(
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, stages.pace)
 
     alone = p == 1
+    # Where the pipeline is folded, both ends of the model are on the first rank; in DualPipe on the last one too.
+    scheduled = anywhere(c.pipeline_schedule)
+    output_first = alone | is_folded(c) if scheduled else alone
+    embedding_last = alone | (c.pipeline_schedule == DUALPIPE) if scheduled else alone
+    output_last = c.pipeline_schedule != ZBV if scheduled else True
     ends = []
     for layer, end, name, from_end, is_first, is_last in (
-        (layers[0], stages.first, "first", p - 1, True, alone),
-        (layers[1], stages.last, "last", 0, alone, True),
+        (layers[0], stages.first, "first", p - 1, True, output_first),
+        (layers[1], stages.last, "last", 0, embedding_last, output_last),
     ):
         chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
         saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
         logits = is_last * loss
-        working = layer.backward_working + recomputed_working(candidates=c, layer=layer)
+        if scheduled and anywhere(splits_backward(c)):
+            # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
+            waiting = waiting_in_flight(c, from_end=from_end)
+            saved = saved + waiting * end.layers * layer.saved_selective
+            logits = logits + is_last * waiting * e * model.vocab_size / model.hidden_size * hidden / t
+        working = layer.backward_working + recomputed_working(candidates=c, layer=layer, layers=end.layers / v)
         ends.append(
             {
                 "weights": getattr(states, f"{name}_weights"),
@@ -116,13 +126,18 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Colu
     return where(method == FULL_BLOCK, block, where(method == FULL_UNIFORM, uniform, plain))
 
 
-def recomputed_working(*, candidates: Candidates, layer: LayerBytes) -> Column:
-    """Bytes that recomputation brings back at a time: one attention core, or the layers of one checkpoint."""
+def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
+    """Bytes that recomputation brings back at a time: one attention core, or the layers of one checkpoint; where weight
+    gradients come after the input gradients of the chunk, all its `layers`.
+    """
     method = candidates.recompute_method
     core = where(method == SELECTIVE, layer.attention_core, 0.0)
     if not anywhere(method >= FULL_UNIFORM):
         return core
     at_once = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
+    split = splits_backward(candidates)
+    if anywhere(split):
+        at_once = where(split & (method >= FULL_UNIFORM), layers, at_once)
     return core + at_once * layer.saved
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.domain.model import ModelSpec
@@ -49,7 +49,9 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     fewer = uneven_ends(model, candidates)
     each = (model.num_hidden_layers + 2 * fewer) / p
     extra = model.num_nextn_predict_layers
-    first, last = each - fewer + (p == 1) * extra, each - fewer + extra
+    # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
+    on_v = extra * (candidates.pipeline_schedule == ZBV) if extra else 0
+    first, last = each - fewer + ((p == 1) * extra + on_v), each - fewer + (extra - on_v)
     if not model.num_experts:
         ends = [End(layers=layers, moe_fraction=0.0) for layers in (first, last)]
         return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0)

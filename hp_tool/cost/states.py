@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
 from hp_tool.cost.communication import group_ring, ring
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
+from hp_tool.cost.elementwise import anywhere, maximum, where, zeros_like
 from hp_tool.cost.linears import layer_matrix_parameters
 from hp_tool.cost.muon import muon_seconds
 from hp_tool.cost.optimizer import BytesPerParameter, StageBytes, bytes_per_parameter, stage_bytes
@@ -21,6 +21,7 @@ from hp_tool.cost.parameters import (
     output_parameters,
 )
 from hp_tool.cost.placement import dense_group, expert_group
+from hp_tool.cost.schedules.folded import folded_ends, with_mirrored_stage
 from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -64,11 +65,12 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
-    own_output = (p > 1) if model.tie_word_embeddings else 1.0
+    own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
-    return first + embedding + alone * head, last + alone * embedding + head
+    ends = first + embedding + alone * head, last + alone * embedding + head
+    return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
 
 def end_matrices(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
@@ -77,7 +79,8 @@ def end_matrices(model: ModelSpec, candidates: Candidates) -> tuple[Column, Colu
     dense = layer_matrix_parameters(model, candidates)
     more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
-    return first, last + model.num_nextn_predict_layers * 2.0 * model.hidden_size**2
+    extra = model.num_nextn_predict_layers * 2.0 * model.hidden_size**2
+    return folded_ends(candidates, plain=(first, last + extra), layers=(first, last), ends=extra)
 
 
 def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
@@ -88,7 +91,8 @@ def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Col
         return end.layers * end.moe_fraction * expert_parameters(model) / ranks
 
     stages = stage_layers(model, candidates)
-    return on(stages.first), on(stages.last)
+    layers = on(stages.first), on(stages.last)
+    return folded_ends(candidates, plain=layers, layers=layers, ends=0.0)
 
 
 def state_costs(
@@ -107,13 +111,14 @@ def state_costs(
         "zero_stage": c.zero_stage,
         "all_reduced_below": 2 if workload.optimizer == "muon" else 1,
     }
-    division = sharding(c, group=dense_group(c, "cp", "dp", order=cluster.rank_order))
+    order = cluster.rank_order
+    division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
     ends = end_parameters(model, workload, c)
     matrices = end_matrices(model, c) if size.lighter_matrices else (0.0, 0.0)
     costs = _group_costs(*_ends(ends, matrices, size), sharding=division, **group)
     expert_division = division
     if model.num_experts:
-        expert_division = sharding(c, group=expert_group(c, "dp", order=cluster.rank_order))
+        expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
         ends = end_expert_parameters(model, c)
         experts = _group_costs(*_ends(ends, ends, size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
@@ -184,9 +189,10 @@ def _tied_seconds(
 ) -> FloatArray:
     """First and last stage all-reduce the shared embedding's gradient: V h / t parameters, a group of two."""
     c, p = candidates, candidates.pipeline_parallel_size
-    if not (model.tie_word_embeddings and anywhere(p > 1)):
+    apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
+    if not anywhere(apart):
         return zeros_like(p)
     (stages,) = dense_group(c, "pp", order=cluster.rank_order)
     far = stages.stride * maximum(p - 1, 1)
-    wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * (p > 1)
-    return ring(group_size=minimum(p, 2), stride=far, cluster=cluster, profile=profile).seconds(wire)
+    wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
+    return ring(group_size=where(apart, 2, 1), stride=far, cluster=cluster, profile=profile).seconds(wire)

@@ -10,6 +10,8 @@ from hp_tool.cost.head import HeadTime
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.placement import dense_group
+from hp_tool.cost.schedules.costs import is_folded, split_bubble_share, splits_backward
+from hp_tool.cost.schedules.folded import share_of_ends
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import exposed, fully_sharded_seconds
 from hp_tool.cost.stages import StageLayers, uneven_ends
@@ -50,7 +52,8 @@ def time_parts(
     """The slowest stage runs m micro-batches, then waits for the others to fill and drain.
 
     Bubble: what the other stages take for one micro-batch, divided by v; with equal stages (p-1)/v (t_f + t_b),
-    arXiv 2104.04473 section 2.2. Data-parallel communication hides at most behind one micro-batch's compute.
+    arXiv 2104.04473 section 2.2; `schedules.costs` has those that split the backward pass. Data-parallel communication
+    hides at most behind one micro-batch's compute.
     """
     c, m = candidates, micro_batches
     p = c.pipeline_parallel_size
@@ -78,6 +81,14 @@ def time_parts(
     end = where(p > 1.0, maximum(maximum(head.embedding, output) - fewer, 0.0), both_ends)
     output_share = where(output >= head.embedding, minimum(end, (1.0 + extra) * head.output_communication), 0.0)
     others = (p - 1.0) * body + both_ends - 2.0 * fewer - end
+    passes = layers * (layer.forward + layer.tensor + layer.context + layer.expert)
+    bubble = others / chunks
+    if anywhere(c.pipeline_schedule):
+        folded = is_folded(c)
+        end = where(folded, share_of_ends(c) * both_ends, end)
+        output_share = where(folded, share_of_ends(c) * (1.0 + extra) * head.output_communication, output_share)
+        split = split_bubble_share(c, forward=passes, whole=body, weight_gradient=layers * layer.weight_gradient)
+        bubble = where(splits_backward(c), where(folded, (p - 1.0) * body, others) * split, bubble)
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
     framework = profile.framework
     return {
@@ -86,14 +97,14 @@ def time_parts(
         "tensor_parallel": m * (tensor + output_share),
         "context_parallel": m * context + zeros_like(p),
         "expert_parallel": m * expert + zeros_like(p),
-        "pipeline_bubble": others / chunks + 2.0 * (p - 1.0) * transfer,
+        "pipeline_bubble": bubble + 2.0 * (p - 1.0) * transfer,
         "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer,
         "data_parallel": data_parallel_seconds(
             profile=profile,
             candidates=c,
             states=states,
             micro_batches=m,
-            forward=layers * (layer.forward + layer.tensor + layer.context + layer.expert),
+            forward=passes,
             stage=body,
             layers=layers,
         ),

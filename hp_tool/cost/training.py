@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.distinct import distinct_rows
+from hp_tool.cost.elementwise import anywhere
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
 from hp_tool.cost.memory import memory
 from hp_tool.cost.pipeline import micro_batches
+from hp_tool.cost.schedules.costs import splits_backward
 from hp_tool.cost.shapes import LAYER_AXES
 from hp_tool.cost.stages import stage_layers
 from hp_tool.cost.states import state_costs
@@ -101,13 +103,14 @@ def training_costs(
     stages = stage_layers(model, candidates)
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
     ends = _spread(head_time(**machine, candidates=kinds), kind_of)
-    times = _spread(layer_time(**machine, candidates=kinds, strategy=strategy), kind_of)
+    timing: dict[str, Any] = {"strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
+    times = _spread(layer_time(**machine, candidates=kinds, **timing), kind_of)
     sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
     first, last = sizes, sizes
     if model.num_experts:
         sparse = _spread(layer_bytes(model=model, workload=workload, candidates=kinds, moe=True), kind_of)
         first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (stages.first, stages.last))
-        sparse_times = layer_time(**machine, candidates=kinds, strategy=strategy, moe=True)
+        sparse_times = layer_time(**machine, candidates=kinds, **timing, moe=True)
         times = _mix(times, _spread(sparse_times, kind_of), stages.pace_moe_fraction)
     states = state_costs(**machine, candidates=candidates)
 

@@ -64,6 +64,8 @@ class ParallelConfig:
     zero_stage: int = 1
     data_parallel_shard_size: int = 0
     """Ranks of the data-parallel group that ZeRO shards over; 0: all of them."""
+    pipeline_schedule: PipelineSchedule | None = None
+    """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +111,9 @@ class ParallelQuery:
     recompute: RecomputeName | Recompute | tuple[RecomputeName | Recompute, ...] | None = None
     zero_stage: int | tuple[int, ...] | None = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
-    pipeline_schedule: PipelineSchedule | None = None
-    """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    pipeline_schedule: PipelineSchedule | tuple[PipelineSchedule, ...] | None = None
+    """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
+    per rank) and dualpipe (every stage kept twice). None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""

@@ -31,6 +31,8 @@ class Sizes(Protocol):
     def zero_stage(self) -> Any: ...
     @property
     def data_parallel_shard_size(self) -> Any: ...
+    @property
+    def pipeline_schedule(self) -> Any: ...
 
 
 def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
@@ -104,6 +106,8 @@ def unprofiled_sizes(sizes: Sizes, *, model: ModelSpec) -> Iterator[tuple[Any, s
     yield (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1), "expert parallelism"
     chunks = sizes.pipeline_parallel_size * sizes.virtual_pipeline_parallel_size
     yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} in {chunks} unequal chunks"
+    schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
+    yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"
     yield zero > 1, f"zero_stage: {zero}"
     yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"
     yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}"

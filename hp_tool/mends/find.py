@@ -7,7 +7,7 @@ import math
 
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, PipelineSchedule
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.errors import InputError
@@ -45,7 +45,7 @@ def _on_the_same_devices(query: Query, problem: TrainingProblem, asked: Estimate
         enough = len(told) == room or (told and illegal)
         if enough or (changes == MAX_CHANGES and fitting):
             break
-        found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
+        found = near(problem, asked=asked.parallel, changes=changes, schedule=_schedule(query))
         if found is None:
             continue
         limit_s = min((WORTHWHILE * mend.step_s for mend in told), default=math.inf)
@@ -76,7 +76,7 @@ def _on_more_devices(query: Query, asked: Estimate, *, num_gpus: int) -> list[Me
         if problem is None:
             break
         for changes in (0, 1) if asked.memory is not None else (0,):
-            found = near(problem, asked=asked.parallel, changes=changes, schedule=query.parallel.pipeline_schedule)
+            found = near(problem, asked=asked.parallel, changes=changes, schedule=_schedule(query))
             if found is not None and len(rows := found.best()):
                 return [_mend(found, int(rows[0]), asked, num_gpus=num_gpus)]
     return []
@@ -89,6 +89,12 @@ def _grown(query: Query, *, num_gpus: int) -> TrainingProblem | None:
         return resolve_training(dataclasses.replace(query, cluster=dataclasses.replace(cluster, num_gpus=num_gpus)))
     except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
         return None
+
+
+def _schedule(query: Query) -> PipelineSchedule | None:
+    """The one schedule that an estimate may name."""
+    named = query.parallel.pipeline_schedule
+    return named[0] if isinstance(named, tuple) else named
 
 
 def _devices(config: ParallelConfig) -> int:

@@ -17,6 +17,7 @@ LABELS = {
     "zero_stage": "ZeRO",
     "data_parallel_shard_size": "shard group",
     "data_parallel_size": "DP",
+    "pipeline_schedule": "schedule",
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
-from hp_tool.cost.candidates import Candidates, recompute_from_codes
+from hp_tool.cost.candidates import SCHEDULE_NAMES, Candidates, recompute_from_codes
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -112,6 +112,7 @@ def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
     columns: dict[str, tuple[AxisValue, ...]] = {
         f.name: tuple(getattr(candidates, f.name).tolist()) for f in fields(candidates) if f.name not in _NOT_AXES
     }
+    columns["pipeline_schedule"] = tuple(SCHEDULE_NAMES[code] or "1f1b" for code in candidates.pipeline_schedule.tolist())
     columns["sequence_parallel"] = tuple(bool(value) for value in candidates.sequence_parallel)
     codes = zip(candidates.recompute_method.tolist(), candidates.recompute_num_layers.tolist(), strict=True)
     columns["recompute"] = tuple(recompute_name(recompute_from_codes(method, num_layers=layers)) for method, layers in codes)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hp_tool.cost.candidates import recompute_codes
+from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, zero_stages
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
-Value = TypeVar("Value", int, bool)
+Value = TypeVar("Value", int, bool, PipelineSchedule)
 
 MAX_MICRO_BATCH = 64
 MAX_CHUNKS = 16
@@ -45,6 +45,16 @@ class Axes:
     """0: the whole data-parallel group."""
     data_parallel_size: int | None = None
     """Follows from the number of devices; where given, nothing else may follow."""
+    pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
+    """None: 1F1B, interleaved where there are several model chunks per rank."""
+
+    def schedules(self) -> tuple[tuple[int, int], ...]:
+        """(pipeline_schedule code, virtual_pipeline_parallel_size) pairs that go together."""
+        chunks = self.virtual_pipeline_parallel_size
+        if self.pipeline_schedule is None:
+            return tuple((ONE_F_ONE_B, count) for count in chunks)
+        names = self.pipeline_schedule
+        return tuple((schedule_code(name), count) for name in names for count in scheduled_chunks(chunks, schedule=name))
 
 
 def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Axes:
@@ -58,7 +68,7 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     return Axes(
         tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
         pipeline_parallel_size=_values(query.pipeline_parallel_size) or _divisors(layers, n),
-        virtual_pipeline_parallel_size=scheduled_chunks(chunks, schedule=query.pipeline_schedule),
+        virtual_pipeline_parallel_size=chunks,
         context_parallel_size=_values(query.context_parallel_size) or _context_sizes(workload, n),
         expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
@@ -69,6 +79,7 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         known_zero_stages=zero_stages(workload.framework),
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
+        pipeline_schedule=_values(query.pipeline_schedule),
     )
 
 
@@ -79,17 +90,19 @@ def _default_zero_stages(framework: str, *, sharded: bool) -> tuple[int, ...]:
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
-    """Of these numbers of model chunks per rank, those the schedule runs: 1F1B one, interleaving more; None runs any.
+    """Of these numbers of model chunks per rank, those the schedule runs: interleaving two or more, ZB-V two, the others
+    one; None runs any.
 
     Raises InputError where none is left.
     """
     if schedule is None:
         return chunks
+    fixed = 2 if schedule == "zbv" else 1
     interleaved = schedule == "interleaved"
-    kept = tuple(count for count in chunks if (count > 1) == interleaved)
+    kept = tuple(count for count in chunks if (count > 1 if interleaved else count == fixed))
     if not kept:
         raise InputError(
-            f"pipeline_schedule {schedule} wants a virtual_pipeline_parallel_size {'above' if interleaved else 'of'} 1, "
+            f"pipeline_schedule {schedule} wants a virtual_pipeline_parallel_size {'above' if interleaved else 'of'} {fixed}, "
             f"got {', '.join(map(str, chunks))}; change one of them, or leave pipeline_schedule out",
             field="parallel.pipeline_schedule",
         )

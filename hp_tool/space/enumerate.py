@@ -61,6 +61,7 @@ def legal_chunks(
     choices = _choices(axes, groups)
     # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
     grids = (_Grid(axes, stages=axes.zero_stage, size=size), _Grid(axes, stages=axes.zero_stage[-1:], size=size))
+    schedules = np.array(axes.schedules(), dtype=np.int64).T
     total = int(np.prod([float(len(values)) for values in choices.values()]))
     if total * grids[0].each > MAX_COMBINATIONS:
         raise InputError(
@@ -70,7 +71,7 @@ def legal_chunks(
         )
     counts = {"world_size_mismatch": dropped} if dropped else {}
     for start in range(0, total, BLOCK):
-        block = _block(choices, groups, cluster, np.arange(start, min(start + BLOCK, total)))
+        block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
         codes = legality(model=model, cluster=cluster, workload=workload, candidates=block)
         replicas = block.data_parallel_size * block.context_parallel_size > 1
         weights = np.where(replicas, grids[0].each, grids[1].each)
@@ -96,12 +97,12 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
 
 
 def _choices(axes: Axes, groups: IntArray) -> Columns:
-    """The axes that decide legality, outermost first; `group` is a (t, p, c) triple."""
+    """The axes that decide legality, outermost first; `group` is a (t, p, c) triple, `schedule` one of Axes.schedules."""
     # 2 stands for "on where there is tensor parallelism".
     sequence_parallel = (2,) if axes.sequence_parallel is None else axes.sequence_parallel
     choices: dict[str, Any] = {
         "group": np.arange(groups.shape[1]),
-        "virtual_pipeline_parallel_size": axes.virtual_pipeline_parallel_size,
+        "schedule": np.arange(len(axes.schedules())),
         "expert_parallel_size": axes.expert_parallel_size,
         "expert_tensor_parallel_size": axes.expert_tensor_parallel_size,
         "micro_batch_size": axes.micro_batch_size,
@@ -111,12 +112,13 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
     return {name: np.asarray(values, dtype=np.int64) for name, values in choices.items()}
 
 
-def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: IntArray) -> Candidates:
+def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: ClusterSpec, numbers: IntArray) -> Candidates:
     """The combinations of these numbers, counted as an odometer does, the last axis fastest; those repeated left out."""
     places = np.unravel_index(numbers, [len(values) for values in choices.values()])
     columns: Columns = {name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)}
     t, p, c = groups[:, columns.pop("group")]
     d = cluster.num_gpus // np.maximum(t * p * c, 1)
+    schedule, v = schedules[:, columns.pop("schedule")]
     asked, shards = columns["sequence_parallel"], columns["data_parallel_shard_size"]
     nothing = np.zeros(len(numbers), dtype=np.int64)
     block = Candidates(
@@ -124,6 +126,8 @@ def _block(choices: Columns, groups: IntArray, cluster: ClusterSpec, numbers: In
         | {
             "tensor_parallel_size": t,
             "pipeline_parallel_size": p,
+            "virtual_pipeline_parallel_size": v,
+            "pipeline_schedule": schedule,
             "context_parallel_size": c,
             "data_parallel_size": d,
             # A shard group of all replicas is none in particular.

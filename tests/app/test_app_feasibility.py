@@ -53,6 +53,11 @@ ILLEGAL = [
         ("30", "multiple of pipeline_parallel_size 4", "virtual_pipeline_parallel_size to 1"),
     ),
     ("shards_not_divisible", {"data_parallel_shard_size": 3}, ("3", "data_parallel_size 8", "[1, 2, 4, 8]", "0 for all")),
+    (
+        "schedule_not_applicable",
+        {"pipeline_parallel_size": 2, "pipeline_schedule": "dualpipe", "training": {"global_batch_size": 12}},
+        ("dualpipe", "at least 2 pipeline_parallel_size", "micro-batches 3"),
+    ),
 ]  # fmt: skip
 
 
@@ -140,7 +145,9 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"rank_order": "tp-dp"}, InputError, "parallel.rank_order"),
         ({"model": "mixtral-8x7b", "rank_order": "tp-pp-dp"}, UnsupportedError, "parallel.rank_order"),
         ({"cluster": {"network_oversubscription": 2.0}}, InputError, "cluster.nodes_per_leaf"),
-        ({"pipeline_schedule": "zb-h1"}, UnsupportedError, "parallel.pipeline_schedule"),
+        ({"pipeline_schedule": ["1f1b", "zb-h1"]}, InputError, "parallel.pipeline_schedule"),
+        ({"pipeline_schedule": "zbv", "virtual_pipeline_parallel_size": 1}, InputError, "parallel.pipeline_schedule"),
+        ({"pipeline_schedule": "zb-h2"}, InputError, "parallel.pipeline_schedule"),
         ({"recompute": "per_op"}, UnsupportedError, "parallel.recompute"),
         ({"pipeline_schedule": "interleaved"}, InputError, "parallel.pipeline_schedule"),  # of one chunk a rank
         ({"recompute": {"granularity": "selective", "num_layers": 2}}, InputError, "parallel.recompute.method"),

@@ -12,7 +12,7 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import ring, send_seconds
 from hp_tool.cost.compute import matmul_seconds, peak_flops
-from hp_tool.cost.pipeline import chunks_in_flight
+from hp_tool.cost.schedules.costs import chunks_in_flight
 from hp_tool.domain.efficiency import EfficiencyProfile, Link, Roofline
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.model import ModelSpec
