@@ -74,7 +74,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     cluster = laid_out(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
-    check_training(query.training, query.parallel)
+    check_training(model, query.training, query.parallel)
     if query.trainer is not None:
         raise UnsupportedError(
             "trainer is not supported by this version; without it the built-in profiler runs", field="trainer"
@@ -137,7 +137,6 @@ def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | 
 
 
 _UNMODELLED_WORKLOAD = {
-    "lora": None,
     "offload": None,
 }
 _UNMODELLED_PARALLEL = (
@@ -167,8 +166,6 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
     for name, neutral in _UNMODELLED_WORKLOAD.items():
         if getattr(workload, name) != neutral and getattr(workload, name) != "none":
             raise UnsupportedError(f"training.{name} is not modelled by this version; leave it out", field=f"training.{name}")
-    if workload.task == "lora":
-        raise UnsupportedError("training.task lora is not modelled by this version", field="training.task")
     for name in _UNMODELLED_PARALLEL:
         if getattr(parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")

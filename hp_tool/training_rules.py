@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from hp_tool.domain.parallel import ParallelQuery, zero_stages
+from hp_tool.cost.adapters import target_names
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, zero_stages
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
+MAX_RANK = 65_536
 
-def check_training(workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+
+def check_training(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Raises InputError, which names the field to change."""
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
+    _check_adapters(model, workload)
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
@@ -48,3 +54,25 @@ def _check_states(workload: TrainingWorkload) -> None:
             f"only bf16 parameters are half of an fp32 number; parameters are {stored}, so choose fp32, fp16 or none",
             field="training.master_precision",
         )
+
+
+def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
+    lora = workload.lora
+    if (lora is None) != (workload.task != "lora"):
+        raise InputError(
+            "task lora needs lora: {rank: ...}" if lora is None else f"lora belongs to task lora, not {workload.task}",
+            field="training.lora",
+            code="missing_field" if lora is None else "invalid_value",
+        )
+    if lora is None:
+        return
+    if not 1 <= lora.rank <= MAX_RANK:
+        raise InputError(f"lora.rank must be from 1 to {MAX_RANK}, got {lora.rank}", field="training.lora.rank")
+    if lora.target_modules == ():
+        raise InputError("lora.target_modules is empty; name some, or leave it out", field="training.lora.target_modules")
+    known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
+    for name in lora.target_modules or ():
+        if name not in known:
+            raise InputError(
+                f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}", field="training.lora.target_modules"
+            )

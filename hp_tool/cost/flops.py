@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.cost.adapters import token_adapter_parameters
 from hp_tool.cost.attention import head_widths
 from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, mlp_matrices, moe_layers
 from hp_tool.domain.model import ModelSpec
@@ -19,6 +20,8 @@ class TokenFlops:
     attention: float
     """Scores and their product with the values, by the workload's convention (full or causal half)."""
     logits: float
+    frozen: float = 0.0
+    """Of `layers` and `logits`, what passes through matrices that are not trained."""
 
     @property
     def forward(self) -> float:
@@ -26,8 +29,9 @@ class TokenFlops:
 
     @property
     def model(self) -> float:
-        """Forward and backward: three times the forward pass. For a plain GPT 72 L h^2 (1 + s/6h + V/12hL)."""
-        return 3.0 * self.forward
+        """Forward and backward: three times the forward pass, without the weight gradients of frozen matrices. For a plain
+        GPT 72 L h^2 (1 + s/6h + V/12hL)."""
+        return 3.0 * self.forward - self.frozen
 
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
@@ -38,10 +42,14 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     layers, extra = float(model.num_hidden_layers), float(model.num_nextn_predict_layers)
     sparse = moe_layers(model) + (extra if model.num_experts else 0.0)
     blocks = (layers + extra - sparse) * mlp_matrices(model) + sparse * active_expert_matrices(model)
+    matrices = 2.0 * ((layers + extra) * float(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
+    adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
+    logits = (1.0 + extra) * 2.0 * model.hidden_size * model.vocab_size
     return TokenFlops(
-        layers=2.0 * ((layers + extra) * float(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2),
+        layers=matrices + adapters,
+        frozen=matrices + logits if workload.lora is not None else 0.0,
         attention=(layers + extra) * 2.0 * workload.attended_length * model.num_attention_heads * (query_key + value) * visible,
-        logits=(1.0 + extra) * 2.0 * model.hidden_size * model.vocab_size,
+        logits=logits,
     )
 
 

@@ -34,7 +34,9 @@ class HeadTime:
 def head_time(
     *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
 ) -> HeadTime:
-    """Embedding look-up, output matmul (three times), loss over V/t logits."""
+    """Embedding look-up, output matmul (three times), loss over V/t logits. Frozen (LoRA): no gradient reaches the embedding,
+    and the output layer has no weight gradient.
+    """
     c, gpu, e = candidates, cluster.gpu, activation_element_bytes(workload)
     t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
@@ -42,10 +44,13 @@ def head_time(
     h, local_vocab = float(model.hidden_size), model.vocab_size / t
 
     # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
-    embedding = elementwise_seconds(tokens * h * (4.0 * e + 8.0) / shards, kernels=4.0, gpu=gpu, profile=profile)
+    frozen = workload.lora is not None
+    moved = 2.0 * e if frozen else 4.0 * e + 8.0
+    embedding = elementwise_seconds(tokens * h * moved / shards, kernels=4.0, gpu=gpu, profile=profile)
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     output = 2.0 * matmul_seconds(tokens, local_vocab, h, **matmul)
-    output = output + matmul_seconds(local_vocab, h, tokens, output_bytes=8.0, **matmul)
+    if not frozen:
+        output = output + matmul_seconds(local_vocab, h, tokens, output_bytes=8.0, **matmul)
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]
     output = output + elementwise_seconds(loss_traffic, kernels=10.0, gpu=gpu, profile=profile)
 

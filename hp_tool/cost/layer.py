@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates
@@ -72,6 +73,8 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
         both = both + expert_bytes(model=model, workload=workload, candidates=candidates, s=s)
     else:
         both = both + mlp_bytes(model=model, s=s)
+    if workload.lora is not None:
+        both = with_adapter_bytes(both, model=model, workload=workload, candidates=candidates, s=s, moe=moe)
     return LayerBytes(
         saved=both.saved + both.core,
         saved_selective=both.saved,
@@ -105,11 +108,16 @@ def layer_time(
         both = attention + expert_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     else:
         both = attention + mlp_time(**machine, gpu=cluster.gpu)
+    if workload.lora is not None:
+        both = with_adapter_time(both, **machine, cluster=cluster, candidates=candidates, moe=moe)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
     regions = 1.0 if moe and not model.num_shared_experts else 2.0
     tensor, tensor_backward = _tensor_seconds(
-        cluster=cluster, profile=profile, candidates=candidates, s=s, block=both, regions=regions
+        cluster=cluster, profile=profile, candidates=candidates, s=s, block=both, regions=regions, trained=workload.lora is None
     )
+    if workload.lora is not None:
+        beside = adapter_tensor_seconds(**machine, cluster=cluster, candidates=candidates, moe=moe)
+        tensor, tensor_backward = tensor + beside[0], tensor_backward + beside[1]
     return LayerTime(
         forward=both.matmul + both.core + both.elementwise,
         backward=both.matmul + both.weight_gradient + both.core_backward + both.elementwise_backward,
@@ -132,13 +140,15 @@ def _tensor_seconds(
     s: Shapes,
     block: BlockTime,
     regions: float,
+    trained: bool,
 ) -> tuple[Column, Column]:
     """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions` column-row matmul pairs.
 
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the
     all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, which nothing hides;
     the sharded inputs are gathered once more, wholly behind the input-gradient matmuls where those are longer
-    (arXiv 2205.05198 section 4.2.2); input gradients are reduce-scattered behind the weight-gradient matmuls.
+    (arXiv 2205.05198 section 4.2.2), but only where the weights are trained; input gradients are reduce-scattered behind
+    the weight-gradient matmuls.
     """
     group = tensor_ring(candidates=candidates, cluster=cluster, profile=profile)
     wire = s.tokens * s.h * s.e * (s.t - 1.0) / s.t
@@ -150,6 +160,7 @@ def _tensor_seconds(
     # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
     # shares the input-gradient matmuls with the gathering of inputs.
     pipelined = profile.framework.tensor_parallel_forward_overlap * s.sharded
-    behind_inputs = minimum((1.0 + pipelined) * gather, block.matmul)
-    exposed_sharded = 3.0 * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)
+    again = 1.0 if trained else 0.0
+    behind_inputs = minimum((again + pipelined) * gather, block.matmul)
+    exposed_sharded = (2.0 + again) * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)
     return forward - pipelined * minimum(forward, block.matmul), where(s.sharded, exposed_sharded, exposed)

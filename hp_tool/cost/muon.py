@@ -97,7 +97,8 @@ def _dealt(linears: Iterable[Linear], layers: Column, shards: Column, **machine:
     work: Column = 0.0
     longest: Column = 0.0
     for linear in linears:
-        for rows in linear.outputs:
+        parts = linear.outputs if linear.module == "linear_qkv" else (sum(linear.outputs),)
+        for rows in parts:
             seconds = newton_schulz_seconds(rows, linear.inputs, **machine)
             work = work + linear.count * seconds
             longest = maximum(longest, seconds)

@@ -31,9 +31,13 @@ class StageBytes:
     """What one rank of one stage would keep without sharding; shape (n,)."""
 
     weights: Column
+    trained_weights: Column
     gradients: Column
     optimizer: Column
     communicated_weights: Column
+    """What one all-gather of all weights sends."""
+    communicated_trained: Column
+    """The same of those that an optimizer step changes."""
 
 
 def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
@@ -60,11 +64,20 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     )
 
 
-def stage_bytes(parameters: Column, *, matrices: Column = 0.0, size: BytesPerParameter) -> StageBytes:
-    """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices."""
+def stage_bytes(
+    parameters: Column, *, size: BytesPerParameter, matrices: Column = 0.0, adapters: Column | None = None
+) -> StageBytes:
+    """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices. Where there are
+    `adapters` (their parameters), they alone are trained.
+    """
+    trained = parameters
+    if adapters is not None:
+        parameters, trained, matrices = parameters + adapters, adapters, adapters
     return StageBytes(
         weights=parameters * size.weights,
-        gradients=parameters * size.gradients,
-        optimizer=parameters * size.optimizer - matrices * size.lighter_matrices,
+        trained_weights=trained * size.weights,
+        gradients=trained * size.gradients,
+        optimizer=trained * size.optimizer - matrices * size.lighter_matrices,
         communicated_weights=parameters * size.communicated_weights,
+        communicated_trained=trained * size.communicated_weights,
     )

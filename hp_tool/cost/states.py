@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.cost.adapters import layer_adapter_parameters
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
 from hp_tool.cost.communication import group_ring, ring
@@ -83,6 +84,21 @@ def end_matrices(model: ModelSpec, candidates: Candidates) -> tuple[Column, Colu
     return folded_ends(candidates, plain=(first, last + extra), layers=(first, last), ends=extra)
 
 
+def end_adapters(
+    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, routed: bool
+) -> tuple[Column, Column] | tuple[None, None]:
+    """Parameters of LoRA's adapters on one rank of the first and of the last stage: routed experts', or all others'."""
+    if workload.lora is None:
+        return None, None
+    stages = stage_layers(model, candidates)
+    dense, sparse = (
+        layer_adapter_parameters(model, workload.lora, candidates, moe=moe, routed=routed)
+        for moe in (False, bool(model.num_experts))
+    )
+    first, last = (end.layers * (dense + end.moe_fraction * (sparse - dense)) for end in (stages.first, stages.last))
+    return folded_ends(candidates, plain=(first, last), layers=(first, last), ends=0.0)
+
+
 def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
     """Routed experts on one rank of the first and of the last stage."""
 
@@ -115,12 +131,14 @@ def state_costs(
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
     ends = end_parameters(model, workload, c)
     matrices = end_matrices(model, c) if size.lighter_matrices else (0.0, 0.0)
-    costs = _group_costs(*_ends(ends, matrices, size), sharding=division, **group)
+    added = end_adapters(model, workload, c, routed=False)
+    costs = _group_costs(*_ends(ends, matrices, added, size), sharding=division, **group)
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
         ends = end_expert_parameters(model, c)
-        experts = _group_costs(*_ends(ends, ends, size), sharding=expert_division, **group)
+        added = end_adapters(model, workload, c, routed=True)
+        experts = _group_costs(*_ends(ends, ends, added, size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
     if workload.optimizer == "muon":
         costs["update_s"] = costs["update_s"] + muon_seconds(
@@ -128,15 +146,21 @@ def state_costs(
         )
     gathered = (c.zero_stage >= 3) * size.communicated_weights * _layer_on_rank(model, c)
     return StateCosts(
-        **costs, gathered_layer=gathered, tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, size.gradients)
+        **costs,
+        gathered_layer=gathered,
+        tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, 0.0 if workload.lora else size.gradients),
     )
 
 
 def _ends(
-    parameters: tuple[Column, Column], matrices: tuple[Column, Column], size: BytesPerParameter
+    parameters: tuple[Column, Column],
+    matrices: tuple[Column, Column],
+    adapters: tuple[Column | None, Column | None],
+    size: BytesPerParameter,
 ) -> tuple[StageBytes, StageBytes]:
     """The first and the last stage in bytes."""
-    first, last = (stage_bytes(all_, matrices=some, size=size) for all_, some in zip(parameters, matrices, strict=True))
+    kinds = zip(parameters, matrices, adapters, strict=True)
+    first, last = (stage_bytes(all_, matrices=some, adapters=added, size=size) for all_, some, added in kinds)
     return first, last
 
 
@@ -164,10 +188,11 @@ def _group_costs(
     shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
     data = group_ring(group=sharding.shard_group, cluster=cluster, profile=profile)
-    weights, gradients, optimizer, sent = (
+    weights, gradients, optimizer, sent, sent_always = (
         maximum(getattr(first, name), getattr(last, name))
-        for name in ("weights", "gradients", "optimizer", "communicated_weights")
+        for name in ("trained_weights", "gradients", "optimizer", "communicated_trained", "communicated_weights")
     )
+    sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
     return {
@@ -190,7 +215,7 @@ def _tied_seconds(
     """First and last stage all-reduce the shared embedding's gradient: V h / t parameters, a group of two."""
     c, p = candidates, candidates.pipeline_parallel_size
     apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
-    if not anywhere(apart):
+    if not (gradient_bytes and anywhere(apart)):
         return zeros_like(p)
     (stages,) = dense_group(c, "pp", order=cluster.rank_order)
     far = stages.stride * maximum(p - 1, 1)

@@ -14,12 +14,16 @@ Optimizer = Literal["adam", "sgd", "muon"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """Low-rank adapters on frozen weights."""
+    """Low-rank adapters on frozen weights: nothing else is trained."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     rank: int
+    """Inner width (r)."""
     target_modules: tuple[str, ...] | None = None
+    """Matrices that get one, in Megatron Core's names (linear_qkv, linear_proj, linear_fc1, linear_fc2, of latent attention
+    linear_q_down_proj and so on) or Hugging Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None:
+    linear_qkv, linear_proj, linear_fc1, linear_fc2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class TrainingWorkload:
     framework_version: str | None = None
     """Release, where it matters."""
     task: Literal["pretrain", "sft", "lora"] = "pretrain"
+    """sft costs what pretraining does: a loss on the answers alone runs the same passes over the same rows."""
     lora: LoraSpec | None = None
     packed: bool = False
     """Short sequences share a row."""

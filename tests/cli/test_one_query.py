@@ -84,7 +84,7 @@ def test_people_are_told_what_mends_it(entry_point: Run, query_file: Path) -> No
         (("--set=parallel.zero_stage",), "KEY=VALUE"),
         (("--set=parallel.zero_stage=[",), "--set"),
         (("--set=kind.of=1",), "not a mapping"),
-        (("--set=training.task=lora",), "training.task"),
+        (("--set=training.task=lora",), "training.lora"),
         (("--no-such-flag",), "--no-such-flag"),
     ],
 )

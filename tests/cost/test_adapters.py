@@ -1,0 +1,247 @@
+"""LoRA: parameters as published, saved tensors as torch's autograd keeps them, and nothing paid for frozen weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.app import estimate
+from hp_tool.catalog import model
+from hp_tool.cost.adapters import layer_adapter_parameters, token_adapter_parameters
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.flops import token_flops
+from hp_tool.cost.layer import layer_bytes
+from hp_tool.cost.parameters import total_parameters
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import LoraSpec, TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.schema import parse_query
+from tests.cost.cases import Problem, columns, problems
+from tests.torch_or_skip import torch_or_skip
+
+ALL = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+HUGGING_FACE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = [None, ALL, HUGGING_FACE, ("q_proj", "v_proj"), ("down_proj",), ("linear_proj", "up_proj")]
+few = settings(max_examples=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "targets", "published"),
+    [
+        ("gpt3-175b", 1, ("q_proj", "v_proj"), 4.7e6),  # arXiv 2106.09685 table 4
+        ("gpt3-175b", 8, ("q_proj", "v_proj"), 37.7e6),
+        ("llama-2-7b", 8, ("q_proj", "v_proj"), 4_194_304),  # what PEFT prints
+        ("llama-3-8b", 16, HUGGING_FACE, 41_943_040),
+    ],
+)
+def test_adapters_have_the_published_number_of_parameters(
+    name: str, rank: int, targets: tuple[str, ...], published: float
+) -> None:
+    found = token_adapter_parameters(model(name), LoraSpec(rank=rank, target_modules=targets))
+    assert found == published if isinstance(published, int) else found == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-175b"])
+def test_tensor_parallel_ranks_share_adapters_evenly(name: str, targets: tuple[str, ...] | None) -> None:
+    """Of a fused matrix that is whole there: key and value heads must divide."""
+    targets = None if name == "gpt3-175b" and targets and "gate_proj" in targets else targets
+    lora = LoraSpec(rank=16, target_modules=targets)
+    sizes = [
+        t * layer_adapter_parameters(
+            model(name), lora, Candidates.alone(ParallelConfig(tensor_parallel_size=t)), moe=False, routed=False
+        )
+        for t in (1, 2, 8)
+    ]  # fmt: skip
+    assert sizes == pytest.approx([sizes[0]] * 3)
+
+
+def autograd_saves(shape: ModelSpec, *, tokens: int, trained: bool, lora: LoraSpec | None) -> int:
+    """Bytes of the distinct storages that torch's autograd saves of one Llama-like layer, parameters left out."""
+    torch = torch_or_skip()
+    bf16, h, d = torch.bfloat16, shape.hidden_size, shape.head_size
+    heads, keys, width = shape.num_attention_heads * d, shape.kv_heads * d, shape.ffn_size
+    held: dict[int, int] = {}
+    keep: list[Any] = []
+    weights: set[int] = set()
+
+    class Keeps(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        """A fused kernel: keeps the given tensors and answers with a fresh one."""
+
+        @staticmethod
+        def forward(ctx: Any, size: int, *inputs: Any) -> Any:
+            output = inputs[0].new_empty(tokens, size)
+            extra = [output, inputs[0].new_empty(tokens, shape.num_attention_heads, dtype=torch.float32)]
+            ctx.save_for_backward(*inputs, *(extra if len(inputs) == 3 else ()))
+            return output
+
+    def parameters(rows: int, columns: int, *, trains: bool) -> Any:
+        keep.append(torch.empty(rows, columns, dtype=bf16, requires_grad=trains))
+        weights.add(keep[-1].data_ptr())
+        return keep[-1]
+
+    def linear(x: Any, parts: dict[str, int], name: str) -> Any:
+        y = torch.nn.functional.linear(x, parameters(sum(parts.values()), x.shape[1], trains=trained))
+        named = {name: sum(parts.values())} if lora and (lora.target_modules is None or name in lora.target_modules) else {
+            part: rows for part, rows in parts.items() if lora and part in (lora.target_modules or ())
+        }  # fmt: skip
+        for rows in named.values():
+            inner = torch.nn.functional.linear(x, parameters(lora.rank, x.shape[1], trains=True))  # type: ignore[union-attr]
+            outer = torch.nn.functional.linear(inner, parameters(rows, lora.rank, trains=True)) * 2.0  # type: ignore[union-attr]
+            y = y + (outer if rows == y.shape[1] else torch.nn.functional.pad(outer, (0, y.shape[1] - rows)))
+        return y
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        keep.append(storage)
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x = torch.empty(tokens, h, dtype=bf16, requires_grad=True) * 1.0
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        qkv = linear(Keeps.apply(h, x), {"q_proj": heads, "k_proj": keys, "v_proj": keys}, "linear_qkv")
+        core = Keeps.apply(heads, *qkv.split([heads, keys, keys], dim=1))
+        x = x + linear(core, {"o_proj": h}, "linear_proj")
+        gated = linear(Keeps.apply(h, x), {"gate_proj": width, "up_proj": width}, "linear_fc1")
+        x = x + linear(Keeps.apply(width, gated), {"down_proj": h}, "linear_fc2")
+    return sum(held.values())
+
+
+SHAPE = ModelSpec(
+    num_hidden_layers=1, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96, vocab_size=128,
+    gated_mlp=True, normalization="rmsnorm", position_embedding="none",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", [None, ("linear_qkv",), ("q_proj", "v_proj"), ("down_proj",), ("linear_proj", "up_proj")])
+@pytest.mark.parametrize("rank", [4, 16])
+def test_saved_bytes_are_those_of_autograd(targets: tuple[str, ...] | None, rank: int) -> None:
+    lora = LoraSpec(rank=rank, target_modules=targets)
+    workload = TrainingWorkload(sequence_length=32, global_batch_size=1, task="lora", lora=lora)
+    formula = layer_bytes(model=SHAPE, workload=workload, candidates=Candidates.alone(ParallelConfig())).saved
+    assert formula == autograd_saves(SHAPE, tokens=32, trained=False, lora=lora)
+
+
+def test_saved_bytes_of_full_training_are_those_of_autograd() -> None:
+    workload = TrainingWorkload(sequence_length=32, global_batch_size=1)
+    formula = layer_bytes(model=SHAPE, workload=workload, candidates=Candidates.alone(ParallelConfig())).saved
+    assert formula == autograd_saves(SHAPE, tokens=32, trained=True, lora=None)
+
+
+def adapted(problem: Problem, rank: int = 16, targets: tuple[str, ...] | None = None) -> Problem:
+    lora = LoraSpec(rank=rank, target_modules=targets)
+    return replace(problem, workload=replace(problem.workload, task="lora", lora=lora))
+
+
+@few
+@given(problems(), st.sampled_from((0, 1, 2, 3)))
+def test_adapters_cost_less_than_training_everything(case: tuple[Problem, ParallelConfig], zero: int) -> None:
+    problem, config = case
+    config = replace(config, zero_stage=zero)
+    # Nothing hidden: with less to compute, less would be.
+    framework = replace(problem.profile.framework, data_parallel_overlap=0.0)
+    problem = replace(problem, profile=replace(problem.profile, framework=framework))
+    full, lora = problem.costs([config]), adapted(problem, rank=1, targets=("linear_proj",)).costs([config])
+    for name in ("gradients", "optimizer", "logits"):
+        assert lora.memory_parts[name][0] <= full.memory_parts[name][0]
+    assert lora.parts["optimizer"][0] < full.parts["optimizer"][0]
+    assert lora.parts["data_parallel"][0] <= full.parts["data_parallel"][0] * (1 + 1e-12)
+
+
+@few
+@given(problems(), st.sampled_from((1, 8)), st.sampled_from((16, 64)))
+def test_a_larger_rank_never_costs_less(case: tuple[Problem, ParallelConfig], low: int, high: int) -> None:
+    problem, config = case
+    small, large = (columns(adapted(problem, rank=rank).costs([config])) for rank in (low, high))
+    for name in ("memory_total_bytes", "layer_activations_bytes", "memory.optimizer", "time.compute", "step_s"):
+        assert large[name][0] >= small[name][0], name
+
+
+@few
+@given(problems())
+def test_parts_sum_and_one_alone_is_a_batch_of_one(case: tuple[Problem, ParallelConfig]) -> None:
+    problem, config = case
+    costs = adapted(problem).costs([config])
+    np.testing.assert_allclose(sum(costs.parts.values()), costs.step_s, rtol=1e-12)
+    alone = columns(adapted(problem).costs(Candidates.alone(config)))
+    for name, column in columns(costs).items():
+        assert alone[name] == column[0], name
+
+
+QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"sequence_length": 4096, "global_batch_size": 32, "task": "lora", "lora": {"rank": 16}},
+    "parallel": {"tensor_parallel_size": 8, "recompute": "full"},
+}
+
+
+def test_a_model_too_large_to_train_whole_is_fine_tuned_on_one_node() -> None:
+    """18 bytes a parameter of 70B do not fit 8 x 80 GB; 2 bytes and adapters do. FLOPs: two thirds of 6 P, and attention."""
+    lora, whole = estimate(query=parse_query(QUERY)), estimate(
+        query=parse_query(QUERY | {"training": {"sequence_length": 4096, "global_batch_size": 32}})
+    )  # fmt: skip
+    assert lora.feasible and not whole.feasible
+    assert lora.memory is not None and lora.time is not None and lora.model_tflops_per_gpu is not None
+    assert lora.tokens_per_second_per_gpu is not None
+    shape = model("llama-3-70b")
+    r = token_adapter_parameters(shape, LoraSpec(rank=16))
+    assert lora.memory.weights_bytes == pytest.approx(2 * (total_parameters(shape) + r) / 8, rel=0.001)
+    assert lora.memory.gradients_bytes == pytest.approx(4 * r / 8, rel=1e-9)
+    attention = 3 * 80 * 2 * 4096 * 8192 * 2
+    matrices = total_parameters(shape) - 128256 * 8192 - 161 * 8192
+    expected = (4 * matrices + 6 * r + attention) * lora.tokens_per_second_per_gpu / 1e12
+    assert lora.model_tflops_per_gpu == pytest.approx(expected, rel=1e-9)
+    assert whole.time is not None
+    assert lora.time.parts_s["compute"] < whole.time.parts_s["compute"]
+    assert "no weight gradients" in str(lora.provenance["flops_convention"])
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops", "tokens_per_s"), [("llama-2-7b", 663, 24_824), ("llama-2-13b", 757, 14_629), ("llama-2-70b", 722, 2_621)]
+)
+def test_model_flops_are_counted_as_published(name: str, tflops: float, tokens_per_s: float) -> None:
+    """NeMo 24.12's performance summary, LoRA on H100: FLOPs a token follow from its two columns. Its packed sequences are
+    short (SQuAD), so that attention counts little; adapters on queries, keys and values."""
+    lora = LoraSpec(rank=32, target_modules=("linear_qkv",))
+    flops = token_flops(model(name), TrainingWorkload(sequence_length=4096, global_batch_size=32, task="lora", lora=lora))
+    assert flops.model - 3 * flops.attention == pytest.approx(tflops * 1e12 / tokens_per_s, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "qwen3-32b"])
+def test_experts_and_latent_attention_have_adapters_too(name: str) -> None:
+    query = QUERY | {"model": name, "parallel": {"recompute": "full", "zero_stage": 3}}
+    found = estimate(query=parse_query(query))
+    assert found.memory is not None and found.time is not None
+    assert 0 < found.memory.gradients_bytes < 0.05 * found.memory.weights_bytes * 8
+
+
+@pytest.mark.parametrize(
+    ("training", "field"),
+    [
+        ({"task": "lora"}, "training.lora"),
+        ({"lora": {"rank": 8}}, "training.lora"),
+        ({"task": "lora", "lora": {"rank": 0}}, "training.lora.rank"),
+        ({"task": "lora", "lora": {"rank": 8, "target_modules": ["linear_q_down_proj"]}}, "training.lora.target_modules"),
+        ({"task": "lora", "lora": {"rank": 8, "target_modules": []}}, "training.lora.target_modules"),
+    ],
+)
+def test_adapters_that_do_not_exist_are_refused(training: dict[str, Any], field: str) -> None:
+    query = QUERY | {"training": {"sequence_length": 4096, "global_batch_size": 32} | training}
+    with pytest.raises(InputError) as caught:
+        estimate(query=parse_query(query))
+    assert caught.value.field == field
+
+
+def test_fine_tuning_of_all_weights_costs_what_pretraining_does() -> None:
+    plain = {"sequence_length": 4096, "global_batch_size": 32}
+    sft, pretrain = (estimate(query=parse_query(QUERY | {"training": plain | {"task": task}})) for task in ("sft", "pretrain"))
+    assert sft.time == pretrain.time and sft.memory == pretrain.memory
