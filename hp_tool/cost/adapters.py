@@ -186,7 +186,7 @@ def adapter_tensor_seconds(
     row-parallel matrix is gathered, with sequence parallelism its gradient too. Gathered inputs are the base layer's own.
     """
     assert workload.lora is not None
-    group = tensor_ring(group_size=candidates.tensor_parallel_size, cluster=cluster, profile=profile)
+    group = tensor_ring(candidates=candidates, cluster=cluster, profile=profile)
     away = s.tokens * s.e * (s.t - 1.0) / s.t
     forward: Column = 0.0
     backward: Column = 0.0
