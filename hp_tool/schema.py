@@ -187,6 +187,7 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "run_timeout_s": (1e-3, 1e7),
         "steps": (1, 100_000),
         "warmup_steps": (0, 100_000),
+        "parallel_runs": (1, 64),
         "min_gain_fraction": _FRACTION,
         "seed": (0, (1 << 32) - 1),
     },

@@ -62,4 +62,5 @@ def _outcome(payload: dict[str, Any]) -> str:
         return f"{payload.get('status')}: {payload.get('cause') or 'see the log'}"
     predicted = payload.get("predicted", {}).get("calibrated_step_s")
     before = f"predicted {duration(predicted)}, " if predicted else ""
-    return f"{before}measured {duration(payload['step_s'])}"
+    how = "a reduced run implies" if payload.get("reduced") else "measured"
+    return f"{before}{how} {duration(payload['step_s'])}"

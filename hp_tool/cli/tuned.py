@@ -31,7 +31,7 @@ def print_result(result: TuneResult) -> None:
         console.print(f"[red]{result.error['message']}[/red]")
     if result.recommendations:
         best = result.recommendations[0]
-        how = "measured" if best.measurement is not None else "predicted, not measured"
+        how = _how(best)
         console.print(f"best: {arithmetic(best.parallel)} ({how})", style="bold", highlight=False)
     grid = ""
     if search.grid_gpu_seconds:
@@ -43,21 +43,33 @@ def print_result(result: TuneResult) -> None:
         f"{grid}; stopped because: {search.stopped_because}",
         highlight=False,
     )
+    if search.reduced_runs:
+        told = f"{search.reduced_runs} of the runs were reduced; ~ marks a step time implied by one"
+        console.print(told, highlight=False)
+    if search.expected_gain_fraction is not None:
+        console.print(f"left to win: another run is expected to save {search.expected_gain_fraction:.1%}", highlight=False)
     if search.state == "paused":
         console.print(f"go on with: hp-tool tune --resume {search.id}", highlight=False)
+
+
+def _how(row: Recommendation) -> str:
+    if row.measurement is None:
+        return "predicted, not measured"
+    return "measured" if row.measurement.fidelity.is_whole else "implied by a reduced run"
 
 
 def _figures(row: Recommendation) -> list[str]:
     measured = row.measurement
     before, after = row.estimate.time, row.calibrated_estimate.time if row.calibrated_estimate else None
     intervals = row.calibrated_estimate.intervals if row.calibrated_estimate else None
-    step_s = measured.step_s if measured is not None else None
-    rate = measured.tokens_per_second_per_gpu if measured is not None else None
+    step_s = measured.known_step_s if measured is not None else None
+    whole = measured is not None and measured.fidelity.is_whole
+    rate = measured.tokens_per_second_per_gpu if measured is not None and whole else None
     return [
         duration(before.step_s) if before else "-",
         duration(after.step_s) if after else "-",
         " to ".join(duration(end) for end in intervals.step_s) if intervals else "-",
-        duration(step_s) if step_s is not None else "-",
+        f"{'' if whole else '~'}{duration(step_s)}" if step_s is not None else "-",
         f"{rate:,.0f}" if rate is not None else "-",
     ]
 

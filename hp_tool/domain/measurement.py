@@ -45,6 +45,11 @@ class Fidelity:
     steps: int | None = None
     """Optimizer steps measured."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the configuration itself runs, for however many steps."""
+        return self.num_hidden_layers is self.data_parallel_size is self.num_micro_batches is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -82,6 +87,11 @@ class Measurement:
     """Why it failed, in one line."""
     log_tail: str | None = None
     """The end of the run's log, where it failed."""
+
+    @property
+    def known_step_s(self) -> float | None:
+        """Seconds of the whole configuration's step: measured, or implied by a reduced run."""
+        return self.step_s if self.fidelity.is_whole else self.extrapolated_step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,10 @@ class SearchSettings:
     reuse: bool = False
     """Earlier measurements of the same configuration and problem stand for runs; they cost nothing and count in no budget."""
     fidelity: Literal["full", "auto"] = "auto"
-    """full: only the configuration itself is run. auto leaves the choice to the search, which so far runs the whole too."""
+    """full: only the configuration itself is run. auto: a run may leave out replicas, micro-batches and layers where that
+    saves half its cost, and stands for the whole by extrapolation; the best is run whole before the search ends."""
+    parallel_runs: int = 1
+    """Runs submitted at a time. They wait for each other where the launcher's devices do not suffice for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

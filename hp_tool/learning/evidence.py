@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from hp_tool.calibration import Evidence
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.errors import HpToolError
+from hp_tool.learning.reduced import reduced_problem
 from hp_tool.learning.series import Series, model_family
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.schema import parse_query
@@ -43,8 +44,8 @@ def stored_evidence(*, store: Store, series: Series, without_search: str | None 
 
 
 def teaching(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
-    """Those that may touch a calibration: trusted, of whole configurations, and not another record's number again."""
-    return [r for r in records if r.trust >= MIN_TRUST and REUSED not in r.predicted and is_whole(r.measurement)]
+    """Those that may touch a calibration: trusted, and not another record's number again."""
+    return [record for record in records if record.trust >= MIN_TRUST and REUSED not in record.predicted]
 
 
 def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
@@ -60,7 +61,18 @@ def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingP
 
 
 def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
-    """Measurements of configurations of one problem beside its predictions."""
+    """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran."""
+    pieces = [_alone(record, problem=problem) for record in records if not record.measurement.fidelity.is_whole]
+    whole = [record for record in records if record.measurement.fidelity.is_whole]
+    return Evidence.concatenate([*pieces, _evidence(whole, problem=problem)] if whole else pieces)
+
+
+def _alone(record: MeasurementRecord, *, problem: TrainingProblem) -> Evidence:
+    asked, parallel = reduced_problem(problem, parallel=record.parallel, fidelity=record.measurement.fidelity)
+    return _evidence([replace(record, parallel=parallel)], problem=asked)
+
+
+def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
     candidates = Candidates.from_configs(record.parallel for record in records)
     costs = problem.costs(candidates)
     device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
@@ -74,12 +86,6 @@ def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProble
         measured_memory_bytes=np.array([_number(r.measurement.peak_memory_bytes) for r in records]),
         out_of_memory=np.array([r.measurement.status == "oom" for r in records], dtype=np.bool_),
     )
-
-
-def is_whole(measurement: Measurement) -> bool:
-    """Whether the configuration itself ran, not a reduction of it."""
-    fidelity: Fidelity = measurement.fidelity
-    return fidelity.num_hidden_layers is fidelity.data_parallel_size is fidelity.num_micro_batches is None
 
 
 def asked_release(record: MeasurementRecord) -> str | None:

@@ -6,23 +6,22 @@ submitted, and goes on from there: finished runs are never repeated, running one
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity, Measurement
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
-from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, RunState, SearchRecord
-from hp_tool.errors import LauncherError
+from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
+from hp_tool.errors import InputError, LauncherError
+from hp_tool.search.fidelity import extrapolated, num_gpus
+from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import SearchProblem
-from hp_tool.search.stopping import Spent, why_stop
+from hp_tool.search.spending import open_runs, spent_by
 from hp_tool.search.study import StudyProjection
 
-MAX_ATTEMPTS = 3
-"""Submissions of one configuration whose jobs are preempted or lost, before it is given up."""
 MAX_ENGINE_FAILURES = 20
 """Questions in a row that the engine may leave unanswered."""
 Report = Callable[[str, JsonObject], None]
@@ -34,6 +33,8 @@ class Outcome:
 
     state: Literal["succeeded", "cancelled", "paused", "released"]
     stopped_because: str
+    expected_gain_fraction: float | None = None
+    """What another run was last expected to win, as a share of the best step time; None while nothing was measured."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between and during runs
@@ -64,12 +65,18 @@ class Coordinator:
         process is asked to end; the search goes back to the queue with its job running, for the next one to adopt."""
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
-        self._reusable = reusable or {}
+        self._planner = Planner(
+            problem=problem,
+            projection=projection,
+            available_gpus=launcher.hardware().num_gpus,
+            reusable=reusable or {},
+        )
         self._lease_s, self._poll_s = lease_s, poll_s
         self._report, self._should_release = report, should_release
         self._sleep, self._clock = sleep, clock
         self._renewed_at = -float("inf")
-        self._run_started_at = clock()
+        self._started_at: dict[str, float] = {}
+        self._expected_gain: float | None = None
 
     def run(self) -> Outcome:
         """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
@@ -78,65 +85,72 @@ class Coordinator:
             while True:
                 record = self._heartbeat(every_s=0.0)
                 runs = self._store.runs(search_id=self._lease.search_id)
-                unfinished = next((run for run in runs if not run.state.ended), None)
-                if unfinished is not None:
-                    self._carry_out(unfinished)
-                elif record is not None and record.requested == "pause":
+                unfinished = open_runs(runs)
+                pausing = record is not None and record.requested == "pause"
+                room = len(unfinished) < self._problem.settings.parallel_runs and not pausing
+                reason = self._next(runs) if room else None
+                if room and reason is None:
+                    continue
+                if unfinished:
+                    self._advance(unfinished)
+                elif pausing:
                     raise _Stop(Outcome(state="paused", stopped_because="paused"))
                 else:
-                    self._projection.sync(runs)
-                    self._next(runs)
+                    raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
         except _Stop as stop:
-            outcome = stop.outcome
+            outcome = replace(stop.outcome, expected_gain_fraction=self._expected_gain)
         except KeyboardInterrupt:
             self._end_open_jobs(cause="interrupted")
             outcome = Outcome(state="paused", stopped_because="interrupted")
         self._projection.sync(self._store.runs(search_id=self._lease.search_id))
         return outcome
 
-    def _next(self, runs: list[RunRecord]) -> None:
-        """Decide on the next run and store the intent; raises _Stop where another run cannot pay."""
-        again = _to_try_again(runs)
-        if again is not None:
-            self._intend(again.parallel, again.predicted)
-            return
-        settings, spent = self._problem.settings, spent_by(runs)
-        proposal = self._projection.proposal()
-        average_s = spent.gpu_seconds / spent.profile_runs if spent.profile_runs else 0.0
-        reason = why_stop(settings=settings, spent=spent, next_run_gpu_seconds=average_s, proposal=proposal)
-        self._progress(runs, spent=spent, expected_gain=proposal.expected_gain if proposal else 0.0)
-        if reason is not None or proposal is None:
-            raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
-        trial, row = self._projection.ask()
-        parallel = self._problem.candidates.config(row)
-        calibration = self._projection.sampler.calibration(study=self._projection.study)
-        predicted = self._problem.predicted(
-            row=row, calibration=calibration, reason=proposal.reason, expected_gain=proposal.expected_gain
+    def _next(self, runs: list[RunRecord]) -> str | None:
+        """Decide on the next run and store the intent; the reason where another run cannot pay."""
+        self._projection.sync(runs)
+        proposal = self._projection.proposal() if to_try_again(runs) is None else None
+        decision = self._planner.decide(runs, proposal)
+        if to_try_again(runs) is None:
+            self._expected_gain = _share(proposal.expected_gain if proposal else 0.0)
+        self._progress(runs)
+        if isinstance(decision, Nothing):
+            return decision.reason
+        run = self._store.intend_run(
+            lease=self._lease, parallel=decision.parallel, fidelity=decision.fidelity, predicted=decision.predicted
         )
-        reused = self._reusable.get(configuration_digest(parallel=parallel))
-        run = self._intend(parallel, predicted if reused is None else {**predicted, REUSED: reused})
-        self._projection.bind(trial=trial, run=run)
-        told = {"calibrated_step_s": predicted["calibrated_step_s"], "chosen_by": proposal.reason}
-        payload = {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), **told}
-        self._store.append_event(lease=self._lease, kind="proposed", payload={**payload, "calibration": calibration.summary()})
+        if decision.trial is not None and decision.calibration is not None:
+            self._projection.bind(trial=decision.trial, run=run)
+            predicted = decision.predicted
+            told = {"calibrated_step_s": predicted["calibrated_step_s"], "chosen_by": predicted["chosen_by"]}
+            payload = {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), **told}
+            learnt = {"calibration": decision.calibration.summary()}
+            self._store.append_event(lease=self._lease, kind="proposed", payload={**payload, **learnt})
+        return None
 
-    def _intend(self, parallel: ParallelConfig, predicted: JsonObject) -> RunRecord:
-        return self._store.intend_run(lease=self._lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted)
+    def _advance(self, unfinished: list[RunRecord]) -> None:
+        """Start what was only intended, wherever an earlier coordinator left it, and wait until one of the jobs has ended."""
+        waiting: dict[str, RunRecord] = {}
+        for run in unfinished:
+            if REUSED in run.predicted:
+                earlier = self._store.get_measurement(measurement_id=run.predicted[REUSED])
+                self._finish(run, earlier.measurement, gpu_seconds=0.0)
+                return
+            if run.id not in self._started_at:
+                self._started_at[run.id] = self._clock()
+                self._report("run_started", _about(run))
+            try:
+                waiting[run.handle or self._submit(run)] = run
+            except LauncherError as error:
+                self._give_back(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"))
+                return
+            except InputError as error:  # this launcher will never run it: no attempt more, and no end of the search
+                self._finish(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"), gpu_seconds=0.0)
+                return
+        for handle, state in self._wait(waiting).items():
+            self._end(waiting[handle], handle, state)
 
-    def _carry_out(self, run: RunRecord) -> None:
-        """Bring an open run to its end, wherever an earlier coordinator left it."""
-        if REUSED in run.predicted:
-            earlier = self._store.get_measurement(measurement_id=run.predicted[REUSED])
-            self._finish(run, earlier.measurement, gpu_seconds=0.0)
-            return
-        self._run_started_at = self._clock()
-        self._report("run_started", _about(run))
-        try:
-            handle = run.handle or self._submit(run)
-        except LauncherError as error:
-            self._give_back(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"))
-            return
-        state = self._wait(handle)
+    def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
+        """Store what an ended job brought."""
         if state is JobState.FINISHED:
             measurement = self._launcher.fetch(handle)
         else:
@@ -144,11 +158,11 @@ class Coordinator:
         if measurement.status == "preempted":
             self._give_back(run, measurement)
         else:
-            self._finish(run, measurement, gpu_seconds=self._gpu_seconds(measurement))
+            self._finish(run, measurement, gpu_seconds=self._gpu_seconds(run, measurement))
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """An attempt that says nothing about the configuration: try again, but not forever."""
-        gpu_seconds = self._gpu_seconds(measurement)
+        gpu_seconds = self._gpu_seconds(run, measurement)
         if run.attempt + 1 >= MAX_ATTEMPTS:
             self._finish(run, measurement, gpu_seconds=gpu_seconds)
             return
@@ -163,28 +177,35 @@ class Coordinator:
         self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         return handle
 
-    def _wait(self, handle: str) -> JobState:
-        """Poll until the job ended, keeping the lease and watching for a cancel."""
+    def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
+        """Poll until a job has ended, keeping the lease and watching for a cancel; those that have, with their states."""
         failures = 0
         while True:
+            states: dict[str, JobState] = {}
             try:
-                state = self._launcher.poll([handle]).get(handle, JobState.LOST)
+                found = self._launcher.poll(list(handles))
+                states = {handle: found.get(handle, JobState.LOST) for handle in handles}
                 failures = 0
             except LauncherError:
                 failures += 1
                 if failures >= MAX_ENGINE_FAILURES:
                     raise
-                state = JobState.RUNNING
-            if state not in (JobState.QUEUED, JobState.RUNNING):
-                return state
+            ended: dict[str, JobState] = {
+                handle: state for handle, state in states.items() if state not in (JobState.QUEUED, JobState.RUNNING)
+            }
+            if ended:
+                return ended
             self._heartbeat(every_s=min(self._lease_s / 3, 2.0))
             self._sleep(self._poll_s)
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
+        runs = self._store.runs(search_id=self._lease.search_id)
+        measurement = extrapolated(run, measurement, runs=runs)
         new = self._problem.new_measurement(run=run, measurement=measurement)
         stored = self._store.finish_run(lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds)
         told = stored.measurement or measurement
-        self._report("run_finished", {**_about(run), "status": told.status, "step_s": told.step_s, "cause": told.cause})
+        step = {"step_s": told.known_step_s, "reduced": not run.fidelity.is_whole}
+        self._report("run_finished", {**_about(run), "status": told.status, "cause": told.cause, **step})
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
         """Renew the lease where it is due, and follow at once what cannot wait.
@@ -211,17 +232,19 @@ class Coordinator:
             handle = run.handle or self._launcher.find(run.job_name)
             if handle is not None:
                 self._launcher.cancel(handle)
-            self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=self._gpu_seconds(None))
+            self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=self._gpu_seconds(run, None))
 
-    def _gpu_seconds(self, measurement: Measurement | None) -> float:
+    def _gpu_seconds(self, run: RunRecord, measurement: Measurement | None) -> float:
         """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
-        wall_s = self._clock() - self._run_started_at
+        now = self._clock()
+        wall_s = now - self._started_at.get(run.id, now)
         if measurement is not None and measurement.wall_s is not None:
             wall_s = measurement.wall_s
-        return wall_s * self._problem.cluster.num_gpus
+        return wall_s * num_gpus(run.parallel, run.fidelity)
 
-    def _progress(self, runs: list[RunRecord], *, spent: Spent, expected_gain: float) -> None:
-        timed = [(run.measurement.step_s, run) for run in runs if run.measurement and run.measurement.step_s]
+    def _progress(self, runs: list[RunRecord]) -> None:
+        spent = spent_by(runs)
+        timed = [(step_s, run) for run in runs if run.measurement and (step_s := run.measurement.known_step_s)]
         best_step_s, best = min(timed, key=lambda pair: pair[0], default=(None, None))
         self._store.set_progress(
             lease=self._lease,
@@ -231,22 +254,15 @@ class Coordinator:
                 "gpu_seconds": spent.gpu_seconds,
                 "best_step_s": best_step_s,
                 "best_parallel": asdict(best.parallel) if best else None,
-                "expected_gain_fraction": min(expected_gain, 1.0),
+                "expected_gain_fraction": self._expected_gain,
             },
         )
 
 
-def spent_by(runs: list[RunRecord]) -> Spent:
-    """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
-    real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
-    return Spent(profile_runs=real, gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs))
+def _share(expected_gain: float) -> float | None:
+    """JSON knows no infinity, which stands for: nothing was measured yet."""
+    return expected_gain if math.isfinite(expected_gain) else None
 
 
 def _about(run: RunRecord) -> JsonObject:
     return {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), "predicted": run.predicted}
-
-
-def _to_try_again(runs: list[RunRecord]) -> RunRecord | None:
-    """The first configuration whose last attempt was abandoned for no fault of its own."""
-    last = {run.digest: run for run in runs}
-    return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < MAX_ATTEMPTS), None)

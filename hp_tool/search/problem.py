@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +18,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.search.fidelity import Reduction, num_gpus, reduced
 from hp_tool.search.table import AxisValue, CandidateTable
 
 
@@ -35,6 +37,8 @@ class SearchProblem:
     table: CandidateTable
     cluster_key: str
     problem_digest: str
+    reduce: Callable[[ParallelConfig], Reduction | None] = field(default=lambda parallel: None)
+    """The cheapest run that can stand for a configuration; None where only the whole will do."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
@@ -80,15 +84,18 @@ class SearchProblem:
         return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
 
     def request(self, run: RunRecord) -> ProfileRequest:
-        """What the profiler is asked to run for a stored run."""
+        """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says."""
+        model, training, parallel = reduced(
+            fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
+        )
         return ProfileRequest(
             run_id=run.id,
-            model=self.model,
-            training=self.training,
-            parallel=run.parallel,
-            num_gpus=self.cluster.num_gpus,
+            model=model,
+            training=training,
+            parallel=parallel,
+            num_gpus=num_gpus(parallel),
             gpu=self.cluster.gpu.name,
-            steps=self.settings.steps,
+            steps=run.fidelity.steps or self.settings.steps,
             warmup_steps=self.settings.warmup_steps,
             timeout_s=self.settings.run_timeout_s,
             seed=self.settings.seed,

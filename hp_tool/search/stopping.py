@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hp_tool.domain.query import SearchSettings
 from hp_tool.search.acquisition import Proposal
+from hp_tool.search.spending import Spent
 
 MIN_RUNS = 4
 """Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
 communication, the overheads and the noise apart, so the expectation would rest on the prior."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What a search has used up."""
-
-    profile_runs: int
-    """Real runs that ended with a measurement, good or bad."""
-    gpu_seconds: float
-    """Devices x wall seconds of all runs, abandoned ones too."""
 
 
 def coverage_runs(settings: SearchSettings) -> int:

@@ -76,13 +76,16 @@ class StudyProjection:
                 self._tell(trial, mirrored)
 
     def _tell(self, trial: Trial, run: RunRecord) -> None:
-        """ok: its seconds. Out of memory: completed, constraint violated. Timeout: pruned. The rest: failed, with its cause."""
+        """ok: its seconds. Out of memory: completed, constraint violated. Timeout: pruned. The rest: failed, with its cause.
+
+        A reduced run counts with what it implies for the whole. Its memory is another one's, so running out says nothing.
+        """
         measurement = run.measurement
         status = ABANDONED if measurement is None else measurement.status
         attributes = {
             STATUS: status,
             MEASUREMENT_ID: run.measurement_id,
-            PEAK_MEMORY: None if measurement is None else measurement.peak_memory_bytes,
+            PEAK_MEMORY: measurement.peak_memory_bytes if measurement is not None and run.fidelity.is_whole else None,
             "cause": run.cause if measurement is None else measurement.cause,
             "predicted_step_s": run.predicted.get("step_s"),
             "calibrated_step_s": run.predicted.get("calibrated_step_s"),
@@ -90,10 +93,11 @@ class StudyProjection:
         for name, value in attributes.items():
             if value is not None:
                 trial.set_user_attr(name, value)
-        if measurement is not None and status == "ok" and measurement.step_s is not None:
+        step_s = None if measurement is None else measurement.known_step_s
+        if status == "ok" and step_s is not None:
             trial.set_constraint(MEMORY_CONSTRAINT, -1.0)
-            self.study.tell(trial, measurement.step_s)
-        elif status == "oom":
+            self.study.tell(trial, step_s)
+        elif status == "oom" and run.fidelity.is_whole:
             # A completed trial needs a value; the prediction stands in, and the violated constraint says not to use it.
             trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
             self.study.tell(trial, float(run.predicted["step_s"]))

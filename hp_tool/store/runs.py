@@ -139,6 +139,6 @@ def _told(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunReco
     """Append the event of a run's new state."""
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
-        payload |= {"status": run.measurement.status, "step_s": run.measurement.step_s}
+        payload |= {"status": run.measurement.status, "step_s": run.measurement.known_step_s}
     add_event(connection, search_id=run.search_id, kind="run", payload=payload, at=at)
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hp_tool.domain.ports import Store
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, is_whole
+from hp_tool.learning.evidence import MAX_MEASUREMENTS
 from hp_tool.search.problem import SearchProblem
 
 
@@ -12,7 +12,9 @@ def reusable_measurements(*, store: Store, problem: SearchProblem) -> dict[str, 
     page = store.measurements(
         cluster_key=problem.cluster_key, problem_digest=problem.problem_digest, source="profile", limit=MAX_MEASUREMENTS
     )
-    usable = (record for record in page.items if is_whole(record.measurement) and record.measurement.status in ("ok", "oom"))
+    usable = (
+        record for record in page.items if record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom")
+    )
     found: dict[str, str] = {}
     for record in usable:
         row = problem.row(record.parallel)

@@ -22,6 +22,7 @@ from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
+from hp_tool.tuning.fidelity import Reducer, fewest_gpus
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -66,8 +67,9 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
     """
     problem = resolve_search(query)
-    check_hardware(problem.cluster, hardware)
+    check_gpu(problem.cluster, hardware)
     space = _profiled(cost_space(query=query, problem=problem), problem)
+    space = _runnable(space, problem, query=query, hardware=hardware)
     rows = _rows(space, capacity_bytes=_capacity(problem))
     if len(rows) == 0:
         return space
@@ -87,13 +89,14 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         table=table,
         cluster_key=series.cluster_key,
         problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
+        reduce=Reducer(problem=problem, available_gpus=_reduced_gpus(query, problem.cluster, hardware)),
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
 
 
-def check_hardware(cluster: ClusterSpec, hardware: Hardware) -> None:
-    """Raises InputError `launcher_mismatch` unless runs on this hardware answer for this cluster."""
+def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
+    """Raises InputError `launcher_mismatch` unless the launcher's devices are the query's."""
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
             f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: measurements of one say nothing "
@@ -101,13 +104,33 @@ def check_hardware(cluster: ClusterSpec, hardware: Hardware) -> None:
             field="search.launcher",
             code="launcher_mismatch",
         )
-    if hardware.num_gpus < cluster.num_gpus:
+
+
+def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
+    """Devices of a reduced run at most: one host alone cannot show what happens between nodes."""
+    return min(hardware.num_gpus, cluster.gpus_per_node) if query.search.launcher == "local" else hardware.num_gpus
+
+
+def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware) -> CostedSpace:
+    """The candidates that the launcher has devices for: for the whole of them, or for the smallest run that can stand for one.
+
+    Raises InputError `launcher_mismatch` where that is none.
+    """
+    available_gpus = hardware.num_gpus
+    if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
+        return space
+    needed = np.full(len(space.candidates), problem.cluster.num_gpus)
+    if query.search.fidelity == "auto":
+        available_gpus = _reduced_gpus(query, problem.cluster, hardware)
+        needed = fewest_gpus(space.candidates, problem=problem)
+    if needed.min() > available_gpus:
         raise InputError(
-            f"the launcher can give one job {hardware.num_gpus} x {hardware.gpu}, the query needs {cluster.num_gpus}; "
-            "lower cluster.num_gpus, or use `hp-tool recommend`",
+            f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the query needs at least "
+            f"{int(needed.min())} of its {problem.cluster.num_gpus}; lower cluster.num_gpus, or use `hp-tool recommend`",
             field="cluster.num_gpus",
             code="launcher_mismatch",
         )
+    return _without(space, needed > available_gpus)
 
 
 def _capacity(problem: TrainingProblem) -> float:
@@ -119,9 +142,15 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     refused = np.zeros(len(space.candidates), dtype=np.bool_)
     for unsupported, _ in unprofiled_sizes(space.candidates, model=problem.model):
         refused |= unsupported
+    return _without(space, refused)
+
+
+def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
+    """The other candidates; those refused are counted as not profiled."""
     if not refused.any():
         return space
     rows = np.flatnonzero(~refused)
+    before = space.rejections.get("not_profiled", 0)
     acceptable = space.acceptable[rows]
     return CostedSpace(
         candidates=space.candidates.take(rows),
@@ -130,7 +159,7 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
         acceptable=acceptable,
         legal=len(rows),
         feasible=int(np.count_nonzero(acceptable)),
-        rejections={**space.rejections, "not_profiled": int(np.count_nonzero(refused))},
+        rejections={**space.rejections, "not_profiled": before + int(np.count_nonzero(refused))},
     )
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from hp_tool.calibration import Calibration
+from hp_tool.calibration import Calibration, StepPrediction
+from hp_tool.calibration.evidence import FloatArray
 from hp_tool.correction import Correction, corrected_estimate
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.measurement import Measurement
@@ -17,7 +18,8 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.errors import HpToolError
 from hp_tool.ranking import CostedSpace
-from hp_tool.search.coordinator import spent_by
+from hp_tool.search.fidelity import NORMAL_QUANTILE
+from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
 from hp_tool.targets import longest_step_s
 from hp_tool.tuning.problem import TuningProblem
 
@@ -38,6 +40,10 @@ class SearchSummary:
     grid_gpu_seconds: float | None
     """What running every feasible candidate would have cost, by the calibrated prediction; None where nothing succeeded."""
     stopped_because: str
+    expected_gain_fraction: float | None = None
+    """What is left to win: the saving expected of the next run, as a share of the best step time; None where none was asked."""
+    reduced_runs: int = 0
+    """How many of the runs left out replicas, micro-batches or layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,7 @@ def make_result(
     state: SearchState,
     stopped_because: str,
     seconds: float,
+    expected_gain_fraction: float | None = None,
     error: HpToolError | None = None,
 ) -> TuneResult:
     """Rank and describe. A result can be made at any moment of a search.
@@ -76,12 +83,17 @@ def make_result(
     step = calibration.predict_step(parts_s=table.parts_s, layer_passes=table.layer_passes)
     fits = calibration.predict_memory(memory_bytes=table.memory_bytes).fit_probability(table.usable_bytes) >= 0.5
     limit_s = longest_step_s(problem.training)
-    eligible = np.flatnonzero(fits & (step.median_s <= limit_s)).tolist()
+    whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}
+    median_s, log_sd = _with_extrapolated(step, measured)
+    untried = [
+        row for row in np.flatnonzero(fits & (median_s <= limit_s)).tolist() if row not in failed and row not in measured
+    ]
+    reduced = [row for row in measured if row not in whole and median_s[row] <= limit_s]
     rows = rank(
-        median_s=step.median_s,
-        log_sd=step.log_sd,
-        eligible=[row for row in eligible if row not in failed and row not in measured],
-        measured_s={row: m.step_s for row, m in measured.items() if m.step_s is not None and m.step_s <= limit_s},
+        median_s=median_s,
+        log_sd=log_sd,
+        eligible=[*untried, *reduced],
+        measured_s={row: step_s for row, step_s in whole.items() if step_s <= limit_s},
     )
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     spent = spent_by(list(runs))
@@ -97,8 +109,10 @@ def make_result(
             state=state,
             profile_runs=spent.profile_runs,
             gpu_seconds=spent.gpu_seconds,
-            grid_gpu_seconds=_grid_gpu_seconds(problem, list(measured.values()), median_s=step.median_s[fits]),
+            grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step.median_s[fits]) if measured else None,
             stopped_because=stopped_because,
+            expected_gain_fraction=expected_gain_fraction,
+            reduced_runs=sum(run.measurement is not None and not run.fidelity.is_whole for run in runs),
         ),
     )
 
@@ -144,8 +158,19 @@ def rank(
     return order
 
 
+def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]) -> tuple[FloatArray, FloatArray]:
+    """(n,) medians and widths of what is known of each row short of a whole run: predictions, and what reduced runs imply."""
+    median_s, log_sd = step.median_s.copy(), step.log_sd.copy()
+    for row, measurement in measured.items():
+        if measurement.extrapolated_step_s is not None and measurement.extrapolated_step_s_interval is not None:
+            low, high = measurement.extrapolated_step_s_interval
+            median_s[row] = measurement.extrapolated_step_s
+            log_sd[row] = np.log(high / low) / (2 * NORMAL_QUANTILE)
+    return median_s, log_sd
+
+
 def _by_row(problem: TuningProblem, runs: Sequence[RunRecord]) -> tuple[dict[int, Measurement], set[int]]:
-    """Successful measurements by row, and the rows whose runs failed."""
+    """Successful measurements by row, whole ones before reduced ones, and the rows whose runs failed."""
     measured: dict[int, Measurement] = {}
     failed: set[int] = set()
     for run in runs:
@@ -153,7 +178,8 @@ def _by_row(problem: TuningProblem, runs: Sequence[RunRecord]) -> tuple[dict[int
         if row is None or run.measurement is None:
             continue
         if run.measurement.status == "ok":
-            measured[row] = run.measurement
+            if row not in measured or run.fidelity.is_whole:
+                measured[row] = run.measurement
         else:
             failed.add(row)
     return measured, failed - set(measured)
@@ -184,12 +210,15 @@ def _describe(
     return tuple(described)
 
 
-def _grid_gpu_seconds(problem: TuningProblem, measured: Sequence[Measurement], *, median_s: np.ndarray) -> float | None:
-    """Every feasible candidate once: start-up as these runs had it, and as many steps as they ran."""
-    settings = problem.query.search
-    steps = settings.steps + settings.warmup_steps
-    startup = [m.wall_s - steps * m.step_s for m in measured if m.wall_s is not None and m.step_s is not None]
-    if not startup or median_s.size == 0:
+def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray) -> float | None:
+    """Every feasible candidate once, as a whole: start-up as these runs had it, and all steps."""
+    if median_s.size == 0:
         return None
-    one_run_s = max(float(np.median(startup)), 0.0) + steps * float(np.mean(median_s))
-    return one_run_s * problem.training.cluster.num_gpus * float(problem.space.feasible)
+    settings = problem.query.search
+    one_run = run_gpu_seconds(
+        num_gpus=problem.training.cluster.num_gpus,
+        step_s=float(np.mean(median_s)),
+        startup_s=startup_s(runs, settings=settings),
+        settings=settings,
+    )
+    return one_run * float(problem.space.feasible)

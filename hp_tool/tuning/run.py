@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hp_tool.calibration import Calibration
+from hp_tool.calibration import Calibration, fit_calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
@@ -20,8 +20,9 @@ from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.make import accuracy_of, save
 from hp_tool.ranking import CostedSpace
 from hp_tool.schema import parse, parse_query, to_dict
-from hp_tool.search.coordinator import Coordinator, Outcome, spent_by
+from hp_tool.search.coordinator import Coordinator, Outcome
 from hp_tool.search.sampler import CostModelSampler
+from hp_tool.search.spending import spent_by
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.tuning.evidence import reusable_measurements
@@ -201,10 +202,11 @@ def _conclude(
     store: Store, lease: Lease, problem: TuningProblem, outcome: Outcome, *, calibration: Calibration, seconds: float
 ) -> TuneResult:
     """Keep what was learnt, and end or let go of the search with its result."""
-    if calibration.measurement_ids:
-        # The search's own runs are in the store by now: the calibration that others take up says how good it is on all.
-        evidence = stored_evidence(store=store, series=problem.series)
-        save(store, series=problem.series, calibration=calibration, accuracy=accuracy_of(evidence, prior=problem.prior))
+    evidence = stored_evidence(store=store, series=problem.series)
+    if len(evidence):
+        # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
+        lasting = fit_calibration(evidence=evidence, prior=problem.prior)
+        save(store, series=problem.series, calibration=lasting, accuracy=accuracy_of(evidence, prior=problem.prior))
     runs = store.runs(search_id=lease.search_id)
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     state = SearchState.FAILED if error else SearchState(outcome.state)
@@ -215,6 +217,7 @@ def _conclude(
         search_id=lease.search_id,
         state=state,
         stopped_because=outcome.stopped_because,
+        expected_gain_fraction=outcome.expected_gain_fraction,
         seconds=seconds,
         error=error,
     )

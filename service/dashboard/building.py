@@ -130,7 +130,7 @@ def _measured(parallel: ParallelConfig, measurement: Measurement) -> Best:
         arithmetic=arithmetic(parallel),
         details=details(parallel),
         measured=True,
-        step_s=measurement.step_s,
+        step_s=measurement.known_step_s,
         tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=measurement.peak_memory_bytes,
     )
@@ -140,7 +140,7 @@ def _trial_row(trial: TrialView, *, chosen: bool) -> TrialRow:
     measurement = trial.measurement
     state = measurement.status if measurement else str(trial.state)
     predicted, calibrated = trial.predicted.get("step_s"), (trial.calibrated or {}).get("step_s")
-    measured = measurement.step_s if measurement else None
+    measured = measurement.known_step_s if measurement else None
     return TrialRow(
         run_id=trial.run_id,
         number=trial.number,

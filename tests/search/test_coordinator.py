@@ -15,8 +15,9 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState
 from hp_tool.errors import ConflictError, LauncherError
-from hp_tool.search.coordinator import Coordinator, spent_by
+from hp_tool.search.coordinator import Coordinator
 from hp_tool.search.sampler import CostModelSampler
+from hp_tool.search.spending import spent_by
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.store import open_store

@@ -133,13 +133,13 @@ def add(store, problem, *, row=0, query=LARGE, **changes):
 def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
     tuning = build()
     problem = tuning.search
-    reduced = Measurement(status="ok", step_s=1.0, fidelity=Fidelity(num_hidden_layers=4))
+    reduced = Measurement(status="ok", step_s=1.0, fidelity=Fidelity(data_parallel_size=2, num_micro_batches=4))
     wanted = [
         add(store, problem),
         add(store, problem, row=3, measurement=Measurement(status="oom")),
         add(store, problem, row=4, source="reported"),
+        add(store, problem, row=5, measurement=reduced),
     ]
-    add(store, problem, measurement=reduced)
     add(store, problem, cluster_key="elsewhere")
     add(store, problem, source="reported", trust=0.1)
     add(store, problem, predicted={REUSED: "other"})
@@ -147,7 +147,7 @@ def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
     evidence = stored_evidence(store=store, series=tuning.series, without_search="none")
     assert set(evidence.measurement_ids) == set(wanted)
     assert evidence.out_of_memory.sum() == 1
-    assert np.isfinite(evidence.measured_step_s).sum() == 2
+    assert np.isfinite(evidence.measured_step_s).sum() == 3
     row = evidence.measurement_ids.index(wanted[0])
     predicted = {name: seconds[row] for name, seconds in evidence.parts_s.items()}
     assert sum(predicted.values()) == pytest.approx(sum(part[0] for part in problem.table.parts_s.values()))

@@ -1,0 +1,127 @@
+"""Cheaper runs that stand for a configuration: what may be left out of it, and what their step time implies for the whole.
+
+A reduced run keeps what decides a step's character: tensor, context and pipeline groups as they are, data-parallel
+groups that still cross nodes where the whole ones do, a pipeline that still fills and drains. Fewer replicas save
+devices, fewer micro-batches and layers save seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.profiling import Sizes
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.workload import TrainingWorkload
+
+WHOLE = Fidelity()
+EXTRAPOLATION_RATIO = "extrapolation_ratio"
+"""In a reduced run's prediction: predicted seconds of the whole step by those of the reduced one."""
+BIAS_LOG_SD = 0.10
+"""How far extrapolations may be off together, before any configuration was run both ways. Assumed, not fitted."""
+PAIR_LOG_SD = 0.05
+"""How far one of them is off from the others. Assumed, not fitted."""
+NORMAL_QUANTILE = 1.6449
+"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """A reduced run of one configuration, with what the cost model says of it."""
+
+    fidelity: Fidelity
+    num_gpus: int
+    parts_s: Mapping[str, FloatArray]
+    """Uncalibrated exposed seconds of its step by part, each (1,)."""
+    layer_passes: FloatArray
+    """(1,) see `calibration.Evidence`."""
+
+
+def reduced(
+    *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
+) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
+    """What runs: the nouns with layers, replicas and micro-batches as `fidelity` has them; the batch follows."""
+    replicas = fidelity.data_parallel_size or parallel.data_parallel_size
+    micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
+    return (
+        replace(model, num_hidden_layers=fidelity.num_hidden_layers or model.num_hidden_layers),
+        replace(training, global_batch_size=replicas * micro_batches * parallel.micro_batch_size),
+        replace(parallel, data_parallel_size=replicas),
+    )
+
+
+def num_gpus(parallel: ParallelConfig, fidelity: Fidelity = WHOLE) -> int:
+    """Devices of a run."""
+    model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size
+    return model_ranks * (fidelity.data_parallel_size or parallel.data_parallel_size)
+
+
+def replicas_kept(sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int) -> NDArray[np.int64]:
+    """(n,) the fewest replicas with the communication pattern of all d: two, or as many as reach a second node where d do.
+
+    Ranks are laid out tensor, context, data, pipeline: a data-parallel group spans t c d neighbours.
+    """
+    d = np.asarray(data_parallel_size)
+    neighbours = np.asarray(sizes.tensor_parallel_size * sizes.context_parallel_size)
+    crossing = np.where(neighbours * d > gpus_per_node, gpus_per_node // neighbours + 1, 2)
+    wanted = np.minimum(np.maximum(crossing, 2), d)
+    kept = d.copy()
+    for degree in np.unique(d):  # replicas stay divisors, so that shards and batches divide as before
+        divisors = np.array([k for k in range(1, int(degree) + 1) if degree % k == 0])
+        rows = d == degree
+        kept[rows] = divisors[np.searchsorted(divisors, wanted[rows])]
+    return kept
+
+
+def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
+    """The fewest micro-batches with a steady state: twice the pipeline's depth, a multiple of it as interleaving wants."""
+    return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
+
+
+def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]) -> Measurement:
+    """A reduced run's measurement with what it implies for the whole configuration.
+
+    predicted whole / predicted reduced x measured reduced x bias: the bias is learnt from configurations of this search
+    that ran both ways, and half believed after one such pair with the widths above.
+    """
+    if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
+        return measurement
+    pairs = _pairs(runs)
+    certainty = len(pairs) / PAIR_LOG_SD**2 + 1.0 / BIAS_LOG_SD**2
+    bias = sum(pairs) / PAIR_LOG_SD**2 / certainty
+    log_sd = math.sqrt(PAIR_LOG_SD**2 + 1.0 / certainty)
+    step_s = measurement.step_s * run.predicted[EXTRAPOLATION_RATIO] * math.exp(bias)
+    spread = math.exp(NORMAL_QUANTILE * log_sd)
+    return replace(
+        measurement,
+        fidelity=run.fidelity,
+        extrapolated_step_s=step_s,
+        extrapolated_step_s_interval=(step_s / spread, step_s * spread),
+    )
+
+
+def _pairs(runs: Sequence[RunRecord]) -> list[float]:
+    """ln(measured whole / extrapolated without bias) of each configuration that ran both ways."""
+    whole: dict[ParallelConfig, float] = {}
+    implied: dict[ParallelConfig, float] = {}
+    for run in runs:
+        if run.measurement is None or run.measurement.step_s is None:
+            continue
+        if run.fidelity.is_whole:
+            whole[run.parallel] = run.measurement.step_s
+        else:
+            implied[run.parallel] = run.measurement.step_s * run.predicted[EXTRAPOLATION_RATIO]
+    return [math.log(whole[parallel] / implied[parallel]) for parallel in implied if parallel in whole]
+
+
+def num_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:
+    """m = B / (d b)."""
+    return training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)

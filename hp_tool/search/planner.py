@@ -1,0 +1,181 @@
+"""Which run comes next: a retry, the proof of a leader that was only seen reduced, or what the sampler proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna.trial import Trial
+
+from hp_tool.calibration import Calibration
+from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.search.acquisition import Proposal
+from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus
+from hp_tool.search.problem import SearchProblem
+from hp_tool.search.spending import Spent, open_runs, run_gpu_seconds, spent_by, startup_s
+from hp_tool.search.stopping import why_stop
+from hp_tool.search.study import StudyProjection
+
+MAX_ATTEMPTS = 3
+"""Submissions of one configuration whose jobs are preempted or lost, before it is given up."""
+WORTHWHILE = 0.5
+"""A reduced run is taken where it is expected to cost at most this share of the whole one."""
+CONFIRMATION = "confirmation"
+"""Why a run was chosen: the best so far was only seen reduced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRun:
+    """A run worth doing."""
+
+    parallel: ParallelConfig
+    fidelity: Fidelity
+    predicted: JsonObject
+    trial: Trial | None = None
+    """The study's, where the sampler proposed it."""
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """No further run, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Decides from everything that has run so far; the same runs give the same decision."""
+
+    problem: SearchProblem
+    projection: StudyProjection
+    available_gpus: int
+    """Devices that the launcher can give one job."""
+    reusable: Mapping[str, str]
+    """Ids of stored measurements that stand for runs, by configuration digest."""
+
+    def decide(self, runs: Sequence[RunRecord], proposal: Proposal | None) -> NextRun | Nothing:
+        """The next run, or why there is none. Open runs count in the budgets as if they had ended."""
+        again = to_try_again(runs)
+        if again is not None:
+            return NextRun(parallel=again.parallel, fidelity=again.fidelity, predicted=again.predicted)
+        settings, spent = self.problem.settings, spent_by(runs)
+        waiting = len(open_runs(runs))
+        average_s = spent.gpu_seconds / spent.profile_runs if spent.profile_runs else 0.0
+        started = Spent(profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + waiting * average_s)
+        reason = why_stop(settings=settings, spent=started, next_run_gpu_seconds=average_s, proposal=proposal)
+        confirmation = None if waiting else self._confirmation(runs, started, average_s=average_s, stopping=reason is not None)
+        if confirmation is not None:
+            return confirmation
+        if reason is not None or proposal is None:
+            return Nothing(reason=reason or "space_exhausted")
+        return self._proposed(runs, proposal, runs_left=settings.budget_runs - started.profile_runs)
+
+    def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int) -> NextRun:
+        trial, row = self.projection.ask()
+        parallel = self.problem.candidates.config(row)
+        calibration = self._calibration()
+        predicted = self.problem.predicted(
+            row=row, calibration=calibration, reason=proposal.reason, expected_gain=proposal.expected_gain
+        )
+        reused = self.reusable.get(configuration_digest(parallel=parallel))
+        if reused is not None:
+            predicted |= {REUSED: reused}
+        reduction = None if reused is not None else self._reduction(runs, parallel, predicted, calibration, runs_left=runs_left)
+        if reduction is not None:
+            predicted |= _of_reduction(reduction, predicted, calibration)
+        fidelity = WHOLE if reduction is None else reduction.fidelity
+        return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted, trial=trial, calibration=calibration)
+
+    def _reduction(
+        self,
+        runs: Sequence[RunRecord],
+        parallel: ParallelConfig,
+        predicted: JsonObject,
+        calibration: Calibration,
+        *,
+        runs_left: int,
+    ) -> Reduction | None:
+        """A reduced run in place of the whole one: where the launcher has too few devices, or where it saves half the cost
+        and a run is left to prove the leader with."""
+        settings = self.problem.settings
+        must = num_gpus(parallel) > self.available_gpus
+        if settings.fidelity == "full" or (runs_left < 2 and not must):
+            return None
+        reduction = self.problem.reduce(parallel)
+        if reduction is None or must:
+            return reduction
+        startup = startup_s(runs, settings=settings)
+        whole, part = (
+            run_gpu_seconds(num_gpus=devices, step_s=step_s, startup_s=startup, settings=settings)
+            for devices, step_s in (
+                (num_gpus(parallel), predicted["calibrated_step_s"]),
+                (reduction.num_gpus, _step_s(reduction, calibration)),
+            )
+        )
+        return reduction if part <= WORTHWHILE * whole else None
+
+    def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
+        """The whole run of a leader that was only seen reduced: when nothing else is worth running, or while it is still
+        affordable and would not be after one more run."""
+        leader = _leader(runs)
+        if leader is None or not is_reduced_only(leader, runs) or num_gpus(leader.parallel) > self.available_gpus:
+            return None
+        row = self.problem.row(leader.parallel)
+        if row is None:
+            return None
+        settings = self.problem.settings
+        runs_left = settings.budget_runs - spent.profile_runs
+        assert leader.measurement is not None
+        cost = run_gpu_seconds(
+            num_gpus=num_gpus(leader.parallel),
+            step_s=leader.measurement.known_step_s or 0.0,
+            startup_s=startup_s(runs, settings=settings),
+            settings=settings,
+        )
+        budget = settings.budget_gpu_seconds or float("inf")
+        if runs_left < 1 or spent.gpu_seconds + cost > budget:
+            return None
+        if not stopping and runs_left > 1 and spent.gpu_seconds + average_s + cost <= budget:
+            return None
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=CONFIRMATION, expected_gain=0.0)
+        return NextRun(parallel=leader.parallel, fidelity=WHOLE, predicted=predicted)
+
+    def _calibration(self) -> Calibration:
+        return self.projection.sampler.calibration(study=self.projection.study)
+
+
+def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The first configuration whose last attempt was abandoned for no fault of its own."""
+    last = {run.digest: run for run in runs}
+    return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < MAX_ATTEMPTS), None)
+
+
+def is_reduced_only(run: RunRecord, runs: Sequence[RunRecord]) -> bool:
+    """Whether no whole run of its configuration was ever begun."""
+    return not any(other.parallel == run.parallel and other.fidelity.is_whole for other in runs)
+
+
+def _leader(runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The run with the shortest known step."""
+    timed = [(run.measurement.known_step_s, run) for run in runs if run.measurement is not None]
+    known = [(step_s, run) for step_s, run in timed if step_s is not None]
+    return min(known, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def _step_s(reduction: Reduction, calibration: Calibration) -> float:
+    prediction = calibration.predict_step(parts_s=reduction.parts_s, layer_passes=reduction.layer_passes)
+    return float(prediction.median_s[0])
+
+
+def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Calibration) -> JsonObject:
+    """What is believed of the reduced run, and what its seconds are to be multiplied by."""
+    step_s = _step_s(reduction, calibration)
+    return {
+        "reduced_step_s": float(sum(seconds[0] for seconds in reduction.parts_s.values())),
+        "reduced_calibrated_step_s": step_s,
+        EXTRAPOLATION_RATIO: predicted["calibrated_step_s"] / step_s,
+    }
