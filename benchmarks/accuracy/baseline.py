@@ -1,4 +1,4 @@
-"""What moved: predictions and errors of a report beside saved ones. A baseline holds our predictions, never the measurements."""
+"""What moved: a report's predictions and errors beside saved ones. A baseline holds predictions, never measurements."""
 
 from __future__ import annotations
 

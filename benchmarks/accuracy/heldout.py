@@ -120,31 +120,33 @@ def bridge_cases(folder: Path) -> list[Case]:
     grouped: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     keys = ("system", "model", "gpus", "gbs", "mbs", "seq", "tp", "pp", "vp", "cp", "fsdp")
     for row in read(folder, "training_megatron_bridge.csv"):
-        if row["model"] in MODELS_BRIDGE and row["system"] in SYSTEMS_BRIDGE and _precision(row) is not None:
-            grouped[(str(_precision(row)), *(row[key] for key in keys))].append(row)
-    return [_bridge(rows) for rows in grouped.values()]
+        if row["model"] in MODELS_BRIDGE and row["system"] in SYSTEMS_BRIDGE and bridge_precision(row) is not None:
+            grouped[(str(bridge_precision(row)), *(row[key] for key in keys))].append(row)
+    return [bridge_case(rows, name=MODELS_BRIDGE[rows[0]["model"]]) for rows in grouped.values()]
 
 
 def megatron_bridge(folder: Path) -> list[Run]:
     return [case.run() for case in bridge_cases(folder)]
 
 
-def _precision(row: Row) -> Precision | None:
+def bridge_precision(row: Row) -> Precision | None:
     """Tensor-wise fp8 is what H100 runs; on B200 the second figure is block-scaled. Others are left out."""
     if "MX" in row["precision"] and row["system"] == "DGX-B200":
-        return "mxfp8" if row["variant"] == "paren" else "fp8"
+        return "mxfp8" if row["variant"] == "paren" or "(" not in row["precision"] else "fp8"
     return "fp8" if row["precision"].startswith("FP8") and row["variant"] != "paren" else None
 
 
-def _bridge(rows: list[Row]) -> Case:
+def bridge_case(rows: list[Row], *, name: str) -> Case:
+    """Rows of one configuration, whose rates answer with their median."""
     row, sequence = rows[0], int(rows[0]["seq"])
-    precision = _precision(row)
+    precision = bridge_precision(row)
     assert precision is not None
     query = Query(
-        kind="training", model=MODELS_BRIDGE[row["model"]],
+        kind="training", model=name,
         cluster=ClusterQuery(gpu=SYSTEMS_BRIDGE[row["system"]], num_gpus=int(row["gpus"])),
         training=TrainingWorkload(
-            sequence_length=sequence, global_batch_size=int(row["gbs"]), precision=precision, cross_entropy="fused"
+            sequence_length=sequence, global_batch_size=int(row["gbs"]), precision=precision, cross_entropy="fused",
+            gradient_precision="bf16",  # the recipes set grad_reduce_in_fp32 to False
         ),
         parallel=ParallelQuery(
             tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
@@ -156,7 +158,7 @@ def _bridge(rows: list[Row]) -> Case:
     rate = median(float(one["tokens_per_s_gpu"]) for one in rows)
     sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, CP {row['cp']}, GBS {row['gbs']}"
     return Case(
-        name=MODELS_BRIDGE[row["model"]],
+        name=name,
         what=f"{row['system'][4:]} x{row['gpus']}, {precision}, {sizes}",
         query=query,
         step_s=int(row["gbs"]) * sequence / (rate * int(row["gpus"])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import activations, days, fsdp_report, grid, heldout
+from benchmarks.accuracy import activations, days, fsdp_report, grid, heldout, moe_runs
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import b200_leave_one_out, compare_step, leave_one_out, modern_leave_one_out
 from benchmarks.accuracy.fsdp_runs import mpt_cases
@@ -77,10 +77,15 @@ def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> l
     on_h100 = [case for case in cases if case.what.startswith("H100")]
     elsewhere = [case for case in cases if case not in on_h100]
     left_out = modern_leave_one_out(folder) if with_fits else []
+    sparse = moe_runs.moe_cases(folder)
+    recent = moe_runs.newest(sparse)
+    today, earlier = (_steps([case.run() for case in cases]) for cases in (recent, [c for c in sparse if c not in recent]))
     shipped = [compare_step(case, modern) for case in on_h100]
     return [
         _section("Recipes on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
         _section("Recipes on H100, shipped constants (s)", "in sample", modern, shipped),
+        _section("Mixtures of experts, recipes of today's software (s)", "held out", modern, today),
+        _section("Mixtures of experts, recipes of earlier releases (s)", "held out", modern, earlier),
         _section("Recipes on B200 (s)", "held out", modern, [compare_step(case, modern) for case in elsewhere]),
     ]
 
@@ -132,7 +137,7 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
 def refused_runs(folder: Path) -> dict[str, Any]:
     """Configurations that really ran and that the model calls infeasible; the grid's are counted there."""
     runs = [run for source in (heldout.megatron_2020, heldout.megatron_bridge, heldout.b200) for run in source(folder)]
-    runs += [case.run() for case in mpt_cases(folder)]
+    runs += [case.run() for case in (*mpt_cases(folder), *moe_runs.moe_cases(folder))]
     refused = [f"{run.name} {run.what}: {run.estimate.reasons[0].message}" for run in runs if not run.estimate.feasible]
     return {"ran": len(runs), "refused": refused}
 

@@ -1,0 +1,52 @@
+"""NVIDIA's published mixture-of-experts recipes as cases, one a release: releases of one configuration differ by a factor."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.heldout import SYSTEMS_BRIDGE, Case, bridge_case, bridge_precision
+
+MODELS = {"Qwen3_30B_a3B": "qwen3-30b-a3b"}
+NEWEST = "26.02.01"
+"""First release with today's grouped matmuls, dispatcher and CUDA graphs; before it the same rows took up to twice as long."""
+
+
+def moe_cases(folder: Path) -> list[Case]:
+    """Every release of every configuration; rows printed twice count once. Under-specified all of them: recomputation, CUDA
+    graphs and router balancing are not in the published tables.
+    """
+    found = {}
+    for row in read(folder, "training_megatron_bridge.csv"):
+        if row["model"] in MODELS and row["system"] in SYSTEMS_BRIDGE and bridge_precision(row) is not None:
+            # Rows of 25.09 dropped tokens above the mean load; one of the two tables they are printed in says so.
+            dropped = row["release"] == "25.09"
+            case = _case(row, dropped=dropped)
+            found[case.what] = case
+    return list(found.values())
+
+
+def newest(cases: list[Case]) -> list[Case]:
+    """Those of today's software."""
+    return [case for case in cases if _release(case) >= NEWEST]
+
+
+def _release(case: Case) -> str:
+    assert case.query.training is not None
+    return case.query.training.framework_version or ""
+
+
+def _case(row: Row, *, dropped: bool) -> Case:
+    case = bridge_case([row], name=MODELS[row["model"]])
+    training, parallel = case.query.training, case.query.parallel
+    assert training is not None
+    query = dataclasses.replace(
+        case.query,
+        training=dataclasses.replace(
+            training, framework_version=row["release"], expert_capacity_factor=1.0 if dropped else None
+        ),
+        parallel=dataclasses.replace(parallel, expert_parallel_size=int(row["ep"])),
+    )
+    sizes = f"EP {row['ep']}, micro-batch {row['mbs']}{', tokens dropped' if dropped else ''}, release {row['release']}"
+    return dataclasses.replace(case, query=query, what=f"{case.what}, {sizes}")
