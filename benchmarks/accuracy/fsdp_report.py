@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
-from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
+from benchmarks.accuracy.fit_fsdp import Prepared, across_gpus, leave_one_model_out, mpt_runs
+from benchmarks.accuracy.fsdp_runs import titan_cases
 from benchmarks.accuracy.sections import Section
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
@@ -13,7 +15,9 @@ KERNELS = "ops/ and the MPT runs of the other"
 
 
 def sections(folder: Path) -> list[Section]:
-    """MPT on A100: each run by constants that never saw its model, and by constants that never saw its GPU."""
+    """MPT on A100: each run by constants that never saw its model, and by constants that never saw its GPU; other models
+    under other FSDP software by the shipped constants.
+    """
     runs = mpt_runs(folder)
     if not runs:
         return []
@@ -27,4 +31,14 @@ def sections(folder: Path) -> list[Section]:
             title="MPT under FSDP on A100, leaving one GPU out (s)", role="headline", comparisons=across_gpus(runs),
             fitted_on=f"{KERNELS} GPU (40 and 80 GB)", stated_log_sd=constants.time_log_sd,
         ),
+        Section(
+            title="Llama under FSDP on A100, eager torchtitan (s)", role="headline", fitted_on=constants.fitted_on,
+            comparisons=[prepared.compare(constants) for prepared in map(Prepared.of, titan_cases(folder)[0])],
+            stated_log_sd=constants.time_log_sd,
+        ),
     ]  # fmt: skip
+
+
+def left_out(folder: Path) -> dict[str, int]:
+    """How many published rows no query can state, by what is missing."""
+    return dict(Counter(row.why for row in titan_cases(folder)[1]))
