@@ -15,6 +15,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
 from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
+from hp_tool.cost.mixed import MixedPipeline
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -24,7 +25,7 @@ from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.strategy import laid_out, resolve_strategy
-from hp_tool.training_rules import check_training
+from hp_tool.training_rules import check_training, check_two_kinds
 
 MAX_RECOMPUTE_LAYERS = 10_000
 
@@ -39,6 +40,8 @@ class TrainingProblem:
     profile: EfficiencyProfile
     constraints: Constraints
     strategy: Strategy
+    kind_profiles: tuple[EfficiencyProfile, ...] = ()
+    """Of cluster.kinds; `profile` is then that of the kind whose predictions scatter more."""
     rows: Rows | None = None
     """What packed rows hold; None where all rows cost the same."""
 
@@ -47,6 +50,15 @@ class TrainingProblem:
         nouns: dict[str, Any] = {
             "model": self.model, "cluster": self.cluster, "workload": self.workload, "profile": self.profile
         }  # fmt: skip
+        if self.cluster.kinds:
+            first, second = zip(self.cluster.kinds, self.kind_profiles, strict=True)
+            return MixedPipeline(
+                model=self.model,
+                workload=self.workload,
+                strategy=self.strategy,
+                kinds=(first, second),
+                memory_headroom_fraction=self.constraints.memory_headroom_fraction,
+            ).costs(candidates)
         costs = training_costs(
             **nouns,
             candidates=candidates,
@@ -72,6 +84,8 @@ def resolve_training(query: Query) -> TrainingProblem:
         )
     model = resolve_model(query)
     cluster = laid_out(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
+    if cluster.kinds:
+        check_two_kinds(query)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
     check_training(model, query.training, query.parallel)
@@ -91,12 +105,16 @@ def resolve_training(query: Query) -> TrainingProblem:
             code="missing_field",
         )
     workload, rows = _with_lengths(query.training)
+    profiles = [
+        efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap) for kind in cluster.kinds or (cluster,)
+    ]
     return TrainingProblem(
         model=model,
         cluster=cluster,
         workload=workload,
         rows=rows,
-        profile=efficiency(gpu=cluster.gpu, framework=query.training.framework, overlap=query.training.overlap),
+        profile=max(profiles, key=lambda one: (not one.gpu.measured, one.framework.time_log_sd)),
+        kind_profiles=tuple(profiles) if cluster.kinds else (),
         constraints=query.constraints,
         strategy=resolve_strategy(parallel=query.parallel, model=model, workload=query.training),
     )

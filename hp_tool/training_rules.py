@@ -6,8 +6,9 @@ from hp_tool.cost.adapters import target_names
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, zero_stages
+from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 
 MAX_RANK = 65_536
 
@@ -17,6 +18,22 @@ def check_training(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
     _check_adapters(model, workload)
+
+
+def check_two_kinds(query: Query) -> None:
+    """Raises UnsupportedError for what is not modelled where cluster.stages names two kinds of GPU."""
+    training, parallel = query.training, query.parallel
+    schedules = parallel.pipeline_schedule if isinstance(parallel.pipeline_schedule, tuple) else (parallel.pipeline_schedule,)
+    for unsupported, field in (
+        (query.objective == "min_gpus", "objective"),
+        (training is not None and training.packed, "training.packed"),
+        (training is not None and training.task == "lora", "training.task"),
+        (not set(schedules) <= {None, "1f1b", "interleaved"}, "parallel.pipeline_schedule"),
+        (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
+        (parallel.rank_order is not None and not parallel.rank_order.endswith("pp"), "parallel.rank_order"),
+    ):
+        if unsupported:
+            raise UnsupportedError(f"{field} is not modelled with two kinds of GPU (cluster.stages); change one", field=field)
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:

@@ -7,8 +7,9 @@ import functools
 from typing import Any, TypeVar
 
 from hp_tool.catalog import library, records
+from hp_tool.catalog.mixed import mixed_cluster
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
-from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.errors import InputError
 
 S = TypeVar("S", GpuSpec, NodeType, ClusterQuery)
 
@@ -47,9 +48,7 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
         node_type(query)  # an unknown name is the fault of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
     if query.stages is not None:
-        raise UnsupportedError(
-            "two GPU kinds in one cluster are not modelled; describe one kind by gpu and num_gpus", field="cluster.stages"
-        )
+        return mixed_cluster(query, one_kind=cluster)
     _checked(query, field="cluster")
     node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
     device = _device(query, node)

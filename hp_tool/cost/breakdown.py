@@ -90,8 +90,16 @@ def estimate_alone(
         gpu_hours=gpu_hours,
         cost=cost,
         energy=energy,
-        provenance=_provenance(model, cluster, workload, profile),
+        provenance=_provenance(model, cluster, workload, profile) | _kinds(cluster, costs),
     )
+
+
+def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
+    """How a pipeline over two kinds of GPU is divided."""
+    if not cluster.kinds:
+        return {}
+    layers = zip(cluster.kinds, costs.layers_by_kind, strict=True)
+    return {"layers_per_stage": {f"{kind.num_gpus} x {kind.gpu.name}": int(count) for kind, count in layers}}
 
 
 def _memory(costs: TrainingCosts) -> MemoryEstimate:
@@ -99,7 +107,7 @@ def _memory(costs: TrainingCosts) -> MemoryEstimate:
     total = float(costs.memory_total_bytes)
     return MemoryEstimate(
         total_bytes=total,
-        capacity_bytes=costs.capacity_bytes,
+        capacity_bytes=float(costs.capacity_bytes),
         worst_stage=int(costs.worst_stage),
         layer_activations_bytes=float(costs.layer_activations_bytes),
         allocated_bytes=total - parts["overhead_bytes"],

@@ -67,7 +67,7 @@ class Candidates:
         if self.is_alone:
             return ()
         first = self.tensor_parallel_size.shape
-        return first if len(first) == 1 else np.broadcast_shapes(*(getattr(self, f.name).shape for f in fields(self)))
+        return first if len(first) == 1 else np.broadcast_shapes(*(getattr(self, f.name).shape for f in fields(Candidates)))
 
     @property
     def is_alone(self) -> bool:
@@ -86,7 +86,7 @@ class Candidates:
             where = tuple(0 if extent == 1 else place for place, extent in zip(places, column.shape, strict=True))
             return np.broadcast_to(column[where], places[0].shape)
 
-        return Candidates(**{f.name: chosen(getattr(self, f.name)) for f in fields(self)})
+        return Candidates(**{f.name: chosen(getattr(self, f.name)) for f in fields(Candidates)})
 
     def row(self, index: int) -> Candidates:
         """One of the rows alone."""

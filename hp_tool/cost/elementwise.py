@@ -49,6 +49,12 @@ def ceil(x: Any) -> FloatArray:
     return whole
 
 
+def floor(x: Any) -> FloatArray:
+    """The whole number before."""
+    whole: FloatArray = np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
+    return whole
+
+
 def zeros_like(x: Any) -> FloatArray:
     """Zero for each candidate."""
     zeros: FloatArray = np.zeros(x.shape) if isinstance(x, np.ndarray) else 0.0  # type: ignore[assignment]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, BoolArray, Candidates, IntArray
@@ -26,6 +28,7 @@ REASONS = (
     "micro_batches_not_divisible",
     "shards_not_divisible",
     "schedule_not_applicable",
+    "kinds_not_divisible",
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
@@ -43,7 +46,7 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
         (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
-        _layers_broken(model, c),
+        _layers_broken(model, cluster, c),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         workload.sequence_length % _sequence_pieces(c) != 0,
@@ -52,6 +55,7 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
         _shards_broken(model, c),
         schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
+        (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
@@ -64,12 +68,15 @@ def _sequence_pieces(c: Candidates) -> IntArray:
     return pieces
 
 
-def _layers_broken(model: ModelSpec, c: Candidates) -> BoolArray:
+def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates) -> BoolArray:
     """Every chunk holds the same number of layers; or, on a power of two of stages (other sizes are rather mistakes), of
-    layers and pipeline ends together, see `stages.uneven_ends`.
+    layers and pipeline ends together, see `stages.uneven_ends`. Two kinds of GPU hold any number each.
     """
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
     chunks = p * c.virtual_pipeline_parallel_size
+    if cluster.kinds:  # balanced layer by layer; at least one in each chunk
+        too_few: BoolArray = chunks > layers
+        return too_few
     with_ends = ((layers + 2) % chunks == 0) & (p > 1) & ((p & (p - 1)) == 0)
     broken: BoolArray = (layers % chunks != 0) & (with_ends == 0)
     return broken
@@ -199,6 +206,16 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
             + f"; choose one of {_divisors(d, limit=d)}, or 0 for all of them",
             needed=size,
             available=d,
+        )
+    if name == "kinds_not_divisible":
+        shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in cluster.kinds)
+        whole = cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in cluster.kinds))
+        return Reason(
+            code=name,
+            message=f"pipeline_parallel_size {p} does not divide {shares} into stages of one kind each; "
+            f"choose a multiple of {whole}",
+            needed=whole,
+            available=p,
         )
     m = batch // max(d * b, 1)
     if name == "schedule_not_applicable":

@@ -14,6 +14,7 @@ from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, ze
 from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.loss import logit_bytes
 from hp_tool.cost.schedules.costs import chunks_in_flight, is_folded, splits_backward, waiting_in_flight
+from hp_tool.cost.section import Section
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import PREFETCHED_LAYERS
 from hp_tool.cost.stages import StageLayers
@@ -69,10 +70,15 @@ def memory(
     output_first = alone | is_folded(c) if scheduled else alone
     embedding_last = alone | (c.pipeline_schedule == DUALPIPE) if scheduled else alone
     output_last = c.pipeline_schedule != ZBV if scheduled else True
+    embedding_first, before, after = True, 0, 0
+    if isinstance(c, Section):
+        before, after = c.stages_before, p - c.stages_before - c.stages
+        embedding_first, embedding_last = c.holds_embedding, (c.stages == 1) & c.holds_embedding
+        output_first, output_last = (c.stages == 1) & c.holds_output, c.holds_output
     ends = []
     for layer, end, name, from_end, is_first, is_last in (
-        (layers[0], stages.first, "first", p - 1, True, output_first),
-        (layers[1], stages.last, "last", 0, embedding_last, output_last),
+        (layers[0], stages.first, "first", p - 1 - before, embedding_first, output_first),
+        (layers[1], stages.last, "last", after, embedding_last, output_last),
     ):
         chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
         saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
@@ -105,7 +111,7 @@ def memory(
     return Memory(
         parts=parts,
         layer_activations=layer_activations,
-        worst_stage=where(later, p - 1, 0),
+        worst_stage=where(later, p - 1 - after, before),
         total=worst + parts["overhead"],
     )
 

@@ -8,6 +8,7 @@ from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.parameters import moe_layers
+from hp_tool.cost.section import Section
 from hp_tool.domain.model import ModelSpec
 
 
@@ -39,12 +40,16 @@ def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
     """1 where p v does not divide L but, with embedding and output layer counted as layers, divides L + 2: Megatron Core's
     account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, as Llama 3.1 405B is trained.
     """
+    if isinstance(candidates, Section):
+        return 0
     chunks = candidates.pipeline_parallel_size * candidates.virtual_pipeline_parallel_size
     return (model.num_hidden_layers % chunks != 0) * 1
 
 
 def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     """The layers of both ends."""
+    if isinstance(candidates, Section):
+        return _section_layers(model, candidates)
     p = candidates.pipeline_parallel_size
     fewer = uneven_ends(model, candidates)
     each = (model.num_hidden_layers + 2 * fewer) / p
@@ -63,3 +68,16 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     between = 1.0 - maximum(dense - each, 0.0) / each
     pace = where(p > 2, maximum(between, 0.0), maximum(ends[0].moe_fraction, ends[1].moe_fraction))
     return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=pace)
+
+
+def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
+    """The same of a section of the pipeline: its own first and last stage."""
+    extra = model.num_nextn_predict_layers if c.holds_output else 0
+    alone = c.stages == 1
+    layers = (c.layers + alone * extra, c.layers + extra)
+    dense = (model.num_hidden_layers - moe_layers(model)) if model.num_experts else 0
+    ends = []
+    for stage, held in zip((0, c.stages - 1), layers, strict=True):
+        leading = minimum(maximum(dense - (c.layers_before + stage * c.layers), 0.0), c.layers)
+        ends.append(End(layers=held, moe_fraction=1.0 - leading / held if model.num_experts else 0.0))
+    return StageLayers(pace=c.layers, first=ends[0], last=ends[1], pace_moe_fraction=ends[1].moe_fraction)

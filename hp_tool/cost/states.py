@@ -23,6 +23,7 @@ from hp_tool.cost.parameters import (
 )
 from hp_tool.cost.placement import dense_group, expert_group
 from hp_tool.cost.schedules.folded import folded_ends, with_mirrored_stage
+from hp_tool.cost.section import Section
 from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -70,6 +71,9 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
+    if isinstance(candidates, Section):
+        alone = candidates.stages == 1
+        embedding, head = candidates.holds_embedding * embedding, candidates.holds_output * head
     ends = first + embedding + alone * head, last + alone * embedding + head
     return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
@@ -80,7 +84,8 @@ def end_matrices(model: ModelSpec, candidates: Candidates) -> tuple[Column, Colu
     dense = layer_matrix_parameters(model, candidates)
     more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
-    extra = model.num_nextn_predict_layers * 2.0 * model.hidden_size**2
+    holds_extra = not isinstance(candidates, Section) or candidates.holds_output
+    extra = holds_extra * model.num_nextn_predict_layers * 2.0 * model.hidden_size**2
     return folded_ends(candidates, plain=(first, last + extra), layers=(first, last), ends=extra)
 
 

@@ -12,6 +12,7 @@ from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.placement import dense_group
 from hp_tool.cost.schedules.costs import is_folded, split_bubble_share, splits_backward
 from hp_tool.cost.schedules.folded import share_of_ends
+from hp_tool.cost.section import Section
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import exposed, fully_sharded_seconds
 from hp_tool.cost.stages import StageLayers, uneven_ends
@@ -53,7 +54,7 @@ def time_parts(
 
     Bubble: what the other stages take for one micro-batch, divided by v; with equal stages (p-1)/v (t_f + t_b),
     arXiv 2104.04473 section 2.2; `schedules.costs` has those that split the backward pass. Data-parallel communication
-    hides at most behind one micro-batch's compute.
+    hides at most behind one micro-batch's compute. Of a section of the pipeline the bubble is what all its stages take.
     """
     c, m = candidates, micro_batches
     p = c.pipeline_parallel_size
@@ -76,12 +77,17 @@ def time_parts(
     body = compute + recompute + tensor + context + expert
     if extra:
         output = output + extra / layers * body
-    both_ends = head.embedding + output
+    embedding = head.embedding
+    if isinstance(c, Section):
+        embedding, output = c.holds_embedding * embedding, c.holds_output * output
+    both_ends = embedding + output
     fewer = uneven_ends(model, c) * body / layers
-    end = where(p > 1.0, maximum(maximum(head.embedding, output) - fewer, 0.0), both_ends)
-    output_share = where(output >= head.embedding, minimum(end, (1.0 + extra) * head.output_communication), 0.0)
+    end = where(p > 1.0, maximum(maximum(embedding, output) - fewer, 0.0), both_ends)
+    output_share = where(output >= embedding, minimum(end, (1.0 + extra) * head.output_communication), 0.0)
     others = (p - 1.0) * body + both_ends - 2.0 * fewer - end
     passes = layers * (layer.forward + layer.tensor + layer.context + layer.expert)
+    if isinstance(c, Section):
+        others = c.stages * body + both_ends
     bubble = others / chunks
     if anywhere(c.pipeline_schedule):
         folded = is_folded(c)

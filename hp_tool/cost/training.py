@@ -6,6 +6,7 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -47,10 +48,13 @@ class TrainingCosts:
     layer_activations_bytes: FloatArray
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
-    capacity_bytes: float
+    capacity_bytes: FloatArray | float
+    """Usable bytes of the device; of the kind that memory_parts are of, where there are two."""
     parts: dict[str, FloatArray]
     """By TIME_PARTS; exposed seconds."""
     step_s: FloatArray
+    layers_by_kind: tuple[FloatArray, ...] = ()
+    """Layers on each stage of either kind of GPU, where there are two."""
 
     @property
     def feasible(self) -> BoolArray:
@@ -61,12 +65,13 @@ class TrainingCosts:
         """Of a grid of this shape: a row for each of its candidates."""
 
         def each(column: FloatArray) -> FloatArray:
-            return np.broadcast_to(column, shape).ravel()
+            return column if column.shape == (math.prod(shape),) else np.broadcast_to(column, shape).ravel()
 
         return TrainingCosts(
             memory_parts={name: each(column) for name, column in self.memory_parts.items()},
             parts={name: each(column) for name, column in self.parts.items()},
             capacity_bytes=self.capacity_bytes,
+            layers_by_kind=self.layers_by_kind,
             **{name: each(getattr(self, name)) for name in _TOTALS},
         )
 
@@ -76,10 +81,12 @@ class TrainingCosts:
         def numbers(columns: dict[str, FloatArray]) -> dict[str, Any]:
             return {name: column[index].item() for name, column in columns.items()}
 
+        capacity = self.capacity_bytes
         return TrainingCosts(
             memory_parts=numbers(self.memory_parts),
             parts=numbers(self.parts),
-            capacity_bytes=self.capacity_bytes,
+            capacity_bytes=float(capacity[index] if isinstance(capacity, np.ndarray) else capacity),
+            layers_by_kind=tuple(column[index].item() for column in self.layers_by_kind),
             **numbers({name: getattr(self, name) for name in _TOTALS}),
         )
 

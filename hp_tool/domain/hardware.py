@@ -72,6 +72,9 @@ class ClusterSpec:
     """Nodes that reach each other below the oversubscribed level (a leaf, or a pod); None: all of them."""
     network_oversubscription: float = 1.0
     """Bandwidth below the leaf switches over bandwidth above them; 1: full bisection."""
+    kinds: tuple[ClusterSpec, ...] = ()
+    """Where there are two kinds of GPU: each as a cluster of its own, in the order of their pipeline stages; the figures
+    above are then means over all devices, or the lesser."""
     rank_order: str = DEFAULT_RANK_ORDER
     """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's `order`)."""
     price_per_gpu_hour: float | None = None
@@ -123,7 +126,7 @@ class ClusterQuery:
     price_per_gpu_hour: float | None = None
     """US dollars; None: the catalogue's price, if it has one."""
     stages: tuple[StageGpus, ...] | None = None
-    """Two GPU kinds in one cluster, by pipeline stage."""
+    """Two GPU kinds in one cluster, in the order of their pipeline stages; instead of gpu and num_gpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

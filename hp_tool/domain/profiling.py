@@ -95,6 +95,8 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
 
 def unprofiled_layout(cluster: ClusterSpec) -> Iterator[tuple[str, str]]:
     """(field, words) of what the ranks' layout asks and is not run."""
+    if cluster.kinds:
+        yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:
         yield "parallel.rank_order", f"rank_order: {cluster.rank_order}"
 
