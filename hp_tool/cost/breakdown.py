@@ -99,7 +99,7 @@ def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
     if not cluster.kinds:
         return {}
     layers = zip(cluster.kinds, costs.layers_by_kind, strict=True)
-    return {"layers_per_stage": {f"{kind.num_gpus} x {kind.gpu.name}": int(count) for kind, count in layers}}
+    return {"layers_per_stage": [[kind.gpu.name, int(count)] for kind, count in layers]}
 
 
 def _memory(costs: TrainingCosts) -> MemoryEstimate:

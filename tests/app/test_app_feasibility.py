@@ -58,6 +58,11 @@ ILLEGAL = [
         {"pipeline_parallel_size": 2, "pipeline_schedule": "dualpipe", "training": {"global_batch_size": 12}},
         ("dualpipe", "at least 2 pipeline_parallel_size", "micro-batches 3"),
     ),
+    (
+        "kinds_not_divisible",
+        {"cluster": {"gpu": None, "num_gpus": None, "stages": [{"gpu": "a100-sxm-80gb", "num_gpus": n} for n in (16, 48)]}},
+        ("16 x a100-sxm-80gb and 48", "multiple of 4"),
+    ),
 ]  # fmt: skip
 
 

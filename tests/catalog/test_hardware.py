@@ -10,7 +10,7 @@ import pytest
 from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.domain.hardware import ClusterQuery, StageGpus
-from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.errors import InputError, NotFoundError
 from hp_tool.units import GIB
 
 GPUS = {
@@ -148,10 +148,21 @@ def test_errors_name_field_value_and_mend(query: ClusterQuery, field: str, messa
     assert caught.value.field == field
 
 
-def test_mixed_clusters_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        catalog.cluster(ClusterQuery(stages=(StageGpus(gpu="cpu", num_gpus=2),)))
-    assert caught.value.field == "cluster.stages"
+def test_two_kinds_are_resolved_each_on_its_own() -> None:
+    stages = (StageGpus(gpu="a100-sxm-80gb", num_gpus=24), StageGpus(gpu="h100-sxm-80gb", num_gpus=8))
+    found = catalog.cluster(ClusterQuery(stages=stages, nodes_per_leaf=2, network_oversubscription=2.0))
+    assert [(kind.gpu.name, kind.num_gpus, kind.num_nodes) for kind in found.kinds] == [
+        ("a100-sxm-80gb", 24, 3),
+        ("h100-sxm-80gb", 8, 1),
+    ]
+    assert all((kind.nodes_per_leaf, kind.network_oversubscription) == (2, 2.0) for kind in found.kinds)
+    assert found.num_gpus == 32
+    assert found.inter_node_bandwidth_bytes_per_second == 25e9
+    a100, h100 = (kind.gpu for kind in found.kinds)
+    mean = 0.75 * a100.peak_flops_per_second["bf16"] + 0.25 * h100.peak_flops_per_second["bf16"]
+    assert found.gpu.peak_flops_per_second["bf16"] == pytest.approx(mean)
+    assert "fp8" not in found.gpu.peak_flops_per_second
+    assert found.gpu.power_w == pytest.approx(0.75 * a100.power_w + 0.25 * h100.power_w)
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
