@@ -13,7 +13,7 @@ from hp_tool.correction import Corrections
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.errors import HpToolError
+from hp_tool.errors import HpToolError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ class RecommendAnswer:
     space: SpaceSummary
     rejections: dict[str, int]
     """How many candidates each reason ruled out."""
+    pareto: tuple[Recommendation, ...] | None = None
+    """Configurations that no other beats in two objectives at once; None unless asked for."""
 
 
 def uncalibrated(problem: object) -> None:
@@ -58,14 +60,26 @@ def estimate_answer(query: Query, *, with_mends: bool = True, corrections: Corre
     return EstimateAnswer(id=query.id, estimate=found, calibrated_estimate=learnt)
 
 
-def recommend_answer(query: Query, *, top: int, corrections: Corrections = uncalibrated) -> RecommendAnswer:
-    """The answer to a query of many. Raises HpToolError."""
+def recommend_answer(
+    query: Query, *, top: int, corrections: Corrections = uncalibrated, pareto: app.Front | None = None
+) -> RecommendAnswer:
+    """The answer to a query of many; with `pareto`, also the front of step time against that. Raises HpToolError."""
     found: app.RecommendationResult | serving.ServingRecommendations
+    front = None
     if query.kind == "inference":
+        if pareto is not None:
+            raise UnsupportedError("a front of step time belongs to training queries", field="pareto")
         found = serving.recommend(query=query, top=top)
     else:
         found = app.recommend(query=query, top=top, corrections=corrections)
-    return RecommendAnswer(id=query.id, recommendations=found.recommendations, space=found.space, rejections=found.rejections)
+        front = None if pareto is None else app.pareto(query=query, against=pareto, corrections=corrections)
+    return RecommendAnswer(
+        id=query.id,
+        recommendations=found.recommendations,
+        space=found.space,
+        rejections=found.rejections,
+        pareto=front,
+    )
 
 
 def answer_line(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hp_tool.correction import Correction, Corrections, corrected_estimate
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
@@ -14,6 +14,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, default_zero_
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
+from hp_tool.fronts import devices_front, fewest_devices, memory_front
 from hp_tool.mends import mends
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.ranking import cost_space
@@ -21,6 +22,8 @@ from hp_tool.space import scheduled_chunks
 from hp_tool.targets import missed_targets
 
 MAX_TOP = 1_000
+Front = Literal["memory", "gpus"]
+"""What a Pareto set sets against step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +74,36 @@ def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda 
 
     What `corrections` know about the cluster decides the ranking and what fits; estimates are given without and with it.
 
-    objective min_gpus takes cluster.num_gpus as the most there are, and answers for the smallest half, quarter, ...
-    of them on which something acceptable exists.
+    objective min_gpus takes cluster.num_gpus as the most there are, and answers for the fewest of them on which something
+    acceptable exists: whole nodes, or equal shares of one, that the model and the batch can be divided over.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
     problem = resolve_training(query)
     correction = corrections(problem)
-    space = cost_space(query=query, problem=problem, keep=top, correction=correction)
-    while query.objective == "min_gpus" and problem.cluster.num_gpus % 2 == 0:
-        smaller = problem.with_num_gpus(problem.cluster.num_gpus // 2)
-        fewer = cost_space(query=query, problem=smaller, keep=top, correction=correction)
-        if not fewer.feasible:
-            break
-        problem, space = smaller, fewer
+    if query.objective == "min_gpus":
+        problem, space = fewest_devices(query=query, problem=problem, keep=top, correction=correction)
+    else:
+        space = cost_space(query=query, problem=problem, keep=top, correction=correction)
     recommendations = _described(space.candidates, problem, correction)
     summary = SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start)
     return RecommendationResult(recommendations=recommendations, space=summary, rejections=space.rejections)
+
+
+def pareto(*, query: Query, against: Front, corrections: Corrections = lambda problem: None) -> tuple[Recommendation, ...]:
+    """Configurations that no other beats in two objectives at once.
+
+    memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and number of devices up
+    to cluster.num_gpus, fewest first; `provenance` of each estimate says on how many it runs.
+    """
+    problem = resolve_training(query)
+    correction = corrections(problem)
+    if against == "memory":
+        return _described(memory_front(query=query, problem=problem, correction=correction).candidates, problem, correction)
+    found = devices_front(query=query, problem=problem, correction=correction)
+    rows = [row for smaller, space in found for row in _described(space.candidates, smaller, correction)]
+    return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
 def _described(chosen: Candidates, problem: TrainingProblem, correction: Correction | None) -> tuple[Recommendation, ...]:

@@ -32,6 +32,7 @@ FLOORS = (
         "tuning",
         "correction",
         "learning",
+        "fronts",
     },
     {"cli", "service"},
 )

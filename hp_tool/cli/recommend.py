@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,13 +26,16 @@ def recommend(
     total_tokens: queries.TotalTokens = None,
     settings: queries.Setting = None,
     top: Annotated[int, typer.Option(help="Rows at most.")] = 10,
+    pareto: Annotated[
+        Literal["memory", "gpus"] | None, typer.Option(help="Also what no other beats in step time and memory, or devices.")
+    ] = None,
     calibration: CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit, fastest first."""
     from hp_tool import answers, schema
     from hp_tool.cli.serving import print_serving_recommendations
-    from hp_tool.cli.tables import print_recommendations
+    from hp_tool.cli.tables import print_front, print_recommendations
 
     flags = {
         "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,
@@ -40,12 +43,13 @@ def recommend(
     }  # fmt: skip
     parsed = queries.read_query(query, flags, settings)
     with stored_corrections(wanted=calibration) as corrections:
-        answer = answers.recommend_answer(parsed, top=top, corrections=corrections)
+        answer = answers.recommend_answer(parsed, top=top, corrections=corrections, pareto=pareto)
     if as_json:
         typer.echo(schema.to_json(answer))
     elif parsed.kind == "inference":
         print_serving_recommendations(answer)
     else:
         print_recommendations(answer)
+        print_front(answer)
     if not answer.recommendations:
         raise typer.Exit(3)

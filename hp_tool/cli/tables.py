@@ -134,6 +134,23 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
 
 
+def print_front(answer: RecommendAnswer) -> None:
+    """The Pareto set, where one was asked for."""
+    if answer.pareto is None:
+        return
+    table = Table(title="what no other configuration beats in both")
+    heads, cells = configuration_cells([row.parallel for row in answer.pareto])
+    for name in ("GPUs", *heads, "step", "tokens/s", "memory", "days"):
+        table.add_column(name, justify="right")
+    for row, configuration in zip(answer.pareto, cells, strict=True):
+        e = row.calibrated_estimate or row.estimate
+        assert e.time is not None and e.memory is not None
+        days = f"{e.days:.1f}" if e.days is not None else "-"
+        figures = (duration(e.time.step_s), f"{e.tokens_per_second:,.0f}", gib(e.memory.total_bytes), days)
+        table.add_row(str(e.provenance["num_gpus"]), *configuration, *figures)
+    _console().print(table)
+
+
 def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], list[list[str]]]:
     """Column names, and a row of cells for each configuration; some stand there only where a configuration uses them."""
     columns: dict[str, list[str]] = {

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from hp_tool.answers import EstimateAnswer, RecommendAnswer, estimate_answer, recommend_answer
+from hp_tool.app import Front
 from service.api import openapi
 from service.api.answers import json_response
 from service.api.dependencies import CorrectionsDep
@@ -26,6 +27,7 @@ def recommendations(
     query: QueryBody,
     corrections: CorrectionsDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
+    pareto: Annotated[Front | None, Query(description="Also what no other beats in step time and memory, or devices")] = None,
 ) -> Any:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return json_response(recommend_answer(query, top=top, corrections=corrections))
+    return json_response(recommend_answer(query, top=top, corrections=corrections, pareto=pareto))

@@ -1,0 +1,84 @@
+"""Several objectives at once: the fewest devices that suffice, and the fronts of step time against memory or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hp_tool.correction import Correction
+from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.domain.query import Query
+from hp_tool.problem import TrainingProblem
+from hp_tool.ranking import CostedRows, CostedSpace, cost_space, costed_chunks
+from hp_tool.serving.pareto import undominated
+from hp_tool.space import default_axes
+from hp_tool.targets import longest_step_s
+
+BEYOND_PEAK = 2.0
+"""No step is faster than its model FLOPs at this multiple of the peak: kernels skip the causal half of attention at most."""
+
+
+def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
+    """Rising numbers of devices up to the cluster's: whole nodes, or equal shares of one, that t p c d can fill.
+
+    d divides the global batch, t, p and c are the values that a search on the whole cluster would try.
+    """
+    cluster, batch = problem.cluster, problem.workload.global_batch_size
+    axes = default_axes(query=query.parallel, model=problem.model, cluster=cluster, workload=problem.workload)
+    ranks = {
+        t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
+    }
+    counts = {model_ranks * d for d in _divisors(batch, limit=cluster.num_gpus) for model_ranks in ranks}
+    node = cluster.gpus_per_node
+    fitting = {n for n in counts if n <= cluster.num_gpus and (n % node == 0 if n > node else node % n == 0)}
+    return tuple(sorted(fitting | {cluster.num_gpus}))
+
+
+def fewest_devices(
+    *, query: Query, problem: TrainingProblem, keep: int, correction: Correction | None = None
+) -> tuple[TrainingProblem, CostedSpace]:
+    """The fewest of `device_counts` with something acceptable, and the space there; the whole cluster where none has."""
+    for smaller in _possible(query, problem):
+        space = cost_space(query=query, problem=smaller, keep=keep, correction=correction)
+        if space.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
+            return smaller, space
+    return problem, cost_space(query=query, problem=problem, keep=keep, correction=correction)
+
+
+def memory_front(*, query: Query, problem: TrainingProblem, correction: Correction | None = None) -> CostedRows:
+    """Acceptable candidates that no other beats in both step time and memory, fastest first."""
+    front: CostedRows | None = None
+    for rows, _ in costed_chunks(query=query, problem=problem, correction=correction):
+        both = rows.take(np.flatnonzero(rows.acceptable))
+        both = both if front is None else CostedRows.concatenate([front, both])
+        front = both.take(undominated(both.step_s, -both.memory_total_bytes))
+    assert front is not None  # there is at least one chunk, if an empty one
+    return front
+
+
+def devices_front(
+    *, query: Query, problem: TrainingProblem, correction: Correction | None = None
+) -> Iterator[tuple[TrainingProblem, CostedSpace]]:
+    """The best candidate of each of `device_counts` that is faster than those of all smaller ones, fewest devices first."""
+    best_s = float("inf")
+    for smaller in _possible(query, problem):
+        space = cost_space(query=query, problem=smaller, keep=1, correction=correction)
+        if space.feasible and space.step_s[0] < best_s:
+            best_s = float(space.step_s[0])
+            yield smaller, space
+
+
+def _possible(query: Query, problem: TrainingProblem) -> Iterator[TrainingProblem]:
+    """The problem on each of `device_counts`, without those too few to meet a deadline at twice their peak."""
+    work = token_flops(problem.model, problem.workload).model * step_tokens(problem.workload)
+    peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
+    for count in device_counts(query=query, problem=problem):
+        smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
+        if work / (BEYOND_PEAK * peak * count) <= longest_step_s(smaller):
+            yield smaller
+
+
+def _divisors(n: int, *, limit: int) -> list[int]:
+    return [k for k in range(1, min(n, limit) + 1) if n % k == 0]

@@ -1,0 +1,101 @@
+"""Fewest devices and Pareto sets, held against trying everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hp_tool import answers, app, schema
+from hp_tool.errors import InputError
+from hp_tool.fronts import device_counts
+from hp_tool.problem import resolve_training
+from hp_tool.ranking import cost_space
+
+NUM_GPUS = 48
+
+
+def query(**changes: Any):
+    asked: dict[str, Any] = {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS, "gpus_per_node": 8},
+        "training": {"sequence_length": 4096, "global_batch_size": 96, "total_tokens": 1e11},
+    }
+    return schema.parse_query(asked | changes)
+
+
+def best_by_count() -> dict[int, float]:
+    """Best step time on every number of devices that is whole nodes or an equal share of one."""
+    found = {}
+    for count in (1, 2, 4, *range(8, NUM_GPUS + 1, 8)):
+        per_node = min(count, 8)
+        asked = query(cluster={"gpu": "h100-sxm-80gb", "num_gpus": count, "gpus_per_node": per_node})
+        best = app.recommend(query=asked, top=1).recommendations
+        if best:
+            found[count] = best[0].estimate.time.step_s
+    return found
+
+
+def test_the_front_against_devices_is_that_of_every_count():
+    truth, best_s = {}, float("inf")
+    for count, step_s in best_by_count().items():
+        if step_s < best_s:
+            truth[count], best_s = step_s, step_s
+    front = app.pareto(query=query(), against="gpus")
+    assert {row.estimate.provenance["num_gpus"]: row.estimate.time.step_s for row in front} == pytest.approx(truth)
+    assert [row.rank for row in front] == list(range(1, len(front) + 1))
+    assert len(front) > 2
+
+
+def test_min_gpus_is_the_first_count_that_meets_the_deadline():
+    """24 of 48 devices are not half of a half: every count is tried."""
+    front = app.pareto(query=query(), against="gpus")
+    for row in front[1:]:
+        asked = query(objective="min_gpus", constraints={"max_days": row.estimate.days * 1.0001})
+        found = app.recommend(query=asked, top=1).recommendations[0]
+        assert found.estimate.provenance["num_gpus"] == row.estimate.provenance["num_gpus"]
+    impossible = query(objective="min_gpus", constraints={"max_days": front[-1].estimate.days / 50})
+    assert app.recommend(query=impossible).recommendations == ()
+
+
+def test_the_front_against_memory_holds_what_nothing_beats_in_both():
+    asked = query()
+    space = cost_space(query=asked, problem=resolve_training(asked))
+    good = np.flatnonzero(space.acceptable)
+    points = sorted({(space.step_s[row], space.memory_total_bytes[row]) for row in good})
+    truth, least = [], float("inf")
+    for step_s, size in points:
+        if size < least:
+            truth.append((step_s, size))
+            least = size
+    front = app.pareto(query=asked, against="memory")
+    np.testing.assert_allclose([(row.estimate.time.step_s, row.estimate.memory.total_bytes) for row in front], truth)
+    assert app.recommend(query=asked, top=1).recommendations[0].estimate.time.step_s == front[0].estimate.time.step_s
+
+
+def test_counts_can_be_filled_and_are_whole_nodes_or_shares_of_one():
+    asked = query()
+    counts = device_counts(query=asked, problem=resolve_training(asked))
+    assert counts == tuple(sorted(set(counts)))
+    assert counts[-1] == NUM_GPUS
+    assert {8, 16, 24, 48} <= set(counts)
+    assert all(8 % count == 0 if count < 8 else count % 8 == 0 for count in counts)
+    assert 40 not in counts  # five divides neither the heads and layers nor the batch
+
+
+def test_a_front_is_part_of_the_answer_where_it_is_asked_for():
+    assert answers.recommend_answer(query(), top=1).pareto is None
+    assert answers.recommend_answer(query(), top=1, pareto="memory").pareto
+    inference = schema.parse_query(
+        {
+            "kind": "inference",
+            "model": "llama-3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
+            "inference": {"input_length": 100, "output_length": 100, "concurrency": 4},
+        }
+    )
+    with pytest.raises(InputError) as caught:
+        answers.recommend_answer(inference, top=1, pareto="memory")
+    assert caught.value.field == "pareto"
