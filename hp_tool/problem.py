@@ -105,6 +105,8 @@ def resolve_training(query: Query) -> TrainingProblem:
             code="missing_field",
         )
     workload, rows = _with_lengths(query.training)
+    if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
+        workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     profiles = [
         efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap) for kind in cluster.kinds or (cluster,)
     ]
@@ -180,7 +182,12 @@ def _refuse_of_inference(query: Query) -> None:
 def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Nothing a query asks for is silently ignored."""
     if model.architecture == "encoder_decoder":
-        raise UnsupportedError(f"{model.name}: encoder-decoder models are not modelled by this version", field="model")
+        _refuse_two_sided(model, workload)
+    elif workload.decoder_sequence_length is not None:
+        raise InputError(
+            f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
+            field="training.decoder_sequence_length",
+        )
     for name, neutral in _UNMODELLED_WORKLOAD.items():
         if getattr(workload, name) != neutral and getattr(workload, name) != "none":
             raise UnsupportedError(f"training.{name} is not modelled by this version; leave it out", field=f"training.{name}")
@@ -196,6 +203,20 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
     recompute = parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,)
     for value in recompute:
         _check_recompute(value)
+
+
+def _refuse_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
+    """What is not modelled of encoder-decoder models."""
+    for given, what, field in (
+        (model.num_experts is not None, "experts", "model.num_experts"),
+        (model.kv_lora_rank is not None, "latent attention", "model.kv_lora_rank"),
+        (model.num_nextn_predict_layers > 0, "multi-token prediction", "model.num_nextn_predict_layers"),
+        (workload.sequence_lengths is not None, "unequal sequence lengths", "training.sequence_lengths"),
+        (workload.optimizer == "muon", "optimizer muon", "training.optimizer"),
+        (workload.lora is not None or workload.task == "lora", "LoRA", "training.task"),
+    ):
+        if given:
+            raise UnsupportedError(f"{what} of encoder-decoder models is not modelled by this version", field=field)
 
 
 def _check_recompute(value: RecomputeName | Recompute | None) -> None:

@@ -167,6 +167,7 @@ _FRACTION = (0.0, 0.99)
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "training": {
         "sequence_length": _COUNT,
+        "decoder_sequence_length": _COUNT,
         "global_batch_size": _COUNT,
         "total_tokens": (1.0, 1e18),
         "dropout": _FRACTION,

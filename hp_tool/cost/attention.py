@@ -66,16 +66,19 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
-    if workload.attention == "flash":
-        core = 4.0 * s.tokens * heads
-    else:
-        core = s.tokens * workload.sequence_length * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
     gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
         saved=replicated + split + latent,
-        core=core,
+        core=core_bytes(workload=workload, s=s, heads=heads),
         working=gathered + s.tokens * s.e * (heads + kv_heads) * (qk + v),
     )
+
+
+def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Column, keys_per_query: float = 1.0) -> Column:
+    """What selective recomputation does not keep: fp32 log-sum-exp of each query, or with unfused attention the scores."""
+    if workload.attention == "flash":
+        return 4.0 * s.tokens * heads
+    return s.tokens * (workload.sequence_length * keys_per_query) * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
 
 
 def attention_time(
@@ -119,17 +122,28 @@ def attention_time(
 
 
 def core_seconds(
-    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, s: Shapes
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    s: Shapes,
+    keys_per_query: float = 1.0,
+    causal: bool | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """(forward, backward) seconds of scores, softmax, dropout and the product with the values."""
+    """(forward, backward) seconds of scores, softmax, dropout and the product with the values.
+
+    Cross attention has more or fewer keys than queries; `causal` is by default what the model's own attention is.
+    """
     gpu, length = cluster.gpu, float(workload.sequence_length)
+    keys = length * keys_per_query
     heads = model.num_attention_heads / s.t
     qk, v = head_widths(model)
     if workload.attention == "flash":
-        visible = 0.5 if model.architecture == "decoder" else 1.0
-        flops = 2.0 * s.tokens * s.attended * heads * (qk + v) * visible
+        visible = 0.5 if (model.architecture == "decoder" if causal is None else causal) else 1.0
+        flops = 2.0 * s.tokens * (s.attended * keys_per_query) * heads * (qk + v) * visible
         kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
-        traffic = s.tokens * s.e * (heads + kv_heads) * (qk + v)
+        traffic = s.tokens * s.e * (heads + kv_heads * keys_per_query) * (qk + v)
         # Attention stays in 16 bits where the matmuls are narrower.
         peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
@@ -137,12 +151,12 @@ def core_seconds(
             forward = forward * profile.framework.attention_slowdown
         # Five matmuls in the backward pass against two in the forward pass.
         return forward, 2.5 * forward * profile.framework.attention_backward_slowdown
-    # Unfused: two batched matmuls over all s^2 scores, and kernels that pass over the scores in memory.
+    # Unfused: two batched matmuls over all scores, and kernels that pass over the scores in memory.
     batch = s.tokens / length * heads
-    scores = s.tokens * length * heads
+    scores = s.tokens * keys * heads
     precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
-    matmuls = matmul_seconds(length, length, qk, gpu=gpu, profile=profile, precision=precision, batch=batch)
-    matmuls = matmuls + matmul_seconds(length, v, length, gpu=gpu, profile=profile, precision=precision, batch=batch)
+    matmuls = matmul_seconds(length, keys, qk, gpu=gpu, profile=profile, precision=precision, batch=batch)
+    matmuls = matmuls + matmul_seconds(length, v, keys, gpu=gpu, profile=profile, precision=precision, batch=batch)
     # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads two, writes one.
     dropout = s.mask * (2.0 * s.e + 1.0)
     softmax = elementwise_seconds(scores * (2.0 * s.e + dropout), kernels=2.0, gpu=gpu, profile=profile)

@@ -29,6 +29,7 @@ REASONS = (
     "shards_not_divisible",
     "schedule_not_applicable",
     "kinds_not_divisible",
+    "encoder_decoder_not_split",
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
@@ -49,16 +50,27 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         _layers_broken(model, cluster, c),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
-        workload.sequence_length % _sequence_pieces(c) != 0,
+        _sequence_broken(workload, c),
         _experts_broken(model, c),
         (v > 1) & (p < 2),
         (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
         _shards_broken(model, c),
         schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
+        # Megatron Core's schedules and context parallelism know no cross attention.
+        (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
+
+
+def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> BoolArray:
+    """Every rank must get an equal piece, of the decoder's sequence too."""
+    pieces = _sequence_pieces(c)
+    broken: BoolArray = workload.sequence_length % pieces != 0
+    if workload.decoder_sequence_length is not None:
+        broken = broken | (workload.decoder_sequence_length % pieces != 0)
+    return broken
 
 
 def _sequence_pieces(c: Candidates) -> IntArray:
@@ -171,7 +183,7 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         parts = c * (2 if c > 1 else 1) * (t if config.sequence_parallel else 1)
         return Reason(
             code=name,
-            message=f"sequence_length {workload.sequence_length} cannot be split {parts} ways (context {c}, sequence parallel "
+            message=f"sequence_length {_lengths(workload)} cannot be split {parts} ways (context {c}, sequence parallel "
             f"over tensor {t}); choose a multiple of {parts}",
             needed=parts,
             available=workload.sequence_length,
@@ -217,6 +229,14 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
             needed=whole,
             available=p,
         )
+    if name == "encoder_decoder_not_split":
+        return Reason(
+            code=name,
+            message=f"{model.name} has an encoder and a decoder, which frameworks run without pipeline (pipeline {p}) and "
+            f"context parallelism (context {c}); set both sizes to 1",
+            needed=p * c,
+            available=1,
+        )
     m = batch // max(d * b, 1)
     if name == "schedule_not_applicable":
         return Reason(
@@ -232,6 +252,12 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         needed=p,
         available=m,
     )
+
+
+def _lengths(workload: TrainingWorkload) -> str:
+    """One number, or the encoder's and the decoder's."""
+    decoder = workload.decoder_sequence_length
+    return str(workload.sequence_length) + (f" (decoder {decoder})" if decoder is not None else "")
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:

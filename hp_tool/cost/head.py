@@ -9,6 +9,7 @@ from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
 from hp_tool.cost.elementwise import where
+from hp_tool.cost.parameters import head_matrices
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -51,6 +52,12 @@ def head_time(
     output = 2.0 * matmul_seconds(tokens, local_vocab, h, **matmul)
     if not frozen:
         output = output + matmul_seconds(local_vocab, h, tokens, output_bytes=8.0, **matmul)
+    if head_matrices(model):
+        output = output + 2.0 * matmul_seconds(tokens / shards, h, h, **matmul)
+        if not frozen:
+            output = output + matmul_seconds(h, h, tokens / shards, output_bytes=8.0, **matmul)
+        # Activation and norm: forward reads and writes each, backward reads two and writes one.
+        output = output + elementwise_seconds(tokens * h * 10.0 * e / shards, kernels=6.0, gpu=gpu, profile=profile)
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]
     output = output + elementwise_seconds(loss_traffic, kernels=10.0, gpu=gpu, profile=profile)
 

@@ -6,7 +6,7 @@ GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
@@ -112,23 +112,41 @@ def layer_time(
         both = with_adapter_time(both, **machine, cluster=cluster, candidates=candidates, moe=moe)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
     regions = 1.0 if moe and not model.num_shared_experts else 2.0
+    collective: dict[str, Any] = {"cluster": cluster, "profile": profile, "candidates": candidates, "s": s}
+    trained = workload.lora is None
+    layer = as_layer_time(both, **collective, regions=regions, split_backward=split_backward, trained=trained)
+    if trained:
+        return layer
+    beside, beside_backward = adapter_tensor_seconds(**machine, cluster=cluster, candidates=candidates, moe=moe)
+    return replace(layer, tensor=layer.tensor + beside, tensor_backward=layer.tensor_backward + beside_backward)
+
+
+def as_layer_time(
+    block: BlockTime,
+    *,
+    cluster: ClusterSpec,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    s: Shapes,
+    regions: float,
+    split_backward: bool = False,
+    trained: bool = True,
+) -> LayerTime:
+    """Blocks as a layer's seconds, with the collectives of their tensor-parallel regions (column-row matmul pairs)."""
     tensor, tensor_backward = _tensor_seconds(
-        cluster=cluster, profile=profile, candidates=candidates, s=s, block=both, regions=regions, trained=workload.lora is None
+        cluster=cluster, profile=profile, candidates=candidates, s=s, block=block, regions=regions, trained=trained
     )
-    if workload.lora is not None:
-        beside = adapter_tensor_seconds(**machine, cluster=cluster, candidates=candidates, moe=moe)
-        tensor, tensor_backward = tensor + beside[0], tensor_backward + beside[1]
     return LayerTime(
-        forward=both.matmul + both.core + both.elementwise,
-        backward=both.matmul + both.weight_gradient + both.core_backward + both.elementwise_backward,
-        weight_gradient=both.weight_gradient if split_backward else 0.0,
-        attention_core=both.core,
+        forward=block.matmul + block.core + block.elementwise,
+        backward=block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward,
+        weight_gradient=block.weight_gradient if split_backward else 0.0,
+        attention_core=block.core,
         tensor=tensor,
         tensor_backward=tensor_backward,
-        context=both.context,
-        context_backward=both.context_backward,
-        expert=both.expert,
-        expert_backward=both.expert_backward,
+        context=block.context,
+        context_backward=block.context_backward,
+        expert=block.expert,
+        expert_backward=block.expert_backward,
     )
 
 

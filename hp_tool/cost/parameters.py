@@ -12,6 +12,11 @@ from hp_tool.domain.model import ModelSpec
 
 Size = IntArray | int
 
+RELATIVE_BUCKETS = 32
+"""Distances that relative positions tell apart (arXiv 1910.10683 section 2.1)."""
+TOKEN_TYPES = 2
+"""First and second sentence (arXiv 1810.04805)."""
+
 
 def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """Weights of one attention block's projections on one rank: h a d + 2 h k d + a d h, heads split t ways.
@@ -108,11 +113,42 @@ def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Fl
     return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
 
 
+def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+    """Cross attention of one decoder layer on one rank: the same matrices and norm as self-attention's."""
+    return attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
+
+
+def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray | float:
+    """What other architectures have beside the layers, embedding and head of a decoder, on one of t ranks.
+
+    encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, a table of relative positions for
+    each side. encoder (BERT): two token types (2h); the masked language model's dense (h^2 + h), norm and output bias
+    (V / t); the pooler (h^2 + h) and the next-sentence classifier (2h + 2). All but cross attention and output bias are
+    whole on every rank (Megatron Core). Not counted: the output bias of Megatron's T5.
+    """
+    h = float(model.hidden_size)
+    if model.architecture == "encoder":
+        output_bias = model.vocab_size / np.asarray(tensor_parallel_size)
+        return 2.0 * head_matrices(model) + 2.0 * h + norm_weights(model) + (2.0 * h + 2.0) + TOKEN_TYPES * h + output_bias
+    if model.architecture == "encoder_decoder":
+        tables = 2.0 * RELATIVE_BUCKETS * model.num_attention_heads if model.positions == "relative" else 0.0
+        cross = model.decoder_layers * cross_parameters(model, tensor_parallel_size=tensor_parallel_size)
+        return cross + norm_weights(model) + tables
+    return 0.0
+
+
+def head_matrices(model: ModelSpec) -> float:
+    """Weights that a token meets between the layers and the output layer: the masked language model's dense of an encoder.
+    The pooler and the classifier see one token of a sequence and are not counted.
+    """
+    return float(model.hidden_size) ** 2 if model.architecture == "encoder" else 0.0
+
+
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     """Parameters of the whole model; learned positions count max_position_embeddings, else sequence_length rows."""
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     sparse = moe_layers(model)
-    layers = (model.num_hidden_layers - sparse) * float(layer_parameters(model))
+    layers = float(special_parameters(model)) + (model.total_layers - sparse) * float(layer_parameters(model))
     layers += sparse * (float(moe_shared_parameters(model)) + expert_parameters(model))
     return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + norm_weights(model)
 

@@ -43,7 +43,7 @@ def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
     if isinstance(candidates, Section):
         return 0
     chunks = candidates.pipeline_parallel_size * candidates.virtual_pipeline_parallel_size
-    return (model.num_hidden_layers % chunks != 0) * 1
+    return (model.total_layers % chunks != 0) * 1
 
 
 def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
@@ -52,7 +52,7 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
         return _section_layers(model, candidates)
     p = candidates.pipeline_parallel_size
     fewer = uneven_ends(model, candidates)
-    each = (model.num_hidden_layers + 2 * fewer) / p
+    each = (model.total_layers + 2 * fewer) / p
     extra = model.num_nextn_predict_layers
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
     on_v = extra * (candidates.pipeline_schedule == ZBV) if extra else 0
@@ -60,9 +60,9 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     if not model.num_experts:
         ends = [End(layers=layers, moe_fraction=0.0) for layers in (first, last)]
         return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0)
-    dense = model.num_hidden_layers - moe_layers(model)
+    dense = model.total_layers - moe_layers(model)
     on_first = minimum(dense, each)
-    on_last = maximum(dense - (model.num_hidden_layers - each), 0.0)
+    on_last = maximum(dense - (model.total_layers - each), 0.0)
     ends = [End(layers=n, moe_fraction=1.0 - d / n) for n, d in ((first, on_first), (last, on_last))]
     # A stage between the ends holds the fewest of the leading dense layers.
     between = 1.0 - maximum(dense - each, 0.0) / each

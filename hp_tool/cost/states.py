@@ -14,12 +14,14 @@ from hp_tool.cost.linears import layer_matrix_parameters
 from hp_tool.cost.muon import muon_seconds
 from hp_tool.cost.optimizer import BytesPerParameter, StageBytes, bytes_per_parameter, stage_bytes
 from hp_tool.cost.parameters import (
+    cross_parameters,
     embedding_parameters,
     expert_parameters,
     layer_parameters,
     moe_shared_parameters,
     norm_weights,
     output_parameters,
+    special_parameters,
 )
 from hp_tool.cost.placement import dense_group, expert_group
 from hp_tool.cost.schedules.folded import folded_ends, with_mirrored_stage
@@ -71,6 +73,8 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
+    if model.architecture != "decoder":
+        head = head + special_parameters(model, tensor_parallel_size=t)
     if isinstance(candidates, Section):
         alone = candidates.stages == 1
         embedding, head = candidates.holds_embedding * embedding, candidates.holds_output * head
@@ -172,6 +176,8 @@ def _ends(
 def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
     """Parameters of one layer on one rank; of the larger kind where a model has both."""
     t = candidates.tensor_parallel_size
+    if model.architecture == "encoder_decoder":
+        return layer_parameters(model, tensor_parallel_size=t) + cross_parameters(model, tensor_parallel_size=t)
     if not model.num_experts:
         return layer_parameters(model, tensor_parallel_size=t)
     experts = expert_parameters(model) / (candidates.expert_parallel_size * candidates.expert_tensor_parallel_size)

@@ -17,6 +17,13 @@ from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
 from hp_tool.cost.distinct import distinct_rows
 from hp_tool.cost.elementwise import anywhere
+from hp_tool.cost.encoder_decoder import (
+    both_heads,
+    counted_candidates,
+    decoder_workload,
+    mean_layer_bytes,
+    mean_layer_time,
+)
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
 from hp_tool.cost.memory import memory
@@ -109,10 +116,18 @@ def training_costs(
     machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
     stages = stage_layers(model, candidates)
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
-    ends = _spread(head_time(**machine, candidates=kinds), kind_of)
     timing: dict[str, Any] = {"strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
-    times = _spread(layer_time(**machine, candidates=kinds, **timing), kind_of)
-    sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
+    if model.architecture == "encoder_decoder":
+        sizes = _spread(mean_layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
+        times = _spread(mean_layer_time(**machine, candidates=kinds, strategy=strategy), kind_of)
+        ends = _spread(both_heads(**machine, candidates=kinds), kind_of)
+        candidates = counted_candidates(model, candidates)
+        # What is left is the decoder's: its head and its loss.
+        machine["workload"] = workload = decoder_workload(workload)
+    else:
+        sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
+        times = _spread(layer_time(**machine, candidates=kinds, **timing), kind_of)
+        ends = _spread(head_time(**machine, candidates=kinds), kind_of)
     first, last = sizes, sizes
     if model.num_experts:
         sparse = _spread(layer_bytes(model=model, workload=workload, candidates=kinds, moe=True), kind_of)

@@ -78,6 +78,17 @@ class ModelSpec:
     """encoder_decoder only: decoder layers; None: num_hidden_layers."""
 
     @property
+    def decoder_layers(self) -> int:
+        """encoder_decoder: layers of the decoder."""
+        return self.num_decoder_layers if self.num_decoder_layers is not None else self.num_hidden_layers
+
+    @property
+    def total_layers(self) -> int:
+        """Layers in all: of an encoder-decoder model both sides'."""
+        both = self.architecture == "encoder_decoder"
+        return self.num_hidden_layers + self.decoder_layers if both else self.num_hidden_layers
+
+    @property
     def kv_heads(self) -> int:
         return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_attention_heads
 

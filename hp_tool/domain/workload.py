@@ -52,6 +52,8 @@ class TrainingWorkload:
 
     sequence_length: int
     """Tokens a sequence (s)."""
+    decoder_sequence_length: int | None = None
+    """Encoder-decoder models: tokens a row of the decoder, sequence_length being the encoder's; None: as many."""
     sequence_lengths: str | None = None
     """A file or named distribution of lengths, instead of all equal."""
     global_batch_size: int
@@ -101,8 +103,8 @@ class TrainingWorkload:
 
     @property
     def tokens_per_row(self) -> float:
-        """Tokens in one of the batch's global_batch_size rows that are no padding."""
-        return float(self.sequence_length)
+        """Tokens in one of the batch's global_batch_size rows that are no padding; of both sides where there are two."""
+        return float(self.sequence_length + (self.decoder_sequence_length or 0))
 
     @property
     def attended_length(self) -> float:

@@ -127,4 +127,4 @@ def layer_passes(*, candidates: Candidates, model: ModelSpec, training: Training
     """
     micro_batches = training.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
     bubble = (candidates.pipeline_parallel_size - 1) / candidates.virtual_pipeline_parallel_size
-    return np.asarray((micro_batches + bubble) * model.num_hidden_layers / candidates.pipeline_parallel_size)
+    return np.asarray((micro_batches + bubble) * model.total_layers / candidates.pipeline_parallel_size)

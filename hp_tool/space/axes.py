@@ -60,16 +60,20 @@ class Axes:
 def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Axes:
     """What a query leaves free: every divisor that the framework accepts, within what anyone would run."""
     n = cluster.num_gpus
+    # Neither a pipeline nor context parallelism splits an encoder and a decoder.
+    whole = (1,) if model.architecture == "encoder_decoder" else None
     layers = model.num_hidden_layers
-    chunks = _values(query.virtual_pipeline_parallel_size) or tuple(
-        k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0
+    chunks = (
+        _values(query.virtual_pipeline_parallel_size)
+        or whole
+        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0)
     )
     shards = _values(query.data_parallel_shard_size) or (0,)
     return Axes(
         tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
-        pipeline_parallel_size=_values(query.pipeline_parallel_size) or _divisors(layers, n),
+        pipeline_parallel_size=_values(query.pipeline_parallel_size) or whole or _divisors(layers, n),
         virtual_pipeline_parallel_size=chunks,
-        context_parallel_size=_values(query.context_parallel_size) or _context_sizes(workload, n),
+        context_parallel_size=_values(query.context_parallel_size) or whole or _context_sizes(workload, n),
         expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),

@@ -53,6 +53,7 @@ ILLEGAL = [
         ("30", "multiple of pipeline_parallel_size 4", "virtual_pipeline_parallel_size to 1"),
     ),
     ("shards_not_divisible", {"data_parallel_shard_size": 3}, ("3", "data_parallel_size 8", "[1, 2, 4, 8]", "0 for all")),
+    ("encoder_decoder_not_split", {"model": "t5-11b", "context_parallel_size": 2}, ("t5-11b", "context 2", "both sizes to 1")),
     (
         "schedule_not_applicable",
         {"pipeline_parallel_size": 2, "pipeline_schedule": "dualpipe", "training": {"global_batch_size": 12}},
@@ -133,7 +134,8 @@ def test_a_missed_budget_is_a_reason() -> None:
     ("change", "kind", "field"),
     [
         ({"model": "gpt-23b"}, NotFoundError, "model"),
-        ({"model": "t5-11b"}, UnsupportedError, "model"),
+        ({"model": "t5-11b", "training": {"optimizer": "muon"}}, UnsupportedError, "training.optimizer"),
+        ({"training": {"decoder_sequence_length": 128}}, InputError, "training.decoder_sequence_length"),
         ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
         ({"training": {"framework": "deepspeed"}}, UnsupportedError, "training.framework"),
         ({"training": {"framework": "torch-fsdp"}, "zero_stage": 1}, InputError, "parallel.zero_stage"),

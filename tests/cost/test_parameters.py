@@ -26,6 +26,12 @@ from hp_tool.domain.workload import TrainingWorkload
         ("llama-3-8b", 8_030_261_248),
         ("llama-3-70b", 70_553_706_496),
         ("mistral-7b", 7_241_732_096),
+        ("t5-small", 60_506_624),
+        ("t5-3b", 2_851_598_336),
+        ("t5-11b", 11_307_321_344),
+        ("t5-v1.1-xxl", 11_135_332_352),
+        ("bert-base", 110_106_428),
+        ("bert-large", 336_226_108),
     ],
 )
 def test_released_checkpoints_to_the_parameter(name: str, published: int) -> None:

@@ -19,6 +19,12 @@ QUERIES: dict[str, dict[str, Any]] = {
     "latent attention, multi-token prediction": {"model": "deepseek-v3", "training": {"precision": "fp8"}},
     "long context": {"model": "llama-3-8b", "training": {"sequence_length": 32768}},
     "hybrid sharding": {"model": "llama-3-8b", "parallel": {"data_parallel_shard_size": [0, 2, 4], "zero_stage": [2, 3]}},
+    "encoder and decoder": {
+        "model": "t5-11b",
+        "training": {"decoder_sequence_length": 1024},
+        "parallel": {"recompute": ["none", "selective", "full", {"granularity": "full", "method": "block", "num_layers": 3}]},
+    },
+    "encoder": {"model": "megatron-bert-3.9b", "parallel": {"zero_stage": [0, 1, 2]}},
     "packed rows": {"model": "llama-3-8b", "training": {"sequence_lengths": "synthetic-long-sft", "packed": True}},
     "nothing legal": {"model": "gpt-22b", "parallel": {"tensor_parallel_size": 3}},
     "nothing legal, packed": {

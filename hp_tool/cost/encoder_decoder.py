@@ -1,0 +1,121 @@
+"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and what stands between them.
+
+Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules know decoders and encoders
+alone. The encoder sees training.sequence_length tokens a row, the decoder decoder_sequence_length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from hp_tool.cost.candidates import FULL_BLOCK, Candidates
+from hp_tool.cost.cross_attention import cross_bytes, cross_flops, cross_time, memory_read_seconds
+from hp_tool.cost.elementwise import minimum, where
+from hp_tool.cost.head import HeadTime, head_time
+from hp_tool.cost.layer import LayerBytes, LayerTime, as_layer_time, layer_bytes, layer_time
+from hp_tool.cost.parameters import attention_matrices, mlp_matrices
+from hp_tool.cost.shapes import shapes
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
+from hp_tool.domain.workload import TrainingWorkload
+
+Columns = TypeVar("Columns", LayerBytes, LayerTime)
+
+
+def decoder_length(workload: TrainingWorkload) -> int:
+    """Tokens a row of the decoder."""
+    return workload.decoder_sequence_length or workload.sequence_length
+
+
+def decoder_workload(workload: TrainingWorkload) -> TrainingWorkload:
+    """The workload as the decoder, its head and its loss see it."""
+    return replace(workload, sequence_length=decoder_length(workload))
+
+
+def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
+    """`full block` recomputes the first layers of the encoder and of the decoder: together so many of the stack."""
+    count, decoder = candidates.recompute_num_layers, model.decoder_layers
+    both = minimum(count, decoder) + minimum(count, model.total_layers - decoder)
+    counted: Any = where(candidates.recompute_method == FULL_BLOCK, both, count)
+    return replace(candidates, recompute_num_layers=counted)
+
+
+def mean_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> LayerBytes:
+    """Activations of the stack's mean layer. Each carries its share of what is kept once: the encoder's embedding mask, the
+    input of its final norm, and its output, from which every decoder layer computes keys and values.
+    """
+    decoder = decoder_workload(workload)
+    ratio = workload.sequence_length / decoder.sequence_length
+    encoder_layer = layer_bytes(model=model, workload=workload, candidates=candidates)
+    own = layer_bytes(model=model, workload=decoder, candidates=candidates)
+    s = shapes(model=model, workload=decoder, candidates=candidates)
+    cross = cross_bytes(model=model, workload=decoder, s=s, ratio=ratio)
+    decoder_layer = replace(
+        own,
+        saved=own.saved + cross.saved + cross.core,
+        saved_selective=own.saved_selective + cross.saved,
+        attention_core=own.attention_core + cross.core,
+    )
+    once = ratio * s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards / model.total_layers
+    mean = _mean(model, encoder_layer, decoder_layer)
+    return replace(
+        mean, saved=mean.saved + once, saved_selective=mean.saved_selective + once, saved_full=mean.saved_full + once
+    )
+
+
+def mean_layer_time(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    strategy: Strategy,
+) -> LayerTime:
+    """Seconds of the stack's mean layer: encoder layers attend both ways, decoder layers causally and to the encoder."""
+    decoder = decoder_workload(workload)
+    machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
+    plain: dict[str, Any] = {**machine, "candidates": candidates, "strategy": strategy}
+    encoder_layer = layer_time(model=replace(model, architecture="encoder"), workload=workload, **plain)
+    own = layer_time(model=replace(model, architecture="decoder"), workload=decoder, **plain)
+    s = shapes(model=model, workload=decoder, candidates=candidates)
+    ratio = workload.sequence_length / decoder.sequence_length
+    block = cross_time(model=model, workload=decoder, s=s, ratio=ratio, **machine)
+    cross = as_layer_time(block, candidates=candidates, s=s, regions=1.0, **machine)
+    read, read_backward = memory_read_seconds(candidates=candidates, s=s, block=block, ratio=ratio, **machine)
+    cross = replace(cross, tensor=cross.tensor + read, tensor_backward=cross.tensor_backward + read_backward)
+    decoder_layer = LayerTime(**{f.name: getattr(own, f.name) + getattr(cross, f.name) for f in fields(LayerTime)})
+    return _mean(model, encoder_layer, decoder_layer)
+
+
+def both_heads(
+    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
+) -> HeadTime:
+    """The decoder's head and loss, and the embeddings of both sides."""
+    decoder = decoder_workload(workload)
+    ends = head_time(model=model, cluster=cluster, workload=decoder, profile=profile, candidates=candidates)
+    return replace(ends, embedding=ends.embedding * (1.0 + workload.sequence_length / decoder.sequence_length))
+
+
+def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) -> tuple[float, float]:
+    """Forward FLOPs of one row of both sides: (projections and MLPs, scores and their product with the values); `causal` is
+    what the convention counts of the decoder's own scores.
+    """
+    encoder_tokens, decoder_tokens = float(workload.sequence_length), float(decoder_length(workload))
+    matrices = 2.0 * (float(attention_matrices(model)) + mlp_matrices(model))
+    scores = 4.0 * model.num_attention_heads * model.head_size
+    projections, read = cross_flops(model, decoder_tokens=decoder_tokens, encoder_tokens=encoder_tokens)
+    encoder, decoder = model.total_layers - model.decoder_layers, model.decoder_layers
+    return (
+        encoder * matrices * encoder_tokens + decoder * (matrices * decoder_tokens + projections),
+        encoder * scores * encoder_tokens**2 + decoder * (scores * decoder_tokens**2 * causal + read),
+    )
+
+
+def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
+    share = model.decoder_layers / model.total_layers
+    columns = {f.name: (getattr(encoder, f.name), getattr(decoder, f.name)) for f in fields(encoder)}
+    return type(encoder)(**{name: (1.0 - share) * one + share * other for name, (one, other) in columns.items()})
