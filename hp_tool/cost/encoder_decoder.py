@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.cross_attention import cross_bytes, cross_flops, cross_time, memory_read_seconds
-from hp_tool.cost.elementwise import minimum, where
+from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LayerBytes, LayerTime, as_layer_time, layer_bytes, layer_time
 from hp_tool.cost.parameters import attention_matrices, mlp_matrices
@@ -47,22 +47,28 @@ def mean_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates
     """Activations of the stack's mean layer. Each carries its share of what is kept once: the encoder's embedding mask, the
     input of its final norm, and its output, from which every decoder layer computes keys and values.
     """
+    encoder_layer = layer_bytes(model=model, workload=workload, candidates=candidates)
+    s = shapes(model=model, workload=workload, candidates=candidates)
+    once = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards / model.total_layers
+    mean = _mean(model, encoder_layer, decoder_layer_bytes(model=model, workload=workload, candidates=candidates))
+    return replace(
+        mean, saved=mean.saved + once, saved_selective=mean.saved_selective + once, saved_full=mean.saved_full + once
+    )
+
+
+def decoder_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> LayerBytes:
+    """Activations of one decoder layer: its own attention and MLP, and cross attention. The encoder's output is not counted."""
     decoder = decoder_workload(workload)
     ratio = workload.sequence_length / decoder.sequence_length
-    encoder_layer = layer_bytes(model=model, workload=workload, candidates=candidates)
     own = layer_bytes(model=model, workload=decoder, candidates=candidates)
     s = shapes(model=model, workload=decoder, candidates=candidates)
     cross = cross_bytes(model=model, workload=decoder, s=s, ratio=ratio)
-    decoder_layer = replace(
+    return replace(
         own,
         saved=own.saved + cross.saved + cross.core,
         saved_selective=own.saved_selective + cross.saved,
         attention_core=own.attention_core + cross.core,
-    )
-    once = ratio * s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards / model.total_layers
-    mean = _mean(model, encoder_layer, decoder_layer)
-    return replace(
-        mean, saved=mean.saved + once, saved_selective=mean.saved_selective + once, saved_full=mean.saved_full + once
+        backward_working=maximum(own.backward_working, cross.working),
     )
 
 

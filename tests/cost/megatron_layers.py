@@ -30,6 +30,7 @@ functional.dropout = lambda x, p=0.5, training=True, inplace=False: torch.native
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.T5.t5_spec import decoder_model_with_local_spec  # noqa: E402
 from megatron.core.tensor_parallel import random  # noqa: E402
 from megatron.core.transformer import MegatronModule, TransformerConfig  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules  # noqa: E402
@@ -113,10 +114,15 @@ def kept_bytes(case: dict[str, Any]) -> float:
         activation_func=functional.silu if case["config"].get("gated_linear_unit") else functional.gelu,
         **case["config"],
     )  # fmt: skip
-    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    encoder_length = case.get("encoder_length")
+    layer = decoder_model_with_local_spec() if encoder_length else get_gpt_layer_local_spec(normalization=config.normalization)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = FusedNorm
     if case["attention"] == "flash":
         layer.submodules.self_attention.submodules.core_attention = FusedAttention
+    if encoder_length:
+        layer.submodules.pre_cross_attn_layernorm = FusedNorm
+        if case["attention"] == "flash":
+            layer.submodules.cross_attention.submodules.core_attention = FusedAttention
     sequence, batch = case["sequence_length"], case["micro_batch_size"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=[layer] * LAYERS), post_layer_norm=False)
@@ -124,12 +130,18 @@ def kept_bytes(case: dict[str, Any]) -> float:
         hidden = torch.empty(rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         mask = torch.empty(1, 1, sequence, sequence, dtype=torch.bool)
         angles = torch.empty(sequence, 1, 1, config.kv_channels) if case["rotary"] else None
+        read: dict[str, Any] = {}
+        if encoder_length:
+            rows = encoder_length // t if sharded else encoder_length
+            read["context"] = torch.empty(rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+            read["context_mask"] = torch.empty(1, 1, sequence, encoder_length, dtype=torch.bool)
         storages = Storages()
         with storages:
-            output = block(hidden, mask, rotary_pos_emb=angles)
+            output = block(hidden, mask, rotary_pos_emb=angles, **read)
         parallel_state.get_global_memory_buffer().buffer.clear()
         weights = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
-        kept = storages.alive_bytes(without=weights | {hidden.untyped_storage()._cdata, mask.untyped_storage()._cdata})
+        given = {tensor.untyped_storage()._cdata for tensor in (hidden, mask, *read.values())}
+        kept = storages.alive_bytes(without=weights | given)
         del output
     parallel_state.destroy_model_parallel()
     distributed.destroy_process_group()
