@@ -180,5 +180,5 @@ def as_text(report: dict[str, Any]) -> str:
         blocks.append("\n  ".join(lines))
     if report.get("left_out"):
         lines = [f"{count:3} rows: {why}" for why, count in report["left_out"].items()]
-        blocks.append("\n  ".join(["Published rows that no query can state (torchtitan)", *lines]))
+        blocks.append("\n  ".join(["Published rows that no query can state", *lines]))
     return "\n\n".join(blocks)
