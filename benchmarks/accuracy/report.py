@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import activations, days, fsdp_report, grid, heldout, moe_runs
+from benchmarks.accuracy import activations, days, feasible, fsdp_report, grid, heldout, moe_runs
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import b200_leave_one_out, compare_step, leave_one_out, modern_leave_one_out
-from benchmarks.accuracy.fsdp_runs import mpt_cases, titan_cases
 from benchmarks.accuracy.korthikanti import GPU, Comparison, table4, table5
 from benchmarks.accuracy.sections import Role, Section
 from hp_tool.catalog import gpu
@@ -134,14 +133,6 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     return found
 
 
-def refused_runs(folder: Path) -> dict[str, Any]:
-    """Configurations that really ran and that the model calls infeasible; the grid's are counted there."""
-    runs = [run for source in (heldout.megatron_2020, heldout.megatron_bridge, heldout.b200) for run in source(folder)]
-    runs += [case.run() for case in (*mpt_cases(folder), *titan_cases(folder)[0], *moe_runs.moe_cases(folder))]
-    refused = [f"{run.name} {run.what}: {run.estimate.reasons[0].message}" for run in runs if not run.estimate.feasible]
-    return {"ran": len(runs), "refused": refused}
-
-
 def evaluate(folder: Path | None) -> dict[str, Any]:
     """{days, sections, table4_differences, grid, refused_runs}; without a folder only the days, which need no data."""
     if folder is None:
@@ -153,7 +144,7 @@ def evaluate(folder: Path | None) -> dict[str, Any]:
         "sections": found,
         "table4_differences": table4_differences(layer),
         "grid": grid.evaluate(folder),
-        "refused_runs": refused_runs(folder),
+        "refused_runs": feasible.evaluate(folder),
         "left_out": fsdp_report.left_out(folder),
     }
 
@@ -176,8 +167,7 @@ def as_text(report: dict[str, Any]) -> str:
         blocks.append(grid.as_text(report["grid"]))
     found = report["refused_runs"]
     if found is not None:
-        lines = [f"Published runs called infeasible: {len(found['refused'])} of {found['ran']}", *found["refused"]]
-        blocks.append("\n  ".join(lines))
+        blocks.append(feasible.as_text(found))
     if report.get("left_out"):
         lines = [f"{count:3} rows: {why}" for why, count in report["left_out"].items()]
         blocks.append("\n  ".join(["Published rows that no query can state", *lines]))
