@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hp_tool import app, schema, serving
 from hp_tool.correction import Corrections
@@ -28,6 +28,8 @@ class EstimateAnswer:
     """The query's."""
     status: Literal["ok"] = "ok"
     estimate: Estimate | InferenceEstimate
+    query: dict[str, Any] | None = None
+    """What was asked, without what stood at its default: with it the answer can be exported. None in batches."""
     calibrated_estimate: Estimate | None = None
     """The same after what was measured on this cluster; None where nothing was."""
 
@@ -45,23 +47,33 @@ class RecommendAnswer:
     """How many candidates each reason ruled out."""
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
+    query: dict[str, Any] | None = None
+    """As in EstimateAnswer."""
 
 
 def uncalibrated(problem: object) -> None:
     """`Corrections` of someone who knows nothing, or wants to hear the cost model alone."""
 
 
-def estimate_answer(query: Query, *, with_mends: bool = True, corrections: Corrections = uncalibrated) -> EstimateAnswer:
+def estimate_answer(
+    query: Query, *, with_mends: bool = True, with_query: bool = True, corrections: Corrections = uncalibrated
+) -> EstimateAnswer:
     """The answer to a query of one configuration. Raises HpToolError."""
+    asked = schema.query_mapping(query) if with_query else None
     if query.kind == "inference":
-        return EstimateAnswer(id=query.id, estimate=serving.estimate(query=query))
+        return EstimateAnswer(id=query.id, estimate=serving.estimate(query=query), query=asked)
     found = app.estimate(query=query, with_mends=with_mends)
     learnt = None if corrections is uncalibrated else app.calibrated(query=query, found=found, corrections=corrections)
-    return EstimateAnswer(id=query.id, estimate=found, calibrated_estimate=learnt)
+    return EstimateAnswer(id=query.id, estimate=found, calibrated_estimate=learnt, query=asked)
 
 
 def recommend_answer(
-    query: Query, *, top: int, corrections: Corrections = uncalibrated, pareto: app.Front | None = None
+    query: Query,
+    *,
+    top: int,
+    with_query: bool = True,
+    corrections: Corrections = uncalibrated,
+    pareto: app.Front | None = None,
 ) -> RecommendAnswer:
     """The answer to a query of many; with `pareto`, also the front of step time against that. Raises HpToolError."""
     found: app.RecommendationResult | serving.ServingRecommendations
@@ -79,6 +91,7 @@ def recommend_answer(
         space=found.space,
         rejections=found.rejections,
         pareto=front,
+        query=schema.query_mapping(query) if with_query else None,
     )
 
 
@@ -98,8 +111,8 @@ def answer_line(
         query = schema.parse_query(line)
         check(query)
         if task == "estimate":
-            return schema.to_json(estimate_answer(query, with_mends=False, corrections=corrections))
-        return schema.to_json(recommend_answer(query, top=top, corrections=corrections))
+            return schema.to_json(estimate_answer(query, with_mends=False, with_query=False, corrections=corrections))
+        return schema.to_json(recommend_answer(query, top=top, with_query=False, corrections=corrections))
     except HpToolError as error:
         return error_line(line, error)
     except Exception:  # a bug that one query finds must not take the answers of all others with it

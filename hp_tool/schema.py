@@ -78,6 +78,26 @@ def to_dict(value: object) -> Any:
     return adapter(type(value)).dump_python(value, mode="json")
 
 
+def query_mapping(query: Query) -> dict[str, Any]:
+    """A query as the mapping it was written as: what stands at its default is left out. Valid input again."""
+    mapping: dict[str, Any] = adapter(Query).dump_python(query, mode="json", exclude_defaults=True)
+    return mapping
+
+
+def lay(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the values at dotted paths laid over it, in place. Raises InputError where a path goes through a value."""
+    for dotted, value in given.items():
+        *parents, last = dotted.split(".")
+        node = data
+        for name in parents:
+            child = node.setdefault(name, {})
+            if not isinstance(child, dict):
+                raise InputError(f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted)
+            node = child
+        node[last] = value
+    return data
+
+
 def _dump(data: Mapping[str, Any]) -> str:
     try:
         return json.dumps(data, allow_nan=False)

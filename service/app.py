@@ -12,7 +12,19 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
-from service.api import batch, calibrations, catalog, estimates, events, health, measurements, openapi, problems, searches
+from service.api import (
+    batch,
+    calibrations,
+    catalog,
+    estimates,
+    events,
+    formats,
+    health,
+    measurements,
+    openapi,
+    problems,
+    searches,
+)
 from service.dashboard import pages
 from service.security import Gate
 from service.settings import Settings
@@ -48,7 +60,7 @@ def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
     app.state.store = opened
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, batch, searches, events, measurements, calibrations, catalog):
+    for module in (estimates, batch, searches, events, measurements, formats, calibrations, catalog):
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
     app.include_router(health.router)
     pages.install(app)

@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     {"hp_tool", "domain", "errors", "units", "documents", "places"},
     {"cost", "space", "calibration"},
-    {"catalog", "search", "launchers", "exporters", "store"},
+    {"catalog", "search", "launchers", "formats", "store"},
     {
         "app",
+        "exports",
+        "imports",
         "mends",
         "problem",
         "ranking",

@@ -41,20 +41,26 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
     """The file's query with flags laid over it, or a training query made of flags alone. Raises InputError."""
     from hp_tool import schema
 
+    given = overrides(flags, settings)
+    if path is None:
+        if not given:
+            raise InputError(
+                "no query: name a file, or give at least --model, --gpu, --num-gpus, --sequence-length, --global-batch-size"
+            )
+        return schema.parse_query(schema.lay({"kind": "training"}, given))
+    text = read_text(path)
+    return schema.parse_query(schema.lay(schema.parse_mapping(text), given) if given else text)
+
+
+def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+    """Values by dotted path that flags and --set give. Raises InputError."""
     given = {FLAGS[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise InputError(f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set")
         given[key] = _value(setting, value)
-    if path is None:
-        if not given:
-            raise InputError(
-                "no query: name a file, or give at least --model, --gpu, --num-gpus, --sequence-length, --global-batch-size"
-            )
-        return schema.parse_query(_lay({"kind": "training"}, given))
-    text = read_text(path)
-    return schema.parse_query(_lay(schema.parse_mapping(text), given) if given else text)
+    return given
 
 
 def read_text(path: str) -> str | bytes:
@@ -91,17 +97,3 @@ def _value(setting: str, text: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         reason = getattr(error, "problem", None) or error
         raise InputError(f"--set {setting}: the value is not YAML: {reason}", field="--set") from None
-
-
-def _lay(data: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Values at dotted paths laid over nested mappings."""
-    for dotted, value in given.items():
-        *parents, last = dotted.split(".")
-        node = data
-        for name in parents:
-            child = node.setdefault(name, {})
-            if not isinstance(child, dict):
-                raise InputError(f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted)
-            node = child
-        node[last] = value
-    return data

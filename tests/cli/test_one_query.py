@@ -27,7 +27,7 @@ def test_estimate_answers_file_flags_and_standard_input_alike(hp_tool: Run, quer
     from_file = hp_tool("estimate", str(query_file), "--json")
     assert (from_file.returncode, from_file.stderr) == (0, "")
     answer = json.loads(from_file.stdout)
-    assert answer.keys() == {"id", "status", "estimate", "calibrated_estimate"}
+    assert answer.keys() == {"id", "status", "estimate", "calibrated_estimate", "query"}
     assert (answer["id"], answer["status"], answer["estimate"]["feasible"]) == ("row-17", "ok", True)
 
     from_stdin = hp_tool("estimate", "-", "--json", stdin=query_file.read_text())

@@ -1,0 +1,74 @@
+"""Hugging Face Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file`.
+
+Keys as in accelerate/commands/config/config_args.py and the FSDP and parallelism plugins' fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+
+TOOL = "Accelerate 1.15 (FSDP 2)"
+SAID = {
+    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
+    "zero_stage", "tensor_parallel_size", "context_parallel_size", "sequence_parallel", "data_parallel_shard_size", "dropout",
+}  # fmt: skip
+
+
+def config(setup: TrainingSetup) -> dict[str, Any]:
+    """The YAML file's content; micro-batch and accumulation are arguments of the training script.
+
+    Raises UnsupportedError for what Accelerate cannot say.
+    """
+    refuse_framework(setup, tool=TOOL, runs=("torch-fsdp",))
+    refuse_unsaid(setup, tool=TOOL, said=SAID | set(type(setup.model).__dataclass_fields__))
+    c, w = setup.parallel, setup.workload
+    if c.zero_stage < 2:
+        raise UnsupportedError(f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage")
+    if w.precision not in ("bf16", "fp16", "fp8", "fp32"):
+        raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
+    if setup.recompute.granularity not in ("none", "full", "per_layer"):
+        raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute")
+    shard = getattr(c, "data_parallel_shard_size", None) or c.data_parallel_size
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": "no" if w.precision == "fp32" else w.precision,
+        "num_machines": setup.cluster.num_nodes,
+        "num_processes": setup.cluster.num_gpus,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "c10d" if setup.cluster.num_nodes > 1 else "static",
+        "same_network": True,
+        "use_cpu": False,
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": c.zero_stage == 3,
+            "fsdp_activation_checkpointing": setup.recompute.granularity != "none",
+            "fsdp_offload_params": False,
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        },
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": c.data_parallel_size // shard,
+            "parallelism_config_dp_shard_size": shard,
+            "parallelism_config_tp_size": c.tensor_parallel_size,
+            "parallelism_config_cp_size": c.context_parallel_size,
+        },
+    }
+
+
+def text(setup: TrainingSetup) -> str:
+    """The file, with what the training script has to be told."""
+    import yaml
+
+    w, c = setup.workload, setup.parallel
+    head = (
+        f"# {TOOL}: {headline(setup)}.\n"
+        f"# Tell the training script: sequence length {w.sequence_length}, {c.micro_batch_size} sequences a device, "
+        f"{setup.accumulation_steps} gradient accumulation steps.\n"
+    )
+    return head + yaml.safe_dump(config(setup), sort_keys=False)

@@ -1,0 +1,100 @@
+"""vLLM, SGLang and TensorRT-LLM: a serving configuration as the command that starts one replica.
+
+Options of the versions named; replicas beyond one are separate servers behind a load balancer.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.setup import ServingSetup, headline
+
+VERSIONS = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.0"}
+Options = dict[str, str | None]
+"""Value behind each option; None: a switch."""
+
+
+def vllm(setup: ServingSetup) -> tuple[str, Options]:
+    """vllm serve, options as in vllm/engine/arg_utils.py."""
+    c, w = setup.parallel, setup.workload
+    options: Options = {
+        "--tensor-parallel-size": str(c.tensor_parallel_size),
+        "--pipeline-parallel-size": str(c.pipeline_parallel_size),
+        "--max-num-seqs": str(c.max_num_seqs),
+        "--max-num-batched-tokens": str(c.max_num_batched_tokens),
+        "--max-model-len": str(w.input_length + w.output_length),
+    }
+    if c.attention_data_parallel_size > 1:
+        options["--data-parallel-size"] = str(c.attention_data_parallel_size)
+    if c.expert_parallel_size > 1:
+        options["--enable-expert-parallel"] = None
+    options |= _named("--quantization", w.precision, {"bf16": None, "fp8": "fp8", "int8": None, "int4": None, "nvfp4": None})
+    options |= _named("--kv-cache-dtype", w.kv_cache_precision, {"bf16": None, "fp8": "fp8"})
+    return f"vllm serve {shlex.quote(setup.model_path)}", options
+
+
+def sglang(setup: ServingSetup) -> tuple[str, Options]:
+    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data parallelism TP counts all ranks."""
+    c, w = setup.parallel, setup.workload
+    options: Options = {
+        "--tp-size": str(c.tensor_parallel_size * c.attention_data_parallel_size),
+        "--pp-size": str(c.pipeline_parallel_size),
+        "--max-running-requests": str(c.max_num_seqs * c.attention_data_parallel_size),
+        "--chunked-prefill-size": str(c.max_num_batched_tokens),
+        "--context-length": str(w.input_length + w.output_length),
+    }
+    if c.attention_data_parallel_size > 1:
+        options |= {"--enable-dp-attention": None, "--dp-size": str(c.attention_data_parallel_size)}
+    if c.expert_parallel_size > 1:
+        options["--ep-size"] = str(c.expert_parallel_size)
+    options |= _named("--quantization", w.precision, {"bf16": None, "fp8": "fp8", "int8": None, "int4": None, "nvfp4": None})
+    options |= _named("--kv-cache-dtype", w.kv_cache_precision, {"bf16": None, "fp8": "fp8_e4m3"})
+    return f"python -m sglang.launch_server --model-path {shlex.quote(setup.model_path)}", options
+
+
+def trtllm(setup: ServingSetup) -> tuple[str, Options]:
+    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py."""
+    c, w = setup.parallel, setup.workload
+    if c.attention_data_parallel_size > 1 or w.kv_cache_precision == "fp8":
+        name = "attention_data_parallel_size" if c.attention_data_parallel_size > 1 else "kv_cache_precision"
+        raise UnsupportedError(
+            f"trtllm-serve takes {name} from an extra options file, not from its command; choose vllm or sglang", field=name
+        )
+    options: Options = {
+        "--backend": "pytorch",
+        "--tp_size": str(c.tensor_parallel_size),
+        "--pp_size": str(c.pipeline_parallel_size),
+        "--max_batch_size": str(c.max_num_seqs),
+        "--max_num_tokens": str(c.max_num_batched_tokens),
+        "--max_seq_len": str(w.input_length + w.output_length),
+    }
+    if c.expert_parallel_size > 1:
+        options["--ep_size"] = str(c.expert_parallel_size)
+    return f"trtllm-serve {shlex.quote(setup.model_path)}", options
+
+
+ENGINES: dict[str, Callable[[ServingSetup], tuple[str, Options]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+
+
+def command(setup: ServingSetup, *, engine: str) -> str:
+    """A shell script that starts one replica. Raises UnsupportedError for what the engine's command cannot say."""
+    start, options = ENGINES[engine](setup)
+    c = setup.parallel
+    ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
+    lines = [name if value is None else f"{name} {shlex.quote(value)}" for name, value in options.items()]
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            f"# {engine} {VERSIONS[engine]}: {headline(setup)}; one of {setup.cluster.num_gpus // ranks} replicas.",
+            " \\\n    ".join((start, *lines, '"$@"')),
+            "",
+        )
+    )
+
+
+def _named(option: str, precision: str | None, words: dict[str, str | None]) -> Options:
+    """The option where the engine must be told; a checkpoint's own quantization needs no word."""
+    word = words.get(precision or "bf16")
+    return {} if word is None else {option: word}

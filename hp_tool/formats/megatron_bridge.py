@@ -1,0 +1,78 @@
+"""Megatron Bridge 0.3 (NeMo framework 25.11): a configuration as overrides of a recipe's ConfigContainer.
+
+Keys as in megatron/bridge/training/config.py: model is a GPTModelProvider (a TransformerConfig), then train, ddp, optimizer,
+mixed_precision and comm_overlap.
+"""
+
+from __future__ import annotations
+
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.megatron_lm.words import CONTEXT, SAID, SHARDING
+from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+
+TOOL = "Megatron Bridge 0.3"
+_PRECISIONS = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+"""Named recipes of megatron/bridge/training/mixed_precision.py."""
+
+
+def overrides(setup: TrainingSetup) -> dict[str, str]:
+    """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
+    refuse_framework(setup, tool=TOOL, runs=("megatron-core",))
+    refuse_unsaid(setup, tool=TOOL, said=SAID | set(type(setup.model).__dataclass_fields__))
+    w, c, again = setup.workload, setup.parallel, setup.recompute
+    if w.precision not in _PRECISIONS or again.granularity not in ("none", "selective", "full"):
+        raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {again.granularity}", field="training.precision")
+    hidden = w.overlap or OverlapSpec()
+    data = str(hidden.data_parallel is not False).lower()
+    given = {
+        "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
+        "model.pipeline_model_parallel_size": str(c.pipeline_parallel_size),
+        "model.virtual_pipeline_model_parallel_size": _optional(c.virtual_pipeline_parallel_size),
+        "model.context_parallel_size": str(c.context_parallel_size),
+        "model.sequence_parallel": str(c.sequence_parallel and c.tensor_parallel_size > 1).lower(),
+        "model.seq_length": str(w.sequence_length),
+        "model.recompute_granularity": "null" if again.granularity == "none" else again.granularity,
+        "train.micro_batch_size": str(c.micro_batch_size),
+        "train.global_batch_size": str(w.global_batch_size),
+        "mixed_precision": _PRECISIONS[w.precision],
+        "ddp.use_distributed_optimizer": str(c.zero_stage >= 1).lower(),
+        "ddp.overlap_grad_reduce": data,
+        "ddp.overlap_param_gather": data if c.zero_stage else "false",
+        "ddp.grad_reduce_in_fp32": str((w.gradient_precision or "fp32") == "fp32").lower(),
+        "dataset.sequence_length": str(w.sequence_length),
+    }
+    if c.context_parallel_size > 1:
+        given["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication]
+    if setup.model.num_experts:
+        given["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
+        given["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
+    if again.granularity == "selective":
+        given["model.recompute_modules"] = f"[{','.join(again.modules or ('core_attn',))}]"
+    if again.granularity == "full":
+        whole = again.method == "block" and again.num_layers is None
+        given["model.recompute_method"] = "uniform" if whole else again.method or "uniform"
+        given["model.recompute_num_layers"] = str(again.num_layers or 1)
+    if c.zero_stage >= 2:
+        given["ddp.use_megatron_fsdp"] = "true"
+        given["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
+    if setup.model.num_hidden_layers % (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size):
+        given["model.account_for_embedding_in_pipeline_split"] = "true"
+        given["model.account_for_loss_in_pipeline_split"] = "true"
+    return given
+
+
+def _optional(chunks: int) -> str:
+    return str(chunks) if chunks > 1 else "null"
+
+
+def text(setup: TrainingSetup) -> str:
+    """One override a line, to append to the command of a recipe's training script."""
+    head = f"# {TOOL}: {headline(setup)}; append to your recipe's command."
+    return "\n".join((head, *(f"{name}={value}" for name, value in overrides(setup).items()), ""))

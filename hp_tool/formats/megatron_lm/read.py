@@ -1,0 +1,241 @@
+"""Flags of Megatron-LM's pretrain_gpt.py as a query."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.megatron_lm.words import CONTEXT, POSITIONS, SHARDING, Flags
+
+
+def read(given: Flags, *, num_gpus: int) -> dict[str, Any]:
+    """The query (model, training, parallel) that flags of pretrain_gpt.py ask for; what is absent takes Megatron's default.
+
+    Raises InputError where a flag that decides cost is missing or malformed, UnsupportedError where it is not modelled.
+    """
+    return _Reader(given, num_gpus).query()
+
+
+class _Reader:
+    """Flags with typed access and Megatron's defaults."""
+
+    def __init__(self, given: Flags, num_gpus: int) -> None:
+        self.given = given
+        self.num_gpus = num_gpus
+
+    def on(self, *names: str) -> bool:
+        return any(name in self.given for name in names)
+
+    def text(self, name: str, default: str) -> str:
+        values = self.given.get(name, [default])
+        if len(values) != 1:
+            raise InputError(f"--{name} takes one value, got {' '.join(values) or 'none'}", field=f"--{name}")
+        return values[0]
+
+    def number(self, name: str, default: int | None = None) -> int:
+        if name not in self.given and default is None:
+            raise InputError(f"the command does not say --{name}", field=f"--{name}", code="missing_field")
+        text = self.text(name, str(default))
+        try:
+            return int(text)
+        except ValueError:
+            raise InputError(f"--{name} takes a whole number, got {text}", field=f"--{name}") from None
+
+    def real(self, name: str, default: float) -> float:
+        text = self.text(name, str(default))
+        try:
+            return float(text)
+        except ValueError:
+            raise InputError(f"--{name} takes a number, got {text}", field=f"--{name}") from None
+
+    def query(self) -> dict[str, Any]:
+        return {"kind": "training", "model": self.model(), "training": self.training(), "parallel": self.parallel()}
+
+    def model(self) -> dict[str, Any]:
+        hidden, heads, gated = self.number("hidden-size"), self.number("num-attention-heads"), self.on("swiglu")
+        # validate_args: 4h, or two thirds of it in multiples of 64 where the MLP is gated.
+        usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+        layers, bias = self.number("num-layers"), not self.on("disable-bias-linear")
+        positions = {foreign: ours for ours, foreign in POSITIONS.items()}
+        kind = self.text("position-embedding-type", "rope" if self.on("use-rotary-position-embeddings") else "learned_absolute")
+        if kind not in positions:
+            raise UnsupportedError(f"--position-embedding-type {kind} is not modelled", field="--position-embedding-type")
+        model: dict[str, Any] = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.number("num-query-groups", 1) if self.on("group-query-attention") else heads,
+            "head_dim": self.number("kv-channels", hidden // heads),
+            "intermediate_size": self.number("ffn-hidden-size", usual),
+            "vocab_size": self.vocabulary(),
+            "tie_word_embeddings": not self.on("untie-embeddings-and-output-weights"),
+            "gated_mlp": gated,
+            "normalization": "rmsnorm" if self.text("normalization", "LayerNorm") == "RMSNorm" else "layernorm",
+            "position_embedding": positions[kind],
+            "attention_bias": bias or self.on("add-qkv-bias"),
+            "mlp_bias": bias,
+        }
+        if positions[kind] == "learned":
+            model["max_position_embeddings"] = self.number("max-position-embeddings")
+        if self.on("num-experts"):
+            width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
+            shared = self.number("moe-shared-expert-intermediate-size", 0)
+            if shared % width:
+                raise UnsupportedError(
+                    f"shared experts of width {shared} are modelled in multiples of --moe-ffn-hidden-size {width}",
+                    field="--moe-shared-expert-intermediate-size",
+                )
+            model |= {
+                "num_experts": self.number("num-experts"),
+                "num_experts_per_tok": self.number("moe-router-topk", 2),
+                "moe_intermediate_size": width,
+                "num_shared_experts": shared // width,
+                "first_k_dense_replace": self.leading_dense_layers(layers),
+            }
+        if self.on("multi-latent-attention"):
+            model |= {
+                "kv_lora_rank": self.number("kv-lora-rank", 32),
+                "qk_nope_head_dim": self.number("qk-head-dim", 128),
+                "qk_rope_head_dim": self.number("qk-pos-emb-head-dim", 64),
+                "v_head_dim": self.number("v-head-dim", 128),
+            }
+            if self.on("q-lora-rank"):
+                model["q_lora_rank"] = self.number("q-lora-rank")
+        if self.on("mtp-num-layers"):
+            model["num_nextn_predict_layers"] = self.number("mtp-num-layers")
+        return model
+
+    def vocabulary(self) -> int:
+        """Rows of the embedding: the vocabulary padded to a multiple of --make-vocab-size-divisible-by x TP."""
+        if not self.on("vocab-size", "padded-vocab-size"):
+            raise InputError(
+                "the tokenizer decides the vocabulary, which the command does not say; add --set model.vocab_size=128256",
+                field="model.vocab_size",
+                code="missing_field",
+            )
+        if self.on("padded-vocab-size"):
+            return self.number("padded-vocab-size")
+        multiple = self.number("make-vocab-size-divisible-by", 128) * self.number("tensor-model-parallel-size", 1)
+        return -(-self.number("vocab-size") // multiple) * multiple
+
+    def leading_dense_layers(self, layers: int) -> int:
+        """--moe-layer-freq: 1, or ([0]*k+[1]*n): k dense layers, then experts in all others."""
+        text = self.text("moe-layer-freq", "1").replace(" ", "")
+        match = re.fullmatch(r"\(?\[0\]\*(\d{1,5})\+\[1\]\*(\d{1,5})\)?", text)
+        if text == "1" or text == f"([1]*{layers})":
+            return 0
+        if match is None or int(match[1]) + int(match[2]) != layers:
+            raise UnsupportedError(
+                f"--moe-layer-freq {text} is not modelled; write 1, or ([0]*k+[1]*n) with k + n = {layers}",
+                field="--moe-layer-freq",
+            )
+        return int(match[1])
+
+    def parallel(self) -> dict[str, Any]:
+        tensor = self.number("tensor-model-parallel-size", 1)
+        chosen: dict[str, Any] = {
+            "tensor_parallel_size": tensor,
+            "pipeline_parallel_size": self.number("pipeline-model-parallel-size", 1),
+            "virtual_pipeline_parallel_size": self.chunks(),
+            "context_parallel_size": self.number("context-parallel-size", 1),
+            "micro_batch_size": self.number("micro-batch-size"),
+            "sequence_parallel": self.on("sequence-parallel") and tensor > 1,
+            "recompute": self.recompute(),
+            "zero_stage": self.zero_stage(),
+        }
+        if chosen["context_parallel_size"] > 1:
+            kinds = {foreign: ours for ours, foreign in CONTEXT.items()}
+            kind = self.text("cp-comm-type", "p2p")
+            if kind not in kinds:
+                raise UnsupportedError(f"--cp-comm-type {kind} is not modelled", field="--cp-comm-type")
+            chosen["context_parallel_communication"] = kinds[kind]
+        if self.on("num-experts"):
+            chosen["expert_parallel_size"] = self.number("expert-model-parallel-size", 1)
+            chosen["expert_tensor_parallel_size"] = self.number("expert-tensor-parallel-size", tensor)
+        return chosen
+
+    def replicas(self) -> int:
+        sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
+        return max(self.num_gpus // math.prod(max(self.number(name, 1), 1) for name in sizes), 1)
+
+    def chunks(self) -> int:
+        if self.on("num-layers-per-virtual-pipeline-stage"):
+            held = self.number("num-layers-per-virtual-pipeline-stage") * self.number("pipeline-model-parallel-size", 1)
+            return max(self.number("num-layers") // max(held, 1), 1)
+        return self.number("num-virtual-stages-per-pipeline-rank", 1)
+
+    def zero_stage(self) -> int:
+        stages = {"no_shard": 0, "optim": 1} | {name: stage for stage, name in SHARDING.items()}
+        if self.on("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2"):
+            usual = "optim_grads_params" if self.on("use-torch-fsdp2") else "no_shard"
+            name = self.text("data-parallel-sharding-strategy", usual)
+            if name not in stages:
+                raise InputError(
+                    f"--data-parallel-sharding-strategy {name}: choose one of {', '.join(stages)}",
+                    field="--data-parallel-sharding-strategy",
+                )
+            return stages[name]
+        return int(self.on("use-distributed-optimizer"))
+
+    def recompute(self) -> str | dict[str, Any]:
+        granularity = self.text("recompute-granularity", "selective" if self.on("recompute-activations") else "none")
+        if granularity == "selective":
+            modules = self.given.get("recompute-modules", ["core_attn"])
+            return "selective" if modules == ["core_attn"] else {"granularity": "selective", "modules": modules}
+        if granularity != "full":
+            return granularity
+        method, count = self.text("recompute-method", "uniform"), self.number("recompute-num-layers", 1)
+        plain = method == "uniform" and count == 1
+        return "full" if plain else {"granularity": "full", "method": method, "num_layers": count}
+
+    def training(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {
+            "sequence_length": self.number("seq-length"),
+            "global_batch_size": self.number("global-batch-size", self.replicas() * self.number("micro-batch-size")),
+            "precision": self.precision(),
+            "framework": "megatron-core",
+            "attention": self.attention(),
+            "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
+            "optimizer": self.text("optimizer", "adam"),
+            "cross_entropy": "fused" if self.on("cross-entropy-loss-fusion") else "unfused",
+        }
+        if hidden := self.overlap():
+            asked["overlap"] = hidden
+        if self.on("grad-reduce-in-bf16"):
+            asked["gradient_precision"] = "bf16"
+        if self.on("use-precision-aware-optimizer") and self.on("exp-avg-dtype"):
+            first, second = self.text("exp-avg-dtype", "fp32"), self.text("exp-avg-sq-dtype", "fp32")
+            asked["optimizer_precision"] = first
+            if second != first:
+                asked["exp_avg_sq_precision"] = second
+        if self.on("moe-expert-capacity-factor"):
+            asked["expert_capacity_factor"] = self.real("moe-expert-capacity-factor", 1.0)
+        return asked
+
+    def attention(self) -> str:
+        """Transformer Engine's automatic choice is a fused kernel; the local implementation has none."""
+        backend = self.text("attention-backend", "auto")
+        local = self.text("transformer-impl", "transformer_engine") == "local" and not self.on("use-flash-attn")
+        return "unfused" if local or backend in ("unfused", "local") else "flash"
+
+    def overlap(self) -> dict[str, bool]:
+        """Only what differs from the runs that the framework's constants come from, which hid what they could."""
+        hidden: dict[str, bool] = {}
+        if not self.on("tp-comm-overlap") and self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1:
+            hidden["tensor_parallel"] = False
+        if self.on("no-overlap-p2p-communication"):
+            hidden["pipeline_parallel"] = False
+        if not self.on("overlap-grad-reduce"):
+            hidden["data_parallel"] = False
+        if self.on("overlap-moe-expert-parallel-comm"):
+            hidden["expert_parallel"] = True
+        return hidden
+
+    def precision(self) -> str:
+        if self.on("fp4-format"):
+            return "nvfp4"
+        if self.on("fp8-format"):
+            return "mxfp8" if self.text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
+        return "bf16" if self.on("bf16") else "fp16" if self.on("fp16") else "fp32"

@@ -1,0 +1,34 @@
+"""Megatron-LM's words for ours; flags as in megatron/training/arguments.py of Megatron Core 0.16."""
+
+from __future__ import annotations
+
+TOOL = "Megatron-LM (core 0.16)"
+Flags = dict[str, list[str]]
+"""Values behind each flag, without its dashes; a switch has none."""
+
+SAID = {
+    "architecture", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "vocab_size", "tie_word_embeddings", "gated_mlp", "normalization", "position_embedding",
+    "attention_bias", "mlp_bias", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts",
+    "first_k_dense_replace", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "num_nextn_predict_layers",
+    "sequence_length", "global_batch_size", "precision", "gradient_precision", "optimizer_precision",
+    "exp_avg_sq_precision", "attention", "dropout", "optimizer", "cross_entropy", "expert_capacity_factor", "overlap",
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
+    "context_parallel_communication",
+}  # fmt: skip
+"""Fields of a setup that these flags express."""
+
+POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+PRECISIONS: dict[str, Flags] = {
+    "fp32": {},
+    "bf16": {"bf16": []},
+    "fp16": {"fp16": []},
+    "fp8": {"bf16": [], "fp8-format": ["hybrid"]},
+    "mxfp8": {"bf16": [], "fp8-format": ["e4m3"], "fp8-recipe": ["mxfp8"]},
+    "nvfp4": {"bf16": [], "fp4-format": ["e2m1"], "fp4-recipe": ["nvfp4"]},
+}
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+CONTEXT = {"p2p": "p2p", "all_gather": "allgather", "a2a": "a2a", "a2a+p2p": "a2a+p2p"}

@@ -1,0 +1,185 @@
+"""A configuration as the flags of Megatron-LM's pretrain_gpt.py.
+
+Flags of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig are named after those classes' fields, which
+the tests hold against the installed megatron-core.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.megatron_lm.words import CONTEXT, NORMS, POSITIONS, PRECISIONS, SAID, SHARDING, TOOL, Flags
+from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+
+
+def flags(setup: TrainingSetup) -> Flags:
+    """Every flag of the configuration; data, tokenizer, learning rate and checkpoints stay the user's.
+
+    Raises UnsupportedError for what the flags cannot say.
+    """
+    refuse_framework(setup, tool=TOOL, runs=("megatron-core",))
+    refuse_unsaid(setup, tool=TOOL, said=SAID)
+    return {**_model(setup), **_parallel(setup), **_training(setup)}
+
+
+def _model(setup: TrainingSetup) -> Flags:
+    m, t = setup.model, setup.parallel.tensor_parallel_size
+    if m.architecture != "decoder" or m.positions not in POSITIONS or (m.has_mlp_bias and not m.has_attention_bias):
+        raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
+    given: Flags = {
+        "num-layers": [str(m.num_hidden_layers)],
+        "hidden-size": [str(m.hidden_size)],
+        "ffn-hidden-size": [str(m.ffn_size)],
+        "num-attention-heads": [str(m.num_attention_heads)],
+        "kv-channels": [str(m.head_size)],
+        "max-position-embeddings": [str(m.max_position_embeddings or setup.workload.sequence_length)],
+        "position-embedding-type": [POSITIONS[m.positions]],
+        "normalization": [NORMS[m.normalization]],
+        "vocab-size": [str(m.vocab_size)],
+        "make-vocab-size-divisible-by": [str(m.vocab_size // t if m.vocab_size % t == 0 else 1)],
+    }
+    if m.kv_heads != m.num_attention_heads:
+        given |= {"group-query-attention": [], "num-query-groups": [str(m.kv_heads)]}
+    given |= _switches({"swiglu": m.gated_mlp, "untie-embeddings-and-output-weights": not m.tie_word_embeddings})
+    given |= _switches({"disable-bias-linear": not m.has_mlp_bias, "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias})
+    if m.num_experts:
+        width = m.moe_intermediate_size or m.ffn_size
+        given |= {
+            "num-experts": [str(m.num_experts)],
+            "moe-router-topk": [str(m.num_experts_per_tok or 1)],
+            "moe-ffn-hidden-size": [str(width)],
+            "moe-token-dispatcher-type": ["alltoall"],
+            "moe-grouped-gemm": [],
+        }
+        if m.num_shared_experts:
+            given["moe-shared-expert-intermediate-size"] = [str(m.num_shared_experts * width)]
+        if m.first_k_dense_replace:
+            sparse = m.num_hidden_layers - m.first_k_dense_replace
+            given["moe-layer-freq"] = [f"([0]*{m.first_k_dense_replace}+[1]*{sparse})"]
+        if setup.workload.expert_capacity_factor is not None:
+            given["moe-expert-capacity-factor"] = [f"{setup.workload.expert_capacity_factor:g}"]
+    if m.kv_lora_rank is not None:
+        sizes = {
+            "kv-lora-rank": m.kv_lora_rank, "q-lora-rank": m.q_lora_rank, "qk-head-dim": m.qk_nope_head_dim,
+            "qk-pos-emb-head-dim": m.qk_rope_head_dim, "v-head-dim": m.v_head_dim,
+        }  # fmt: skip
+        given |= {"multi-latent-attention": []} | {name: [str(size)] for name, size in sizes.items() if size is not None}
+    if m.num_nextn_predict_layers:
+        given["mtp-num-layers"] = [str(m.num_nextn_predict_layers)]
+    return given
+
+
+def _parallel(setup: TrainingSetup) -> Flags:
+    c, layers = setup.parallel, setup.model.num_hidden_layers
+    stages = c.pipeline_parallel_size * c.virtual_pipeline_parallel_size
+    uneven = layers % stages != 0
+    given: Flags = {
+        "tensor-model-parallel-size": [str(c.tensor_parallel_size)],
+        "pipeline-model-parallel-size": [str(c.pipeline_parallel_size)],
+        **_switches({"sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1}),
+        **_switches({"account-for-embedding-in-pipeline-split": uneven, "account-for-loss-in-pipeline-split": uneven}),
+    }
+    if c.virtual_pipeline_parallel_size > 1:
+        given["num-virtual-stages-per-pipeline-rank"] = [str(c.virtual_pipeline_parallel_size)]
+    if c.context_parallel_size > 1:
+        given["context-parallel-size"] = [str(c.context_parallel_size)]
+        given["cp-comm-type"] = [CONTEXT[setup.strategy.context_parallel_communication]]
+    if setup.model.num_experts:
+        given["expert-model-parallel-size"] = [str(c.expert_parallel_size)]
+        given["expert-tensor-parallel-size"] = [str(c.expert_tensor_parallel_size)]
+    if c.zero_stage >= 1:
+        given["use-distributed-optimizer"] = []
+    if c.zero_stage >= 2:
+        given |= {
+            "use-megatron-fsdp": [],
+            "data-parallel-sharding-strategy": [SHARDING[c.zero_stage]],
+            "ckpt-format": ["fsdp_dtensor"],
+            "no-gradient-accumulation-fusion": [],
+        }
+    return given | _recompute(setup.recompute)
+
+
+def _recompute(recompute: Recompute) -> Flags:
+    if recompute.granularity == "none":
+        return {}
+    if recompute.granularity == "selective":
+        return {"recompute-granularity": ["selective"], "recompute-modules": list(recompute.modules or ("core_attn",))}
+    if recompute.granularity != "full":
+        raise UnsupportedError(f"{TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute")
+    count = recompute.num_layers
+    if recompute.method == "block" and count is None:
+        return {"recompute-granularity": ["full"], "recompute-method": ["uniform"], "recompute-num-layers": ["1"]}
+    method = recompute.method or "uniform"
+    return {"recompute-granularity": ["full"], "recompute-method": [method], "recompute-num-layers": [str(count or 1)]}
+
+
+def _training(setup: TrainingSetup) -> Flags:
+    w, c = setup.workload, setup.parallel
+    given: Flags = {
+        "seq-length": [str(w.sequence_length)],
+        "micro-batch-size": [str(c.micro_batch_size)],
+        "global-batch-size": [str(w.global_batch_size)],
+        "attention-backend": [w.attention],
+        "attention-dropout": [f"{w.dropout:g}"],
+        "hidden-dropout": [f"{w.dropout:g}"],
+        "optimizer": [w.optimizer],
+        **PRECISIONS[w.precision],
+        **_switches({"cross-entropy-loss-fusion": w.cross_entropy == "fused"}),
+    }
+    gradients = w.gradient_precision or "fp32"
+    if gradients not in ("fp32", "bf16"):
+        raise UnsupportedError(f"{TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
+    given |= _switches(
+        {
+            "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
+            "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
+        }
+    )
+    first = w.optimizer_precision or "fp32"
+    second = w.exp_avg_sq_precision or first
+    if (first, second) != ("fp32", "fp32"):
+        given |= {"use-precision-aware-optimizer": [], "exp-avg-dtype": [first], "exp-avg-sq-dtype": [second]}
+    return given | _overlap(setup)
+
+
+def _overlap(setup: TrainingSetup) -> Flags:
+    """What is not said is switched on, as in the runs that the framework's constants come from."""
+    c, said = setup.parallel, setup.workload.overlap or OverlapSpec()
+    if said.context_parallel is not None or said.expert_parallel is False:
+        name = "context_parallel" if said.context_parallel is not None else "expert_parallel"
+        raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
+    data, sharded = said.data_parallel is not False, c.zero_stage >= 1
+    return _switches(
+        {
+            "overlap-grad-reduce": data,
+            "overlap-param-gather": data and sharded,
+            "tp-comm-overlap": said.tensor_parallel is not False and c.sequence_parallel and c.tensor_parallel_size > 1,
+            "no-overlap-p2p-communication": said.pipeline_parallel is False,
+            "overlap-moe-expert-parallel-comm": bool(said.expert_parallel),
+        }
+    )
+
+
+def _switches(given: dict[str, bool]) -> Flags:
+    return {name: [] for name, on in given.items() if on}
+
+
+def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
+    """A shell script that starts the configuration with torchrun; whatever follows its name is passed on."""
+    nodes = setup.cluster.num_nodes
+    lines = [" ".join(shlex.quote(word) for word in (f"--{name}", *values)) for name, values in flags(setup).items()]
+    launch = f"torchrun --nnodes {nodes} --nproc-per-node {min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)}"
+    if nodes > 1:
+        launch += ' --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            f"# {TOOL}: {headline(setup)}.",
+            "# Add your data, tokenizer, learning-rate and checkpoint flags behind this script's name.",
+            " \\\n    ".join((f"{launch} {script}", *lines, '"$@"')),
+            "",
+        )
+    )

@@ -1,0 +1,96 @@
+"""What is exported: a training or serving configuration with its names looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig, Recompute, Strategy
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.errors import UnsupportedError
+
+DEFAULT_STRATEGY = Strategy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """One training configuration, complete."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: TrainingWorkload
+    parallel: ParallelConfig
+    strategy: Strategy = DEFAULT_STRATEGY
+
+    @property
+    def recompute(self) -> Recompute:
+        """`parallel.recompute` in its long form."""
+        given = self.parallel.recompute
+        return given if isinstance(given, Recompute) else Recompute(granularity=given)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches each replica runs in one optimizer step."""
+        return self.workload.global_batch_size // (self.parallel.data_parallel_size * self.parallel.micro_batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSetup:
+    """One serving configuration, complete."""
+
+    model: ModelSpec
+    model_path: str
+    """What the engine is told to load: a Hugging Face id or a folder."""
+    cluster: ClusterSpec
+    workload: InferenceWorkload
+    parallel: ServingConfig
+
+
+def headline(setup: TrainingSetup | ServingSetup) -> str:
+    """`llama-3-70b on 64 x h100-sxm-80gb`, on one line whatever the names hold: it stands in comments of scripts."""
+    text = f"{setup.model.name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}"
+    return "".join(c if c.isprintable() else " " for c in text)[:200]
+
+
+ACCOUNTING = {
+    "name", "framework", "framework_version", "total_tokens", "attention_mask_flops", "expert_imbalance",
+    "max_position_embeddings", "data_parallel_size",
+}  # fmt: skip
+"""Fields that no training command needs: they name, predict or follow from others."""
+
+
+def refuse_unsaid(setup: TrainingSetup, *, tool: str, said: Collection[str]) -> None:
+    """Raise UnsupportedError for the first setting that is not at its default and that the tool has no word for.
+
+    `said` are the names of the fields that the export expresses. Nothing asked for is dropped silently, and a field
+    that a later version adds is refused until an export learns it.
+    """
+    sections: tuple[tuple[str, Any], ...] = (
+        ("model", setup.model),
+        ("training", setup.workload),
+        ("parallel", setup.parallel),
+        ("parallel", setup.strategy),
+    )
+    for section, noun in sections:
+        for f in fields(noun):
+            value = getattr(noun, f.name)
+            if f.name in said or f.name in ACCOUNTING or value is None or value == f.default:
+                continue
+            raise UnsupportedError(
+                f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or leave it out",
+                field=f"{section}.{f.name}",
+            )
+
+
+def refuse_framework(setup: TrainingSetup, *, tool: str, runs: Collection[str]) -> None:
+    """Raise UnsupportedError where the configuration was chosen for software that this tool does not run."""
+    if setup.workload.framework not in runs:
+        raise UnsupportedError(
+            f"{tool} runs {' or '.join(runs)}, but this configuration was chosen for {setup.workload.framework}; "
+            f"ask again with training.framework: {next(iter(runs))}",
+            field="training.framework",
+        )

@@ -1,0 +1,223 @@
+"""torchtitan 0.2: a configuration as its TOML file, and such a file as a query.
+
+Sections and keys as in torchtitan/config/job_config.py. torchtitan trains the models it knows by name and flavor, and splits
+the layers over stages itself: configurations that need more than that are refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+
+TOOL = "torchtitan 0.2"
+FLAVORS = {
+    "llama-3-8b": ("llama3", "8B"),
+    "llama-3.1-8b": ("llama3", "8B"),
+    "llama-3-70b": ("llama3", "70B"),
+    "llama-3.1-70b": ("llama3", "70B"),
+    "llama-3.1-405b": ("llama3", "405B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-4b": ("qwen3", "4B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"),
+    "deepseek-v3": ("deepseek_v3", "671B"),
+}
+"""Catalogue name -> (model.name, model.flavor)."""
+_SCHEDULES = {False: "1F1B", True: "Interleaved1F1B"}
+_CONVERTERS = {"bf16": [], "fp32": [], "fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}
+_CHECKPOINTS: dict[str, dict[str, str]] = {
+    "none": {"mode": "none"},
+    "per_op": {"mode": "selective", "selective_ac_option": "op"},
+    "per_layer": {"mode": "full"},
+    "full": {"mode": "full"},
+}
+SAID = {
+    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "parameter_precision",
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
+    "data_parallel_shard_size", "context_parallel_communication",
+}  # fmt: skip
+
+
+def config(setup: TrainingSetup) -> dict[str, Any]:
+    """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
+    refuse_framework(setup, tool=TOOL, runs=("torch-fsdp",))
+    known = set(type(setup.model).__dataclass_fields__)  # a flavor says the whole shape
+    refuse_unsaid(setup, tool=TOOL, said=SAID | known)
+    c, w = setup.parallel, setup.workload
+    if setup.model.name not in FLAVORS:
+        raise UnsupportedError(f"{TOOL} has no flavor for {setup.model.name}; it has {', '.join(FLAVORS)}", field="model")
+    if w.precision not in _CONVERTERS or w.attention != "flash" or w.optimizer != "adam":
+        raise UnsupportedError(f"{TOOL} trains with Adam, fused attention and {', '.join(_CONVERTERS)}", field="training")
+    if c.zero_stage < 2 and c.data_parallel_size > 1 and c.tensor_parallel_size * c.pipeline_parallel_size > 1:
+        raise UnsupportedError(f"{TOOL} shards with FSDP: choose zero_stage 2 or 3", field="parallel.zero_stage")
+    if setup.recompute.granularity not in _CHECKPOINTS or setup.recompute.num_layers is not None:
+        raise UnsupportedError(f"{TOOL} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute")
+    name, flavor = FLAVORS[setup.model.name]
+    copies = c.data_parallel_size
+    shard = copies if c.zero_stage >= 2 else 1
+    shard = getattr(c, "data_parallel_shard_size", None) or shard
+    pipelined = c.pipeline_parallel_size > 1
+    model: dict[str, Any] = {"name": name, "flavor": flavor}
+    if _CONVERTERS[w.precision]:
+        model["converters"] = _CONVERTERS[w.precision]
+    return {
+        "model": model,
+        "optimizer": {"name": "AdamW"},
+        "training": {
+            # A pipeline takes its micro-batches out of the local batch; without one, gradients accumulate over steps.
+            "local_batch_size": c.micro_batch_size * (setup.accumulation_steps if pipelined else 1),
+            "global_batch_size": w.global_batch_size,
+            "seq_len": w.sequence_length,
+            "dtype": "bfloat16" if w.parameter_precision == "bf16" else "float32",
+            "mixed_precision_param": "float32" if w.precision == "fp32" else "bfloat16",
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": copies // shard,
+            "data_parallel_shard_degree": shard,
+            "fsdp_reshard_after_forward": "always" if c.zero_stage == 3 else "never",
+            "tensor_parallel_degree": c.tensor_parallel_size,
+            "pipeline_parallel_degree": c.pipeline_parallel_size,
+            "pipeline_parallel_schedule": _SCHEDULES[c.virtual_pipeline_parallel_size > 1],
+            "pipeline_parallel_microbatch_size": c.micro_batch_size if pipelined else 1,
+            "pipeline_parallel_first_stage_less_layers": 0,
+            "pipeline_parallel_last_stage_less_layers": 0,
+            "pipeline_parallel_layers_per_stage": setup.model.num_hidden_layers
+            // (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size),
+            "context_parallel_degree": c.context_parallel_size,
+            "context_parallel_rotate_method": "alltoall"
+            if setup.strategy.context_parallel_communication == "p2p"
+            else "allgather",
+            "expert_parallel_degree": c.expert_parallel_size,
+            "expert_tensor_parallel_degree": c.expert_tensor_parallel_size,
+        },
+        "activation_checkpoint": _CHECKPOINTS[setup.recompute.granularity],
+        "compile": {"enable": True},
+    }
+
+
+def toml(setup: TrainingSetup) -> str:
+    """The file, ready to pass as --job.config_file."""
+    import tomli_w
+
+    return f"# {TOOL}: {headline(setup)}\n" + tomli_w.dumps(config(setup))
+
+
+def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[str, Any]:
+    """The query that a TOML file asks for; `layers_of` gives a catalogue model's number of layers.
+
+    Raises InputError, UnsupportedError.
+    """
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not a TOML file: {error}", code="syntax") from None
+
+    def section(name: str) -> dict[str, Any]:
+        found = given.get(name, {})
+        if not isinstance(found, dict):
+            raise InputError(f"{name} must be a table", field=name)
+        return found
+
+    model, batch, split = section("model"), section("training"), section("parallelism")
+    t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))
+    replicas = max(num_gpus // (t * p * c), 1)
+    shard = _size(split, "data_parallel_shard_degree", usual=-1, least=-1)
+    copies = _size(split, "data_parallel_replicate_degree")
+    shard = max(replicas // copies, 1) if shard == -1 else shard
+    local = _size(batch, "local_batch_size", usual=8)
+    whole = _size(batch, "global_batch_size", usual=-1, least=-1)
+    whole = local * replicas if whole == -1 else whole
+    micro = _size(split, "pipeline_parallel_microbatch_size") if p > 1 else local
+    parallel: dict[str, Any] = {
+        "tensor_parallel_size": t,
+        "pipeline_parallel_size": p,
+        "virtual_pipeline_parallel_size": 1,
+        "context_parallel_size": c,
+        "expert_parallel_size": _size(split, "expert_parallel_degree"),
+        "expert_tensor_parallel_size": _size(split, "expert_tensor_parallel_degree"),
+        "micro_batch_size": micro,
+        "sequence_parallel": t > 1,
+        "recompute": _recompute(section("activation_checkpoint")),
+        "zero_stage": _zero_stage(split, shard=shard, pipelined=p > 1),
+    }
+    if copies > 1 and shard > 1:
+        parallel["data_parallel_shard_size"] = shard
+    if c > 1:
+        p2p = split.get("context_parallel_rotate_method", "allgather") == "alltoall"
+        parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
+    shape = _model(model)
+    schedule = split.get("pipeline_parallel_schedule", "1F1B")
+    if schedule not in _SCHEDULES.values():
+        raise UnsupportedError(
+            f"pipeline_parallel_schedule {schedule} is not modelled for {TOOL}", field="parallelism.pipeline_parallel_schedule"
+        )
+    if p > 1 and schedule == _SCHEDULES[True]:
+        parallel["virtual_pipeline_parallel_size"] = _chunks(split, stages=p, layers=layers_of(shape))
+    training = {
+        "sequence_length": _size(batch, "seq_len", usual=2048),
+        "global_batch_size": whole,
+        "precision": _precision(model, batch),
+        "framework": "torch-fsdp",
+    }
+    if batch.get("dtype", "float32") == "bfloat16":
+        training |= dict.fromkeys(("parameter_precision", "gradient_precision", "optimizer_precision"), "bf16")
+    return {"kind": "training", "model": shape, "training": training, "parallel": parallel}
+
+
+def _chunks(split: dict[str, Any], *, stages: int, layers: int) -> int:
+    """Model chunks a rank: two, or what layers_per_stage makes of the layers and the ends that count as some."""
+    if "pipeline_parallel_layers_per_stage" not in split:
+        return 2
+    ends = sum(_size(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, usual=1) for end in ("first", "last"))
+    return max(-(-(layers + ends) // _size(split, "pipeline_parallel_layers_per_stage")) // stages, 1)
+
+
+def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1) -> int:
+    value = section.get(name, usual)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (value == 0 and least != 0):
+        raise InputError(f"{name} must be a whole number, got {value!r}", field=name)
+    return value
+
+
+def _model(section: dict[str, Any]) -> str:
+    name, flavor = section.get("name", "llama3"), section.get("flavor", "debugmodel")
+    for ours, theirs in FLAVORS.items():
+        if theirs == (name, flavor):
+            return ours
+    raise UnsupportedError(f"model {name} {flavor} is not known here; say the model of this run yourself", field="model")
+
+
+def _precision(model: dict[str, Any], batch: dict[str, Any]) -> str:
+    converters = model.get("converters", [])
+    for ours, theirs in _CONVERTERS.items():
+        if theirs and set(theirs) <= set(converters):
+            return ours
+    return "fp32" if batch.get("mixed_precision_param", "bfloat16") == "float32" else "bf16"
+
+
+def _recompute(section: dict[str, Any]) -> str:
+    mode, option = section.get("mode", "selective"), str(section.get("selective_ac_option", "2"))
+    if mode in ("none", "full"):
+        return "none" if mode == "none" else "per_layer"
+    if mode == "selective" and option == "op":
+        return "per_op"
+    raise UnsupportedError(
+        f"activation_checkpoint {mode} {option} is not modelled; choose none, full, or selective with option op",
+        field="activation_checkpoint.mode",
+    )
+
+
+def _zero_stage(split: dict[str, Any], *, shard: int, pipelined: bool) -> int:
+    """FSDP reshards after the forward pass by default unless a pipeline would gather for every micro-batch."""
+    if shard == 1:
+        return 0
+    policy = split.get("fsdp_reshard_after_forward", "default")
+    return 2 if policy == "never" or (policy == "default" and pipelined) else 3

@@ -1,0 +1,84 @@
+"""export and import as people use them: processes, pipes, files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+SCRIPT = """#!/bin/bash
+GPUS_PER_NODE=8
+MODEL=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+       --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope
+       --untie-embeddings-and-output-weights --max-position-embeddings 8192 --vocab-size 128256)
+torchrun --nproc-per-node $GPUS_PER_NODE --nnodes 4 pretrain_gpt.py ${MODEL[@]} --seq-length 8192 --bf16 \\
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 128 \\
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer \\
+    --attention-dropout 0 --hidden-dropout 0
+"""
+LOG = "".join(f" iteration {i}/ 100 | elapsed time per iteration (ms): {5200 + i}.0 |\n" for i in range(1, 9))
+
+
+def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", *args]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_is_what_i_run_any_good(script: Path, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(LOG)
+    ran = run("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb", "--json")
+    assert ran.returncode == 0, ran.stderr
+    answer = json.loads(ran.stdout)
+    assert answer["query"]["cluster"]["num_gpus"] == 32
+    assert answer["logged"]["step_s"] == pytest.approx(5.2055)
+    assert answer["gain_fraction"] > 0.2  # full recomputation, unsharded norms, exposed reductions on an 8B model
+    assert answer["switched_on"] == ["data_parallel"]
+    ours, best = answer["estimate"]["time"]["step_s"], answer["better"]["estimate"]["time"]["step_s"]
+    assert sum(answer["parts_gained_s"].values()) == pytest.approx(ours - best)
+    talk = run("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
+    assert "what the log says" in talk
+    assert "where it comes from" in talk
+
+
+def test_the_query_of_a_command_is_valid_input(script: Path, tmp_path: Path) -> None:
+    ran = run("import", str(script), "--gpu", "h100-sxm-80gb", "--query")
+    assert yaml.safe_load(ran.stdout)["parallel"]["recompute"] == "full"
+    path = tmp_path / "query.yaml"
+    path.write_text(ran.stdout)
+    assert run("estimate", str(path)).returncode == 0
+
+
+def test_what_the_command_does_not_say_is_asked_for(script: Path) -> None:
+    ran = run("import", str(script))
+    assert ran.returncode == 2
+    assert "cluster.gpu; add --gpu" in ran.stderr
+
+
+def test_a_recommendation_is_exported_and_read_back(tmp_path: Path) -> None:
+    flags = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "32", "--sequence-length", "8192",
+             "--global-batch-size", "128", "--top", "3", "--json")  # fmt: skip
+    ranked = run("recommend", *flags)
+    exported = run("export", "-", "--format", "megatron-lm", "--rank", "2", stdin=ranked.stdout)
+    assert exported.returncode == 0, exported.stderr
+    again = run("import", "-", "--gpu", "h100-sxm-80gb", "--query", stdin=exported.stdout)
+    wanted = json.loads(ranked.stdout)["recommendations"][1]["parallel"]
+    found = yaml.safe_load(again.stdout)["parallel"]
+    assert all(wanted[name] == value for name, value in found.items())
+
+
+def test_an_unknown_format_names_the_known() -> None:
+    ran = run("export", "-", "--format", "word", stdin="{}")
+    assert ran.returncode == 2
+    assert "choose one of megatron-lm" in ran.stderr

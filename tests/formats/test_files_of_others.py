@@ -1,0 +1,144 @@
+"""DeepSpeed, Accelerate and Megatron Bridge: their own readers take what was exported; serving engines' commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool import schema
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exports import export
+from hp_tool.formats import accelerate, deepspeed, megatron_bridge
+from hp_tool.imports import read_query
+from tests.formats.cases import llama, same_work, setup_of
+
+DEEPSPEED = """
+import json, os, sys
+os.environ["WORLD_SIZE"] = "1"
+from deepspeed.runtime.config import DeepSpeedConfig
+content = json.load(open(sys.argv[1]))
+content["train_batch_size"] = content["train_micro_batch_size_per_gpu"] * content["gradient_accumulation_steps"]
+config = DeepSpeedConfig(content)
+print("read", config.zero_optimization_stage, config.gradient_accumulation_steps, config.bfloat16_config.enabled)
+"""
+"""On one process; the file's own batch is for all devices."""
+
+
+def fsdp(**parallel: Any) -> dict[str, Any]:
+    """Llama 3 8B fully sharded over 16 H100."""
+    return {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"sequence_length": 4096, "global_batch_size": 64, "framework": "torch-fsdp"},
+        "parallel": {"micro_batch_size": 1, "zero_stage": 3, "recompute": "per_layer"} | parallel,
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    zero=st.sampled_from((0, 1, 2, 3)),
+    micro=st.sampled_from((1, 2, 4)),
+    precision=st.sampled_from(("bf16", "fp16")),
+    recompute=st.sampled_from(("none", "full")),
+)
+def test_deepspeed_comes_back_the_same(zero: int, micro: int, precision: str, recompute: str) -> None:
+    query = llama(
+        tensor_parallel_size=1, pipeline_parallel_size=1, micro_batch_size=micro, zero_stage=zero, recompute=recompute
+    )
+    query["training"]["precision"] = precision
+    query["training"]["global_batch_size"] = 256
+    setup = setup_of(query)
+    said = {"cluster.gpu": "h100-sxm-80gb", "model": "llama-3-70b", "training.sequence_length": 8192}
+    same_work(setup_of(read_query(deepspeed.text(setup), num_gpus=64, overrides=said)), setup)
+
+
+def test_deepspeed_reads_it(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    path = tmp_path / "ds.json"
+    path.write_text(deepspeed.text(setup_of(llama(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=2))))
+    ran = subprocess.run([sys.executable, "-c", DEEPSPEED, str(path)], capture_output=True, text=True, check=False, timeout=180)
+    assert ran.returncode == 0, ran.stderr
+    assert "read 2 2 True" in ran.stdout
+
+
+def test_accelerate_reads_it(tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(accelerate.text(setup_of(fsdp())))
+    config = config_args.ClusterConfig.from_yaml_file(str(path))
+    assert config.num_processes == 16
+    assert config.fsdp_config["fsdp_reshard_after_forward"] is True
+    assert config.parallelism_config["parallelism_config_dp_shard_size"] == 16
+
+
+def test_bridge_overrides() -> None:
+    text = megatron_bridge.text(setup_of(llama(recompute="full", virtual_pipeline_parallel_size=5)))
+    for line in ("model.virtual_pipeline_model_parallel_size=5", "model.recompute_method=uniform", "train.micro_batch_size=1"):
+        assert f"\n{line}\n" in text
+
+
+@pytest.mark.parametrize("format", ["deepspeed", "accelerate", "torchtitan"])
+def test_what_a_tool_cannot_say_is_refused(format: str) -> None:
+    with pytest.raises(UnsupportedError):
+        export(result=llama(), format=format)
+
+
+SERVING: dict[str, Any] = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8", "engine": "vllm"},
+    "parallel": {"tensor_parallel_size": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("vllm", ("vllm serve qwen3-32b", "--tensor-parallel-size 4", "--quantization fp8", "--max-model-len 5000")),
+        ("sglang", ("--model-path qwen3-32b", "--tp-size 4", "--context-length 5000")),
+        ("trtllm", ("trtllm-serve qwen3-32b", "--tp_size 4", "--max_seq_len 5000")),
+    ],
+)
+def test_serving_commands(engine: str, options: tuple[str, ...]) -> None:
+    text = export(result=SERVING, format=engine)
+    for option in options:
+        assert option in text
+
+
+def test_formats_answer_the_right_kind() -> None:
+    with pytest.raises(InputError, match="trains"):
+        export(result=SERVING, format="slurm")
+    with pytest.raises(InputError, match="serves"):
+        export(result=llama(), format="vllm")
+    with pytest.raises(InputError, match="choose one of megatron-lm"):
+        export(result=llama(), format="word")
+
+
+def test_a_result_without_its_query_says_so() -> None:
+    with pytest.raises(InputError, match="does not hold its query"):
+        export(result={"recommendations": []}, format="slurm")
+
+
+def test_a_hostile_model_name_stays_a_word() -> None:
+    query = json.loads(json.dumps(SERVING))
+    query["model"] = schema.to_dict(setup_of(llama()).model) | {"name": "x;\ntouch /tmp/never #"}
+    lines = export(result=query, format="vllm").splitlines()
+    assert "vllm serve 'x;" in lines[2]
+    assert [line for line in lines if line.startswith("touch")] == ["touch /tmp/never #' \\"]  # inside the quotes
+
+
+def test_a_hostile_model_name_stays_in_its_comment() -> None:
+    query = llama()
+    query["model"] = schema.to_dict(setup_of(llama()).model) | {"name": "x\n$(touch /tmp/never)"}
+    for format in ("megatron-lm", "slurm", "nemo"):
+        lines = export(result=query, format=format).splitlines()
+        assert all(line.startswith("#") for line in lines if "never" in line)

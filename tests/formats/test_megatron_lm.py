@@ -1,0 +1,121 @@
+"""Megatron-LM: every flag is one that the installed Megatron Core knows, and what was exported comes back the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats import megatron_lm, shell, slurm
+from hp_tool.imports import detect, read_query
+from tests.conftest import skip_or_fail
+from tests.formats.cases import llama, queries, same_work, setup_of
+
+RENAMED = {
+    "bf16": "bf16", "fp16": "fp16", "fp8-format": "fp8", "fp4-format": "fp4", "swiglu": "gated_linear_unit",
+    "num-layers-per-virtual-pipeline-stage": "virtual_pipeline_model_parallel_size",
+    "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    "untie-embeddings-and-output-weights": "share_embeddings_and_output_weights",
+    "disable-bias-linear": "add_bias_linear", "no-overlap-p2p-communication": "overlap_p2p_comm",
+    "num-experts": "num_moe_experts", "group-query-attention": "num_query_groups",
+    "make-vocab-size-divisible-by": "vocab_size", "seq-length": "max_sequence_length",
+    "max-position-embeddings": "max_sequence_length", "position-embedding-type": "position_embedding_type",
+    "accumulate-allreduce-grads-in-fp32": "grad_reduce_in_fp32", "grad-reduce-in-bf16": "grad_reduce_in_fp32",
+    "no-gradient-accumulation-fusion": "gradient_accumulation_fusion", "multi-latent-attention": "multi_latent_attention",
+    "micro-batch-size": "micro_batch_size", "global-batch-size": "global_batch_size", "ckpt-format": "ckpt_format",
+    "moe-token-dispatcher-type": "moe_token_dispatcher_type", "exp-avg-dtype": "exp_avg_dtype",
+}  # fmt: skip
+"""Flags that arguments.py spells differently from the field they set."""
+OF_THE_LOOP = {"micro_batch_size", "global_batch_size", "ckpt_format"}
+"""Arguments of the training loop, which megatron-core leaves to its caller."""
+
+
+def known_fields() -> set[str]:
+    """Fields of Megatron Core's configuration classes and of GPTModel's constructor."""
+    try:
+        from megatron.core.distributed import DistributedDataParallelConfig
+        from megatron.core.models.gpt.gpt_model import GPTModel
+        from megatron.core.optimizer import OptimizerConfig
+        from megatron.core.transformer.transformer_config import MLATransformerConfig
+    except ImportError:
+        skip_or_fail(component="MEGATRON", reason="megatron-core is not installed")
+    import inspect
+
+    classes = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
+    names = {field.name for kind in classes for field in dataclasses.fields(kind)}
+    return names | set(inspect.signature(GPTModel.__init__).parameters) | OF_THE_LOOP
+
+
+@settings(max_examples=60, deadline=None)
+@given(queries())
+def test_what_was_exported_comes_back_the_same(query: dict) -> None:
+    setup = setup_of(query)
+    script = megatron_lm.command(setup)
+    assert shell.num_gpus(script) == setup.cluster.num_gpus
+    same_work(setup_of(read_query(script, overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
+
+
+@settings(max_examples=40, deadline=None)
+@given(queries())
+def test_every_flag_sets_a_field_that_megatron_core_has(query: dict) -> None:
+    known = known_fields()
+    for flag in megatron_lm.flags(setup_of(query)):
+        assert RENAMED.get(flag, flag.replace("-", "_")) in known, flag
+
+
+def test_a_llama_as_its_flags() -> None:
+    script = megatron_lm.command(setup_of(llama(virtual_pipeline_parallel_size=5, recompute="selective")))
+    assert "torchrun --nnodes 8 --nproc-per-node 8" in script
+    for line in (
+        "--num-layers 80", "--num-query-groups 8", "--swiglu", "--tensor-model-parallel-size 4", "--sequence-parallel",
+        "--num-virtual-stages-per-pipeline-rank 5", "--recompute-modules core_attn", "--use-distributed-optimizer", "--bf16",
+    ):  # fmt: skip
+        assert f"\n    {line} \\\n" in script
+
+
+def test_the_scripts_are_shell(tmp_path: Path) -> None:
+    for text in (megatron_lm.command(setup_of(llama())), slurm.script(setup_of(llama()))):
+        path = tmp_path / "run.sh"
+        path.write_text(text)
+        assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+
+
+def test_uneven_pipelines_count_embedding_and_loss_as_layers() -> None:
+    query = llama(tensor_parallel_size=8, pipeline_parallel_size=8) | {"model": "llama-3.1-405b"}
+    query["cluster"]["num_gpus"] = 512
+    flags = megatron_lm.flags(setup_of(query))
+    assert {"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"} <= set(flags)
+
+
+def test_what_megatron_cannot_say_is_refused_by_name() -> None:
+    query = llama()
+    query["training"]["framework"] = "torch-fsdp"
+    query["parallel"] |= {"pipeline_parallel_size": 1, "zero_stage": 3}
+    with pytest.raises(UnsupportedError, match=r"chosen for torch-fsdp.*training.framework: megatron-core"):
+        megatron_lm.flags(setup_of(query))
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        ("--num-layers 8 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 1 --seq-length 512", "model.vocab_size"),
+        ("--num-layers many --hidden-size 512 --num-attention-heads 8 --vocab-size 512", "--num-layers"),
+        ("--hidden-size 512 --num-attention-heads 8 --vocab-size 512", "--num-layers"),
+    ],
+)
+def test_what_is_missing_or_malformed_is_named(flags: str, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_query(f"torchrun --nproc-per-node 8 pretrain_gpt.py {flags}", overrides={"cluster.gpu": "h100-sxm-80gb"})
+    assert caught.value.field == field
+
+
+def test_formats_are_told_apart() -> None:
+    assert detect("torchrun pretrain_gpt.py --num-layers 8") == "megatron-lm"
+    assert detect('{"train_batch_size": 8}') == "deepspeed"
+    assert detect('[model]\nname = "llama3"') == "torchtitan"
+    with pytest.raises(InputError):
+        detect("hello")
