@@ -10,7 +10,7 @@ from hp_tool.correction import Correction, Corrections, corrected_estimate
 from hp_tool.cost.breakdown import estimate_alone, estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import explain, legality
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, default_zero_stage
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, as_asked, default_zero_stage
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
@@ -50,6 +50,7 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
         found = Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
     else:
         found = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
+        found = replace(found, parallel=config)
         if missed := missed_targets(found, problem):
             found = replace(found, feasible=False, reasons=found.reasons + missed)
     if found.feasible or not with_mends:
@@ -66,7 +67,8 @@ def calibrated(*, query: Query, found: Estimate, corrections: Corrections) -> Es
     if correction is None:
         return None
     one = Candidates.from_configs([found.parallel])
-    return corrected_estimate(0, costs=problem.costs(one), candidates=one, problem=problem, correction=correction)
+    corrected = corrected_estimate(0, costs=problem.costs(one), candidates=one, problem=problem, correction=correction)
+    return replace(corrected, parallel=found.parallel)
 
 
 def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda problem: None) -> RecommendationResult:
@@ -117,13 +119,16 @@ def _described(chosen: Candidates, problem: TrainingProblem, correction: Correct
     return tuple(
         Recommendation(
             rank=rank + 1,
-            parallel=chosen.config(rank),
-            estimate=estimate_row(rank, costs=costs, candidates=chosen, **nouns),
+            parallel=config,
+            estimate=replace(estimate_row(rank, costs=costs, candidates=chosen, **nouns), parallel=config),
             calibrated_estimate=None
             if correction is None
-            else corrected_estimate(rank, costs=costs, candidates=chosen, problem=problem, correction=correction),
+            else replace(
+                corrected_estimate(rank, costs=costs, candidates=chosen, problem=problem, correction=correction),
+                parallel=config,
+            ),
         )
-        for rank in range(len(chosen))
+        for rank, config in ((rank, as_asked(chosen.config(rank), problem.parallel)) for rank in range(len(chosen)))
     )
 
 
@@ -135,7 +140,7 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "m
     values: dict[str, Any] = {}
     for name in ParallelConfig.__slots__:
         value = getattr(parallel, name)
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and name not in OF_THE_QUERY:
             if len(value) != 1:
                 raise InputError(f"parallel.{name} is a list; an estimate wants one value", field=f"parallel.{name}")
             value = value[0]

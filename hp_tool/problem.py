@@ -42,6 +42,8 @@ class TrainingProblem:
     strategy: Strategy
     kind_profiles: tuple[EfficiencyProfile, ...] = ()
     """Of cluster.kinds; `profile` is then that of the kind whose predictions scatter more."""
+    parallel: ParallelQuery = ParallelQuery()
+    """As asked."""
     rows: Rows | None = None
     """What packed rows hold; None where all rows cost the same."""
 
@@ -118,6 +120,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         profile=max(profiles, key=lambda one: (not one.gpu.measured, one.framework.time_log_sd)),
         kind_profiles=tuple(profiles) if cluster.kinds else (),
         constraints=query.constraints,
+        parallel=query.parallel,
         strategy=resolve_strategy(parallel=query.parallel, model=model, workload=query.training),
     )
 

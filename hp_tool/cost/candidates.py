@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.domain.parallel import ParallelConfig, PipelineSchedule, Recompute, RecomputeName
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, PipelineSchedule, Recompute, RecomputeName
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -160,6 +160,7 @@ def recompute_from_codes(method: int, *, num_layers: int) -> RecomputeName | Rec
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     method, num_layers = recompute_codes(config.recompute)
-    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in ("recompute", "pipeline_schedule")}
+    said_apart = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
+    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in said_apart}
     schedule = schedule_code(config.pipeline_schedule)
     return row | {"recompute_method": method, "recompute_num_layers": num_layers, "pipeline_schedule": schedule}

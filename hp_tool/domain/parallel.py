@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
@@ -66,6 +66,20 @@ class ParallelConfig:
     """Ranks of the data-parallel group that ZeRO shards over; 0: all of them."""
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    rank_order: str | None = None
+    """This and what follows are the same for all candidates of a query, and None where it says nothing."""
+    context_parallel_communication: ContextCommunication | None = None
+    hierarchical_context_parallel_sizes: tuple[int, int] | None = None
+    moe_token_dispatcher_type: TokenDispatcher | None = None
+
+
+OF_THE_QUERY = (
+    "rank_order",
+    "context_parallel_communication",
+    "hierarchical_context_parallel_sizes",
+    "moe_token_dispatcher_type",
+)
+"""Fields of ParallelConfig that no candidate varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +144,14 @@ class ParallelQuery:
     """Inference only: requests one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: int | tuple[int, ...] | None = None
     """Inference only: tokens of one forward pass; None: the engine's default."""
+
+
+def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:
+    """The configuration with what the query says for all of its candidates, so that it asks for the same again; levels of
+    context parallelism only where they make up its size.
+    """
+    said = {name: getattr(parallel, name) for name in OF_THE_QUERY}
+    sizes = parallel.hierarchical_context_parallel_sizes
+    if sizes is not None and sizes[0] * sizes[1] != config.context_parallel_size:
+        said["hierarchical_context_parallel_sizes"] = None
+    return replace(config, **said)

@@ -7,7 +7,7 @@ import math
 
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelConfig, PipelineSchedule
+from hp_tool.domain.parallel import ParallelConfig, PipelineSchedule, as_asked
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.errors import InputError
@@ -118,7 +118,7 @@ def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
     return Mend(
         change=change_in_words(asked.parallel, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)),
         changed=changed_fields(asked.parallel, after.parallel),
-        parallel=after.parallel,
+        parallel=as_asked(after.parallel, problem.parallel),
         num_gpus=problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,
         memory_saved_bytes=asked.memory.total_bytes - after.memory.total_bytes if asked.memory is not None else None,

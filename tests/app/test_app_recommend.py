@@ -13,7 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.problem import resolve_training
 from hp_tool.ranking import cost_space
-from hp_tool.schema import parse_query
+from hp_tool.schema import parse_query, to_dict
 from hp_tool.space.enumerate import CHUNK
 
 EVERY_RECOMPUTATION = [
@@ -164,3 +164,23 @@ def test_headline_days_of_gpt3_175b() -> None:
     assert 22.5 <= days["selective"] <= 24.5
     assert 29.5 <= days["full"] <= 31.5
     assert 1.29 <= days["full"] / days["selective"] <= 1.35
+
+
+def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_again() -> None:
+    said = {
+        "rank_order": "tp-dp-cp-ep-pp", "context_parallel_communication": "a2a+p2p",
+        "hierarchical_context_parallel_sizes": [4, 2], "moe_token_dispatcher_type": "flex",
+    }  # fmt: skip
+    query = {
+        "kind": "training", "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"sequence_length": 32768, "global_batch_size": 64},
+        "parallel": {"context_parallel_size": 8, "expert_parallel_size": [8], "recompute": "full"} | said,
+    }  # fmt: skip
+    best = recommend(query=parse_query(query), top=3).recommendations
+    assert best
+    for one in best:
+        again = query | {"parallel": to_dict(one.parallel)}
+        found = estimate(query=parse_query(again), with_mends=False)
+        assert found.parallel == one.parallel == one.estimate.parallel
+        assert found.time == one.estimate.time and found.memory == one.estimate.memory
+        assert to_dict(one.parallel)["hierarchical_context_parallel_sizes"] == [4, 2]
