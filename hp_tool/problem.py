@@ -42,7 +42,7 @@ class TrainingProblem:
     strategy: Strategy
     kind_profiles: tuple[EfficiencyProfile, ...] = ()
     """Of cluster.kinds; `profile` is then that of the kind whose predictions scatter more."""
-    parallel: ParallelQuery = ParallelQuery()
+    parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
     """As asked."""
     rows: Rows | None = None
     """What packed rows hold; None where all rows cost the same."""
