@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from hp_tool.cost.adapters import target_names
 from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, zero_stages
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.nanotron_rules import check_nanotron
 
 MAX_RANK = 65_536
 
 
 def check_training(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Raises InputError, which names the field to change."""
+    """Raises InputError or UnsupportedError, which name the field to change."""
+    if workload.framework == "nanotron":
+        check_nanotron(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
     _check_adapters(model, workload)
@@ -27,6 +31,7 @@ def check_two_kinds(query: Query) -> None:
     for unsupported, field in (
         (query.objective == "min_gpus", "objective"),
         (training is not None and training.packed, "training.packed"),
+        (training is not None and facts(training.framework).balances_blocks, "training.framework"),
         (training is not None and training.task == "lora", "training.task"),
         (not set(schedules) <= {None, "1f1b", "interleaved"}, "parallel.pipeline_schedule"),
         (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
@@ -49,7 +54,7 @@ def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
     for stage in stages:
         if stage is not None and stage not in known:
             raise InputError(
-                f"zero_stage {stage} is not {framework}: it shards gradients (2), or weights too (3)",
+                f"{framework} has no zero_stage {stage}; choose {' or '.join(map(str, known))}",
                 field="parallel.zero_stage",
             )
 
@@ -59,7 +64,7 @@ def _check_states(workload: TrainingWorkload) -> None:
         raise InputError("optimizer sgd has no second state; leave it out", field="training.exp_avg_sq_precision")
     if workload.master_precision is None:
         return
-    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
+    wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
     stored = workload.parameter_precision or ("fp32" if wide else "fp16" if workload.precision == "fp16" else "bf16")
     if stored == "fp32":
         raise InputError(

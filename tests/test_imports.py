@@ -30,6 +30,7 @@ FLOORS = (
         "schema",
         "serving",
         "strategy",
+        "nanotron_rules",
         "training_rules",
         "tuning",
         "correction",

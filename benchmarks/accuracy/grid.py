@@ -1,136 +1,170 @@
 """A real grid on 1 to 64 nodes of 8 H100: which configurations fail, how fast the others are, and their order in a cell.
 
-The runs are nanotron's; there is no profile of that framework, so Megatron Core's predicts them.
+The runs are nanotron's. By the shipped constants, which saw them; and by constants that did not see the row's model, or its
+number of nodes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 from scipy.stats import spearmanr
 
 from benchmarks.accuracy.data import Row, read
-from hp_tool.catalog import cluster
+from benchmarks.accuracy.fit_nanotron import fit
+from benchmarks.accuracy.grid_rows import FILE, GPU, Group, groups
+from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.efficiency import FrameworkEfficiency
 
-SEQUENCE = 4096
-GPU = "h100-sxm-80gb"
 MIN_CELL = 20
 """Rows below which a cell's rank correlation says nothing."""
-SHAPES = {
-    "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "tie_word_embeddings": True},
-    "8B": {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "tie_word_embeddings": False},
-}
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
-def shape(row: Row) -> ModelSpec:
-    """The Llama-like model of a row."""
-    return ModelSpec(
-        name=row["model"], num_attention_heads=32, num_key_value_heads=8 if row["variant"].startswith("gqa8") else 32,
-        vocab_size=131072, gated_mlp=True, normalization="rmsnorm", **SHAPES[row["model"]],
-    )  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One group's predictions beside what happened; arrays over its rows."""
+
+    group: Group
+    ran: Bools
+    legal: Bools
+    fits: Bools
+    """By memory, headroom kept free."""
+    fit_probability: Floats
+    time_ratio: Floats
+    """Predicted over measured throughput, minus one; of the rows that ran."""
+    memory_ratio: Floats
+    """Predicted over measured bytes, minus one; of the rows that ran."""
+    rank_correlation: float | None
 
 
-def config(row: Row) -> ParallelConfig:
-    return ParallelConfig(
-        tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), data_parallel_size=int(row["dp"]),
-        micro_batch_size=int(row["mbs"]), sequence_parallel=int(row["tp"]) > 1, zero_stage=int(row["zero"]),
-    )  # fmt: skip
+def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
+    """One group under these constants."""
+    found = group.predict(constants)
+    ran, legal, step_s = group.ran, group.legal, np.asarray(found.step_s)
+    room = np.log(group.cluster.gpu.memory_bytes / found.memory_total_bytes)
+    rank = float(spearmanr(-step_s[ran], -group.step_s[ran]).statistic) if ran.sum() >= MIN_CELL else None
+    return Cell(
+        group=group,
+        ran=ran,
+        legal=legal,
+        fits=np.asarray(found.feasible),
+        fit_probability=np.where(legal, ndtr(room / constants.memory_log_sd), 0.0),
+        time_ratio=group.step_s[ran] / step_s[ran] - 1.0,
+        memory_ratio=np.asarray(found.first_stage_bytes)[ran] / group.used_bytes[ran] - 1.0,
+        rank_correlation=rank,
+    )
 
 
-def costs(rows: list[Row]) -> TrainingCosts:
-    """Predictions for rows of one model, variant, batch and number of nodes."""
-    machine = cluster(ClusterQuery(gpu=GPU, num_gpus=8 * int(rows[0]["nodes"])))
-    return training_costs(
-        model=shape(rows[0]), cluster=machine,
-        workload=TrainingWorkload(sequence_length=SEQUENCE, global_batch_size=int(rows[0]["gbs"])),
-        profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
-        candidates=Candidates.from_configs(config(row) for row in rows),
-    )  # fmt: skip
+def held_out(rows: list[Row]) -> list[Cell]:
+    """Every group by constants fitted on other models: leave one model out."""
+    models = sorted({row["model"] for row in rows})
+    constants = {name: fit(rows=[row for row in rows if row["model"] != name]) for name in models}
+    return [predicted(group, constants[group.model.name]) for group in groups(rows)]
 
 
-def evaluate(folder: Path) -> dict[str, Any] | None:
-    """Counts and shares over the whole grid, and per cell of (model, key/value heads, nodes); None without the file."""
-    rows = read(folder, "grid_h100_nanotron.csv")
-    if not rows:
-        return None
-    kept = [row for row in rows if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"])]
-    grouped: dict[tuple[str, str, int, str], list[Row]] = defaultdict(list)
-    for row in kept:
-        grouped[(row["model"], row["variant"].split("_")[0], int(row["nodes"]), row["gbs"])].append(row)
-    cells = [_cell(key, cell) for key, cell in sorted(grouped.items())]
-    errors = np.concatenate([cell.pop("errors") for cell in cells])
-    memory = np.concatenate([cell.pop("memory_errors") for cell in cells])
-    ok, failed, refused, caught = (sum(cell[key] for cell in cells) for key in ("ok", "failed", "refused", "caught"))
-    ranked = [cell["rank_correlation"] for cell in cells if cell["rank_correlation"] is not None]
+def held_out_nodes(rows: list[Row]) -> list[Cell]:
+    """Every group by constants fitted on other numbers of nodes: two folds, every second size in each."""
+    sizes = sorted({row["nodes"] for row in rows}, key=int)
+    cells = []
+    for fold in (sizes[::2], sizes[1::2]):
+        constants = fit(rows=[row for row in rows if row["nodes"] not in fold])
+        cells += [predicted(group, constants) for group in groups(row for row in rows if row["nodes"] in fold)]
+    return cells
+
+
+def summary(cells: list[Cell]) -> dict[str, Any]:
+    """Counts and shares over all cells."""
+    ran, legal, fits, probability = (
+        np.concatenate([getattr(cell, name) for cell in cells]) for name in ("ran", "legal", "fits", "fit_probability")
+    )
+    time, memory = (np.concatenate([getattr(cell, name) for cell in cells]) for name in ("time_ratio", "memory_ratio"))
+    called = legal & fits
+    ranked = [cell.rank_correlation for cell in cells if cell.rank_correlation is not None]
     return {
-        "rows": len(rows),
-        "dropped": len(rows) - len(kept),
-        "ran": ok,
-        "ran_but_refused": refused,
-        "ran_but_refused_share": refused / ok,
-        "failed": failed,
-        "failed_called_infeasible_share": caught / failed if failed else None,
-        "throughput_median_error": float(np.median(np.abs(errors))),
-        "throughput_bias": float(np.expm1(np.median(np.log1p(errors)))),
+        "ran": int(ran.sum()),
+        "ran_but_refused": int((ran & ~called).sum()),
+        "ran_but_refused_share": float((~called)[ran].mean()),
+        "failed": int((~ran).sum()),
+        "failed_called_infeasible_share": float((~called)[~ran].mean()),
+        "failed_called_illegal_share": float((~legal)[~ran].mean()),
+        "fit_brier": float(((probability - ran) ** 2).mean()),
+        "throughput_median_error": float(np.median(np.abs(time))),
+        "throughput_bias": float(np.expm1(np.median(np.log1p(time)))),
+        "throughput_within_2x_share": float((np.abs(np.log1p(time)) < np.log(2.0)).mean()),
         "memory_median_error": float(np.median(np.abs(memory))),
         "memory_bias": float(np.median(memory)),
         "rank_correlation_median": median(ranked) if ranked else None,
-        "cells": cells,
     }
 
 
-def _cell(key: tuple[str, str, int, str], rows: list[Row]) -> dict[str, Any]:
-    model, heads, nodes, _ = key
-    found = costs(rows)
-    ran = np.array([row["status"] == "ok" for row in rows])
-    measured = np.array([float(row["tok_s_gpu"] or "nan") for row in rows])[ran]
-    predicted = int(rows[0]["gbs"]) * SEQUENCE / (found.step_s * 8 * nodes)
-    used = np.array([float(row["mem_gb"] or "nan") for row in rows])[ran] * 2**30
-    allocated = (found.memory_total_bytes - found.memory_parts["overhead"])[ran]
+def evaluate(folder: Path) -> dict[str, Any] | None:
+    """By the shipped constants, leaving one model out, leaving one number of nodes out; None without the file."""
+    rows = read(folder, FILE)
+    if not rows:
+        return None
+    shipped = efficiency(gpu=gpu(GPU), framework="nanotron").framework
+    by = {
+        "shipped": [predicted(group, shipped) for group in groups(rows)],
+        "model_left_out": held_out(rows),
+        "nodes_left_out": held_out_nodes(rows),
+    }
+    kept = sum(len(cell.group.rows) for cell in by["shipped"])
     return {
-        "model": model,
-        "attention": heads,
-        "nodes": nodes,
-        "ok": int(ran.sum()),
-        "failed": int((~ran).sum()),
-        "refused": int((ran & ~found.feasible).sum()),
-        "caught": int((~ran & ~found.feasible).sum()),
-        "throughput_median_error": float(np.median(np.abs(predicted[ran] / measured - 1.0))) if ran.any() else None,
-        "rank_correlation": _rank_correlation(predicted[ran], measured),
-        "errors": predicted[ran] / measured - 1.0,
-        "memory_errors": (allocated / used - 1.0)[np.isfinite(used)],
+        "rows": len(rows),
+        "dropped": len(rows) - kept,
+        **{name: summary(cells) for name, cells in by.items()},
+        "cells": [_cell(cell) for cell in by["model_left_out"]],
     }
 
 
-def _rank_correlation(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float | None:
-    return float(spearmanr(predicted, measured).statistic) if len(measured) >= MIN_CELL else None
+def _cell(cell: Cell) -> dict[str, Any]:
+    return {
+        "model": cell.group.model.name,
+        "num_key_value_heads": cell.group.model.kv_heads,
+        "nodes": cell.group.cluster.num_gpus // 8,
+        "ran": int(cell.ran.sum()),
+        "failed": int((~cell.ran).sum()),
+        "throughput_median_error": float(np.median(np.abs(cell.time_ratio))) if cell.ran.any() else None,
+        "memory_median_error": float(np.median(np.abs(cell.memory_ratio))) if cell.ran.any() else None,
+        "rank_correlation": cell.rank_correlation,
+    }
+
+
+_TITLES = {
+    "shipped": "shipped constants [in sample]",
+    "model_left_out": "leaving one model out [held out]",
+    "nodes_left_out": "leaving every second number of nodes out [held out]",
+}
 
 
 def as_text(found: dict[str, Any]) -> str:
-    lines = [
-        f"Grid of {found['rows']} nanotron runs on H100 ({found['dropped']} dropped: sizes do not multiply to the batch)  "
-        "[held out]",
-        f"  ran but refused {found['ran_but_refused']} of {found['ran']} ({found['ran_but_refused_share']:.2%}); "
-        f"failed and called infeasible {found['failed_called_infeasible_share']:.1%} of {found['failed']}",
-        f"  throughput: median error {found['throughput_median_error']:.1%}, bias {found['throughput_bias']:+.1%}; "
-        f"memory: median error {found['memory_median_error']:.1%}, bias {found['memory_bias']:+.1%}; "
-        f"rank correlation in a cell {found['rank_correlation_median']:.2f} (median)",
-    ]
+    lines = [f"Grid of {found['rows']} nanotron runs on H100 ({found['dropped']} dropped: sizes do not multiply to the batch)"]
+    for name, title in _TITLES.items():
+        s = found[name]
+        lines += [
+            f"  {title}",
+            f"    ran but refused {s['ran_but_refused']} of {s['ran']} ({s['ran_but_refused_share']:.2%}); failed and called "
+            f"infeasible {s['failed_called_infeasible_share']:.1%} of {s['failed']} ({s['failed_called_illegal_share']:.1%} "
+            f"because the framework would not start); Brier score of the probability to run {s['fit_brier']:.3f}",
+            f"    throughput: median error {s['throughput_median_error']:.1%}, bias {s['throughput_bias']:+.1%}, "
+            f"{s['throughput_within_2x_share']:.0%} within a factor of two; memory: median error "
+            f"{s['memory_median_error']:.1%}, bias {s['memory_bias']:+.1%}; rank correlation in a cell "
+            f"{s['rank_correlation_median']:.2f} (median)",
+        ]
     lines += [
-        f"  {cell['model']} {cell['attention']:5} {cell['nodes']:3} nodes: {cell['ok']:4} ran, {cell['failed']:4} failed, "
-        f"median error {cell['throughput_median_error']:.0%}, rank correlation {cell['rank_correlation']:.2f}"
+        f"  {cell['model']}, {cell['num_key_value_heads']:2} key/value heads, {cell['nodes']:3} nodes: {cell['ran']:4} ran, "
+        f"{cell['failed']:4} failed, median error {cell['throughput_median_error']:.0%}, memory "
+        f"{cell['memory_median_error']:.0%}, rank correlation {cell['rank_correlation']:.2f}"
         for cell in found["cells"]
         if cell["rank_correlation"] is not None
     ]

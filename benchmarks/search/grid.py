@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.grid import config
+from benchmarks.accuracy.grid_rows import config
 from benchmarks.search.shapes import Shapes, model_of
 from hp_tool.catalog import cluster
 from hp_tool.cost.candidates import Candidates, FloatArray

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.grid import SHAPES
+from benchmarks.accuracy.grid_rows import SHAPES
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog import model_from_mapping
 from hp_tool.domain.model import ModelSpec

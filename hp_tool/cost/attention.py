@@ -60,7 +60,7 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
         split = split + s.tokens * s.saved_input * heads * v
     if model.kv_lora_rank is not None:
         split = split + s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
-    elif model.positions == "rotary":
+    elif model.positions == "rotary" and s.facts.keeps_unrotated_heads:
         split = split + s.tokens * s.e * (heads + kv_heads) * qk
     latent: FloatArray | float = 0.0
     if model.kv_lora_rank is not None:

@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 
+from hp_tool.cost.balanced import splits
 from hp_tool.cost.candidates import ONE_F_ONE_B, BoolArray, Candidates, IntArray
 from hp_tool.cost.elementwise import anywhere, maximum
 from hp_tool.cost.schedules.legality import least_micro_batches, schedule_broken, schedule_rule
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -26,6 +28,7 @@ REASONS = (
     "experts_not_divisible",
     "interleaving_needs_pipeline",
     "micro_batches_not_divisible",
+    "too_few_micro_batches",
     "shards_not_divisible",
     "schedule_not_applicable",
     "kinds_not_divisible",
@@ -38,7 +41,7 @@ MEMORY = "memory"
 
 
 def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates) -> IntArray:
-    """0 where Megatron Core would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    """0 where the framework would accept the configuration, else the broken rules as bits; shape of the candidates."""
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
@@ -47,13 +50,14 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
         (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
-        _layers_broken(model, cluster, c),
+        _layers_broken(model, cluster, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         _sequence_broken(workload, c),
         _experts_broken(model, c),
         (v > 1) & (p < 2),
         (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
+        _pipeline_unfilled(workload, c),
         _shards_broken(model, c),
         schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
@@ -80,11 +84,24 @@ def _sequence_pieces(c: Candidates) -> IntArray:
     return pieces
 
 
-def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates) -> BoolArray:
-    """Every chunk holds the same number of layers; or, on a power of two of stages (other sizes are rather mistakes), of
+def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> BoolArray | bool:
+    """Some frameworks' 1F1B wants m >= p - 1."""
+    if not facts(workload.framework).fills_pipeline:
+        return False
+    micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
+    few: BoolArray = micro_batches < c.pipeline_parallel_size - 1
+    return few
+
+
+def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates, *, framework: str) -> BoolArray:
+    """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
+    holds the same number of layers; or, on a power of two of stages (other sizes are rather mistakes), of
     layers and pipeline ends together, see `stages.uneven_ends`. Two kinds of GPU hold any number each.
     """
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
+    if facts(framework).balances_blocks:
+        empty: BoolArray = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
+        return empty
     chunks = p * c.virtual_pipeline_parallel_size
     if cluster.kinds:  # balanced layer by layer; at least one in each chunk
         too_few: BoolArray = chunks > layers
@@ -154,6 +171,24 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
             f"{model.ffn_size}; choose a common divisor",
             needed=t,
             available=model.hidden_size,
+        )
+    if name == "layers_not_divisible" and facts(workload.framework).balances_blocks:
+        empty = splits(model, p).empty
+        return Reason(
+            code=name,
+            message=f"{workload.framework} splits {layers} layers and the output layer by weight: with pipeline_parallel_size "
+            f"{p} x virtual_pipeline_parallel_size {v}, {empty} stages would hold nothing; choose fewer stages and one chunk",
+            needed=p * v,
+            available=layers,
+        )
+    if name == "too_few_micro_batches":
+        return Reason(
+            code=name,
+            message=f"{workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} micro-batches, not "
+            f"{batch // max(d * b, 1)} = global_batch_size / (data {d} x micro {b}); "
+            "choose fewer stages or smaller micro-batches",
+            needed=p - 1,
+            available=batch // max(d * b, 1),
         )
     if name == "layers_not_divisible":
         return Reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -10,7 +11,9 @@ def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
 
     Megatron Core: its fp32 copy, overwritten with the gradient, fused or not. Plain torch (FSDP): the fp32 log-softmax that
     backward keeps, its gradient and that of the logits in fp32; a fused kernel (flash-attn's) the gradient alone, e bytes.
+    nanotron: the fp32 logits and their softmax, in which the gradient is computed; the 16-bit logits are gone.
     """
-    if workload.framework != "torch-fsdp":
-        return e + 4.0
-    return 2.0 * e if workload.cross_entropy == "fused" else e + 12.0
+    kept = facts(workload.framework)
+    if kept.fused_loss_in_place and workload.cross_entropy == "fused":
+        return 2.0 * e
+    return e * kept.keeps_narrow_logits + 4.0 * kept.loss_copies

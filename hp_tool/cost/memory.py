@@ -36,6 +36,8 @@ class Memory:
     layer_activations: FloatArray
     """The transformer layers' share of `activations`."""
     worst_stage: FloatArray
+    first_stage: FloatArray
+    """Allocated on the first stage, without `overhead`."""
     total: FloatArray
 
 
@@ -64,6 +66,8 @@ def memory(
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, stages.pace)
 
+    framework = profile.framework
+    temporary = framework.temporaries_fraction or framework.workspace_bytes
     alone = p == 1
     # Where the pipeline is folded, both ends of the model are on the first rank; in DualPipe on the last one too.
     scheduled = anywhere(c.pipeline_schedule)
@@ -78,7 +82,7 @@ def memory(
     ends = []
     for layer, end, name, from_end, is_first, is_last in (
         (layers[0], stages.first, "first", p - 1 - before, embedding_first, output_first),
-        (layers[1], stages.last, "last", after, embedding_last, output_last),
+        (layers[1], stages.last, "last", after + stages.output_from_end, embedding_last, output_last),
     ):
         chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
         saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
@@ -89,15 +93,17 @@ def memory(
             saved = saved + waiting * end.layers * layer.saved_selective
             logits = logits + is_last * waiting * e * model.vocab_size / model.hidden_size * hidden / t
         working = layer.backward_working + recomputed_working(candidates=c, layer=layer, layers=end.layers / v)
+        activations = saved + is_last * inputs + is_first * mask
+        unsaved = framework.workspace_bytes + framework.temporaries_fraction * (activations + logits) if temporary else 0.0
         ends.append(
             {
                 "weights": getattr(states, f"{name}_weights"),
                 "gradients": getattr(states, f"{name}_gradients"),
                 "optimizer": getattr(states, f"{name}_optimizer"),
-                "activations": saved + is_last * inputs + is_first * mask,
+                "activations": activations,
                 "logits": logits,
                 # The loss's memory is free again when the backward pass reaches the layers.
-                "buffers": maximum(working - logits, 0.0) + gathered,
+                "buffers": maximum(working - logits, 0.0) + gathered + unsaved,
                 "layers": saved,
             }
         )
@@ -107,11 +113,12 @@ def memory(
     parts = {name: where(later, last[name], first[name]) for name in first}
     worst = maximum(allocated, allocated_last)
     layer_activations = parts.pop("layers")
-    parts["overhead"] = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * worst
+    parts["overhead"] = profile.gpu.context_bytes + framework.fragmentation_fraction * worst
     return Memory(
         parts=parts,
         layer_activations=layer_activations,
-        worst_stage=where(later, p - 1 - after, before),
+        worst_stage=where(later, p - 1 - after - stages.output_from_end, before),
+        first_stage=allocated,
         total=worst + parts["overhead"],
     )
 

@@ -113,6 +113,7 @@ class MixedPipeline:
             parts={name: parts[name] for name in TIME_PARTS},
             step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),
             layers_by_kind=(on_first, on_second),
+            first_stage_bytes=both[0].first_stage_bytes,
         )
 
     def _bubble(self, candidates: Candidates, both: Sequence[TrainingCosts], *, slowest: Column) -> Column:
@@ -136,7 +137,7 @@ def _stage_seconds(costs: TrainingCosts, m: FloatArray) -> Column:
 
 def _chosen(condition: Any, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
     """Row by row one or the other."""
-    names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "capacity_bytes", "step_s")
+    names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "capacity_bytes", "step_s")
     columns: dict[str, Any] = {name: where(condition, getattr(yes, name), getattr(no, name)) for name in names}
     return TrainingCosts(
         memory_parts={name: where(condition, size, no.memory_parts[name]) for name, size in yes.memory_parts.items()},

@@ -13,11 +13,14 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
-    """Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activation(s) and activation (split)."""
+    """Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activation(s) and activation (split); unfused,
+    the activated gate too.
+    """
     hidden = model.ffn_size / s.t
     gates = 2.0 if model.gated_mlp else 1.0
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    split = s.tokens * hidden * (gates * s.e + s.saved_input)
+    activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
+    split = s.tokens * hidden * (gates * s.e + activated + s.saved_input)
     gathered = where(s.sharded, 2.0, 0.0) + 1.0
     return BlockBytes(saved=replicated + split, working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden))
 

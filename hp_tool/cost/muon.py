@@ -80,7 +80,7 @@ def orthogonalize_seconds(
     muon_tp_mode blockwise), queries, keys and values apart (muon_split_qkv); whole matrices are dealt out to the `shards`
     ranks that divide the states (LayerWiseDistributedOptimizer), so that a rank has at least one.
     """
-    stages = stage_layers(model, candidates)
+    stages = stage_layers(model, candidates, framework="megatron-core")
     layers = maximum(maximum(stages.first.layers, stages.last.layers), stages.pace)
     machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
     dense = list(layer_linears(model, candidates))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hp_tool.cost.block import Column
 from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.workload import StatePrecision, TrainingWorkload
 
 STATE_BYTES: dict[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -49,7 +50,7 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     master copies are those of Megatron's precision-aware optimizer; one scale per tensor for fp16 and fp8 states is not
     counted. `remainder` keeps of the fp32 master copy the 16 bits that bf16 weights do not hold already.
     """
-    wide = workload.precision == "fp32" or workload.framework == "torch-fsdp"
+    wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
     weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
     first = STATE_BYTES[workload.optimizer_precision or "fp32"]
     second = STATE_BYTES[workload.exp_avg_sq_precision] if workload.exp_avg_sq_precision else first

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
 from hp_tool.cost.elementwise import where
+from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -44,6 +45,8 @@ class Shapes:
     """Bytes of a dropout mask element, 0 without dropout."""
     saved_input: float
     """Bytes an element of a matmul input kept for the weight gradient: 1 where matmuls run in 8 bits or fewer, else e."""
+    facts: FrameworkFacts
+    """What the framework keeps."""
 
 
 def activation_element_bytes(workload: TrainingWorkload) -> float:
@@ -65,5 +68,6 @@ def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidat
         h=float(model.hidden_size),
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,
+        facts=facts(workload.framework),
         saved_input=1.0 if workload.precision in NARROW else e,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.cost.balanced import splits
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.section import Section
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
 
@@ -34,6 +36,14 @@ class StageLayers:
     last: End
     pace_moe_fraction: Column
     """Share of layers with experts on the stage that sets the pace."""
+    fewer_first: Column
+    """Layers by which the first stage has fewer than the pace."""
+    fewer_last: Column
+    """The same of the stage with the output layer."""
+    fewer: Column
+    """The same of all stages together."""
+    output_from_end: Column = 0
+    """Stages behind the one that has the output layer."""
 
 
 def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
@@ -46,11 +56,13 @@ def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
     return (model.total_layers % chunks != 0) * 1
 
 
-def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
+def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) -> StageLayers:
     """The layers of both ends."""
     if isinstance(candidates, Section):
         return _section_layers(model, candidates)
     p = candidates.pipeline_parallel_size
+    if facts(framework).balances_blocks:
+        return _balanced_layers(model, p)
     fewer = uneven_ends(model, candidates)
     each = (model.total_layers + 2 * fewer) / p
     extra = model.num_nextn_predict_layers
@@ -59,7 +71,10 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     first, last = each - fewer + ((p == 1) * extra + on_v), each - fewer + (extra - on_v)
     if not model.num_experts:
         ends = [End(layers=layers, moe_fraction=0.0) for layers in (first, last)]
-        return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0)
+        return StageLayers(
+            pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0,
+            fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
+        )  # fmt: skip
     dense = model.total_layers - moe_layers(model)
     on_first = minimum(dense, each)
     on_last = maximum(dense - (model.total_layers - each), 0.0)
@@ -67,7 +82,25 @@ def stage_layers(model: ModelSpec, candidates: Candidates) -> StageLayers:
     # A stage between the ends holds the fewest of the leading dense layers.
     between = 1.0 - maximum(dense - each, 0.0) / each
     pace = where(p > 2, maximum(between, 0.0), maximum(ends[0].moe_fraction, ends[1].moe_fraction))
-    return StageLayers(pace=each, first=ends[0], last=ends[1], pace_moe_fraction=pace)
+    return StageLayers(
+        pace=each, first=ends[0], last=ends[1], pace_moe_fraction=pace,
+        fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
+    )  # fmt: skip
+
+
+def _balanced_layers(model: ModelSpec, p: Column) -> StageLayers:
+    """Dense layers and the output layer, split by weight."""
+    found = splits(model, p)
+    return StageLayers(
+        pace=found.most,
+        first=End(layers=found.first, moe_fraction=0.0),
+        last=End(layers=found.output, moe_fraction=0.0),
+        pace_moe_fraction=0.0,
+        fewer_first=found.most - found.first,
+        fewer_last=found.most - found.output,
+        fewer=p * found.most - model.num_hidden_layers,
+        output_from_end=found.output_from_end,
+    )
 
 
 def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
@@ -80,4 +113,8 @@ def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
     for stage, held in zip((0, c.stages - 1), layers, strict=True):
         leading = minimum(maximum(dense - (c.layers_before + stage * c.layers), 0.0), c.layers)
         ends.append(End(layers=held, moe_fraction=1.0 - leading / held if model.num_experts else 0.0))
-    return StageLayers(pace=c.layers, first=ends[0], last=ends[1], pace_moe_fraction=ends[1].moe_fraction)
+    fewer = uneven_ends(model, c)
+    return StageLayers(
+        pace=c.layers, first=ends[0], last=ends[1], pace_moe_fraction=ends[1].moe_fraction,
+        fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
+    )  # fmt: skip

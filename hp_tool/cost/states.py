@@ -29,6 +29,7 @@ from hp_tool.cost.section import Section
 from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -64,7 +65,7 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     """
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
-    stages = stage_layers(model, candidates)
+    stages = stage_layers(model, candidates, framework=workload.framework)
     dense = layer_parameters(model, tensor_parallel_size=t)
     more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
@@ -82,9 +83,9 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
 
-def end_matrices(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
+def end_matrices(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
     """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
-    stages = stage_layers(model, candidates)
+    stages = stage_layers(model, candidates, framework=workload.framework)
     dense = layer_matrix_parameters(model, candidates)
     more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
@@ -99,7 +100,7 @@ def end_adapters(
     """Parameters of LoRA's adapters on one rank of the first and of the last stage: routed experts', or all others'."""
     if workload.lora is None:
         return None, None
-    stages = stage_layers(model, candidates)
+    stages = stage_layers(model, candidates, framework=workload.framework)
     dense, sparse = (
         layer_adapter_parameters(model, workload.lora, candidates, moe=moe, routed=routed)
         for moe in (False, bool(model.num_experts))
@@ -108,14 +109,14 @@ def end_adapters(
     return folded_ends(candidates, plain=(first, last), layers=(first, last), ends=0.0)
 
 
-def end_expert_parameters(model: ModelSpec, candidates: Candidates) -> tuple[Column, Column]:
+def end_expert_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
     """Routed experts on one rank of the first and of the last stage."""
 
     def on(end: End) -> Column:
         ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
         return end.layers * end.moe_fraction * expert_parameters(model) / ranks
 
-    stages = stage_layers(model, candidates)
+    stages = stage_layers(model, candidates, framework=workload.framework)
     layers = on(stages.first), on(stages.last)
     return folded_ends(candidates, plain=layers, layers=layers, ends=0.0)
 
@@ -135,17 +136,18 @@ def state_costs(
     group: dict[str, Any] = machine | {
         "zero_stage": c.zero_stage,
         "all_reduced_below": 2 if workload.optimizer == "muon" else 1,
+        "bucket_share": facts(workload.framework).bucket_bytes / size.gradients,
     }
     order = cluster.rank_order
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
     ends = end_parameters(model, workload, c)
-    matrices = end_matrices(model, c) if size.lighter_matrices else (0.0, 0.0)
+    matrices = end_matrices(model, workload, c) if size.lighter_matrices else (0.0, 0.0)
     added = end_adapters(model, workload, c, routed=False)
     costs = _group_costs(*_ends(ends, matrices, added, size), sharding=division, **group)
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
-        ends = end_expert_parameters(model, c)
+        ends = end_expert_parameters(model, workload, c)
         added = end_adapters(model, workload, c, routed=True)
         experts = _group_costs(*_ends(ends, ends, added, size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
@@ -193,9 +195,11 @@ def _group_costs(
     profile: EfficiencyProfile,
     zero_stage: Column,
     all_reduced_below: int,
+    bucket_share: float,
 ) -> dict[str, Column]:
     """The costs of parameters that the same ranks hold. Below that ZeRO stage gradients are all-reduced, from it on
-    reduce-scattered."""
+    reduce-scattered. Replicas reduce in buckets of that share of the accumulated gradients' bytes.
+    """
     shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
     data = group_ring(group=sharding.shard_group, cluster=cluster, profile=profile)
@@ -206,12 +210,13 @@ def _group_costs(
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * cluster.gpu.memory_bandwidth_bytes_per_second
+    held = gradient_share + bucket_share * (sharding.shards > 1) if bucket_share else gradient_share
     return {
         "first_weights": first.weights * weight_share,
-        "first_gradients": first.gradients * gradient_share,
+        "first_gradients": first.gradients * held,
         "first_optimizer": first.optimizer * optimizer_share,
         "last_weights": last.weights * weight_share,
-        "last_gradients": last.gradients * gradient_share,
+        "last_gradients": last.gradients * held,
         "last_optimizer": last.optimizer * optimizer_share,
         "reduce_s": data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0)),
         "replica_s": sharding.replica_seconds(gradients, cluster=cluster, profile=profile),

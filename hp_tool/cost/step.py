@@ -7,6 +7,7 @@ from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import send_seconds
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.head import HeadTime
+from hp_tool.cost.host import host_waits, message_stalls
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.placement import dense_group
@@ -15,7 +16,7 @@ from hp_tool.cost.schedules.folded import share_of_ends
 from hp_tool.cost.section import Section
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import exposed, fully_sharded_seconds
-from hp_tool.cost.stages import StageLayers, uneven_ends
+from hp_tool.cost.stages import StageLayers
 from hp_tool.cost.states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -81,10 +82,11 @@ def time_parts(
     if isinstance(c, Section):
         embedding, output = c.holds_embedding * embedding, c.holds_output * output
     both_ends = embedding + output
-    fewer = uneven_ends(model, c) * body / layers
-    end = where(p > 1.0, maximum(maximum(embedding, output) - fewer, 0.0), both_ends)
+    each = body / layers
+    ends = maximum(embedding - stages.fewer_first * each, output - stages.fewer_last * each)
+    end = where(p > 1.0, maximum(ends, 0.0), both_ends)
     output_share = where(output >= embedding, minimum(end, (1.0 + extra) * head.output_communication), 0.0)
-    others = (p - 1.0) * body + both_ends - 2.0 * fewer - end
+    others = (p - 1.0) * body + both_ends - stages.fewer * each - end
     passes = layers * (layer.forward + layer.tensor + layer.context + layer.expert)
     if isinstance(c, Section):
         others = c.stages * body + both_ends
@@ -97,14 +99,19 @@ def time_parts(
         bubble = where(splits_backward(c), where(folded, (p - 1.0) * body, others) * split, bubble)
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
     framework = profile.framework
+    overhead: Column = zeros_like(p) + framework.step_overhead_s
+    if framework.host_layer_s:
+        waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=layers, device_s=body)
+        overhead, bubble = overhead + m * waits, bubble + (p - 1.0) * waits
+    stalled, stalled_once = message_stalls(profile=profile, cluster=cluster, candidates=c)
     return {
         "compute": m * (compute + end - output_share),
         "recompute": m * recompute,
         "tensor_parallel": m * (tensor + output_share),
         "context_parallel": m * context + zeros_like(p),
         "expert_parallel": m * expert + zeros_like(p),
-        "pipeline_bubble": bubble + 2.0 * (p - 1.0) * transfer,
-        "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer,
+        "pipeline_bubble": bubble + 2.0 * (p - 1.0) * transfer + stalled_once,
+        "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * chunks * transfer + m * stalled,
         "data_parallel": data_parallel_seconds(
             profile=profile,
             candidates=c,
@@ -115,7 +122,7 @@ def time_parts(
             layers=layers,
         ),
         "optimizer": states.update_s,
-        "overhead": zeros_like(p) + framework.step_overhead_s,
+        "overhead": overhead,
     }
 
 

@@ -40,7 +40,7 @@ from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 DEFAULT_STRATEGY = Strategy()
-_TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
+_TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "step_s")
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 
@@ -55,6 +55,8 @@ class TrainingCosts:
     layer_activations_bytes: FloatArray
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
+    first_stage_bytes: FloatArray
+    """Allocated on the first stage: what a run reports whose first rank speaks for all."""
     capacity_bytes: FloatArray | float
     """Usable bytes of the device; of the kind that memory_parts are of, where there are two."""
     parts: dict[str, FloatArray]
@@ -114,7 +116,7 @@ def training_costs(
     """
     # Layers depend on few axes: compute them once for each combination that occurs.
     machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
-    stages = stage_layers(model, candidates)
+    stages = stage_layers(model, candidates, framework=workload.framework)
     kinds, kind_of = distinct_rows(candidates, LAYER_AXES)
     timing: dict[str, Any] = {"strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
     if model.architecture == "encoder_decoder":
@@ -153,6 +155,7 @@ def training_costs(
         layer_activations_bytes=held.layer_activations,
         worst_stage=held.worst_stage,
         memory_total_bytes=held.total,
+        first_stage_bytes=held.first_stage,
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
         parts=parts,
         step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),

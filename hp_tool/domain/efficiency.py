@@ -115,6 +115,20 @@ class FrameworkEfficiency:
     fragmentation_fraction: float
     """Reserved over allocated memory, minus one."""
     fitted_on: str
+    host_layer_s: float = 0.0
+    """Host: launching the kernels of one layer's forward and backward pass, for one micro-batch. Counts where devices are
+    done sooner; 0: they never are."""
+    host_tensor_stall_s: float = 0.0
+    """The same, added for each rank of a tensor-parallel group that spans nodes: every collective waits for the slowest."""
+    host_pipeline_stall_s: float = 0.0
+    """The same, added for each tensor-parallel rank where pipeline stages are on different nodes."""
+    message_stall_s: float = 0.0
+    """By which each blocking message between pipeline stages is held up in jobs of more than `message_stall_nodes` nodes."""
+    message_stall_nodes: int = 0
+    temporaries_fraction: float = 0.0
+    """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
+    workspace_bytes: float = 0.0
+    """What libraries hold inside the framework's allocator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ class Recompute:
 
 
 def zero_stages(framework: str) -> tuple[int, ...]:
-    """The ZeRO stages a framework knows: FSDP shards gradients and states (2), or weights too (3)."""
-    return (2, 3) if framework == "torch-fsdp" else (0, 1, 2, 3)
+    """The ZeRO stages a framework knows: FSDP shards gradients and states (2), or weights too (3); nanotron states at most."""
+    return {"torch-fsdp": (2, 3), "nanotron": (0, 1)}.get(framework, (0, 1, 2, 3))
 
 
 def default_zero_stage(framework: str) -> int:

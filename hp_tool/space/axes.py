@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, zero_stages
+from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, RecomputeName, zero_stages
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
@@ -62,10 +63,12 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     n = cluster.num_gpus
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
+    # A framework that balances blocks has neither interleaving nor context parallelism.
+    plain = whole or ((1,) if facts(workload.framework).balances_blocks else None)
     layers = model.num_hidden_layers
     chunks = (
         _values(query.virtual_pipeline_parallel_size)
-        or whole
+        or plain
         or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0)
     )
     shards = _values(query.data_parallel_shard_size) or (0,)
@@ -73,12 +76,12 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
         pipeline_parallel_size=_values(query.pipeline_parallel_size) or whole or _divisors(layers, n),
         virtual_pipeline_parallel_size=chunks,
-        context_parallel_size=_values(query.context_parallel_size) or whole or _context_sizes(workload, n),
+        context_parallel_size=_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
         expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
-        recompute=_recompute(query),
+        recompute=_recompute(query, ("none", "full") if plain else ("none", "selective", "full")),
         zero_stage=_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
         known_zero_stages=zero_stages(workload.framework),
         data_parallel_shard_size=shards,
@@ -125,9 +128,9 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
     return tuple(1 << k for k in range(largest.bit_length()))
 
 
-def _recompute(query: ParallelQuery) -> tuple[tuple[int, int], ...]:
+def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int], ...]:
     if query.recompute is None:
-        return tuple(recompute_codes(name) for name in ("none", "selective", "full"))
+        return tuple(recompute_codes(name) for name in known)
     asked = query.recompute if isinstance(query.recompute, tuple) else (query.recompute,)
     return tuple(dict.fromkeys(recompute_codes(value) for value in asked))
 

@@ -1,0 +1,107 @@
+"""The rows of the published nanotron grid as the nouns of the cost model, and their predictions.
+
+Shapes: Llama-like, multi-head attention unless `variant` says gqa8. `mem_gb` is what the first pipeline stage held: it falls
+and rises with the micro-batches that stage has in flight, and knows nothing of the logits on another one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accuracy.data import Row
+from hp_tool.catalog import cluster
+from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.feasibility import legality
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
+
+FILE = "grid_h100_nanotron.csv"
+SEQUENCE = 4096
+GPU = "h100-sxm-80gb"
+SHAPES = {
+    "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "tie_word_embeddings": True},
+    "8B": {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "tie_word_embeddings": False},
+}
+
+
+def shape(row: Row) -> ModelSpec:
+    """The Llama-like model of a row."""
+    return ModelSpec(
+        name=row["model"], num_attention_heads=32, num_key_value_heads=8 if row["variant"].startswith("gqa8") else 32,
+        vocab_size=131072, gated_mlp=True, normalization="rmsnorm", **SHAPES[row["model"]],
+    )  # fmt: skip
+
+
+def config(row: Row) -> ParallelConfig:
+    return ParallelConfig(
+        tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), data_parallel_size=int(row["dp"]),
+        micro_batch_size=int(row["mbs"]), sequence_parallel=int(row["tp"]) > 1, zero_stage=int(row["zero"]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rows of one model, kind of attention, number of nodes and batch: what one call predicts."""
+
+    rows: list[Row]
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: TrainingWorkload
+    candidates: Candidates
+
+    def predict(self, constants: FrameworkEfficiency) -> TrainingCosts:
+        """Predictions for the rows."""
+        return training_costs(
+            model=self.model, cluster=self.cluster, workload=self.workload, candidates=self.candidates,
+            profile=EfficiencyProfile(gpu=gpu_efficiency(GPU), framework=constants),
+        )  # fmt: skip
+
+    @property
+    def legal(self) -> NDArray[np.bool_]:
+        """Which rows the framework would start."""
+        codes = legality(model=self.model, cluster=self.cluster, workload=self.workload, candidates=self.candidates)
+        found: NDArray[np.bool_] = codes == 0
+        return found
+
+    @property
+    def ran(self) -> NDArray[np.bool_]:
+        return np.array([row["status"] == "ok" for row in self.rows])
+
+    @property
+    def step_s(self) -> NDArray[np.float64]:
+        """Measured; not a number where the run failed."""
+        rate = np.array([float(row["tok_s_gpu"] or "nan") for row in self.rows])
+        return self.workload.global_batch_size * SEQUENCE / (rate * self.cluster.num_gpus)
+
+    @property
+    def used_bytes(self) -> NDArray[np.float64]:
+        """Measured on the first stage; not a number where the run failed."""
+        return np.array([float(row["mem_gb"] or "nan") for row in self.rows]) * 2**30
+
+
+def groups(rows: Iterable[Row]) -> list[Group]:
+    """The rows whose sizes multiply to their batch, in groups."""
+    found: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"]):
+            found[(row["model"], row["variant"].split("_")[0], int(row["nodes"]), int(row["gbs"]))].append(row)
+    return [
+        Group(
+            rows=cell,
+            model=shape(cell[0]),
+            cluster=cluster(ClusterQuery(gpu=GPU, num_gpus=8 * int(cell[0]["nodes"]))),
+            workload=TrainingWorkload(sequence_length=SEQUENCE, global_batch_size=int(cell[0]["gbs"]), framework="nanotron"),
+            candidates=Candidates.from_configs(config(row) for row in cell),
+        )
+        for _, cell in sorted(found.items())
+    ]

@@ -1,0 +1,70 @@
+"""Pipeline stages filled by weight instead of by number of layers, as nanotron fills them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hp_tool.cost.block import Column
+from hp_tool.domain.model import ModelSpec
+
+TAIL_BLOCKS = 2
+"""Blocks without weights after the output layer: the cast to fp32 and the loss."""
+
+
+class Split(NamedTuple):
+    """Where the blocks of a model are, for one number of stages."""
+
+    first: int
+    """Layers on the first stage."""
+    most: int
+    """Layers on the stage that has most."""
+    output: int
+    """Layers on the stage that has the output layer."""
+    output_from_end: int
+    """Stages after the one that has the output layer: the loss, or nothing, is on them."""
+    empty: int
+    """Stages without any block: the framework cannot start with them."""
+
+
+@functools.lru_cache(maxsize=4096)
+def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
+    """Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). A stage is closed by
+    the block with which the running sum exceeds its share, (r + 1)/p of the total: that block is still on it.
+
+    Source: nanotron, models/base.py build_model; models/llama.py get_block_compute_costs.
+    """
+    weights = [0.0, *[layer_weight] * layers, 0.0, output_weight, *[0.0] * TAIL_BLOCKS]
+    total, running, stage = sum(weights), 0.0, 0
+    held, blocks, output_at = [0] * stages, [0] * stages, 0
+    for index, weight in enumerate(weights):
+        running += weight
+        blocks[stage] += 1
+        held[stage] += 1 <= index <= layers
+        if index == layers + 2:
+            output_at = stage
+        if running > total * ((stage + 1) / stages) and stage < stages - 1:
+            stage += 1
+    return Split(
+        first=held[0], most=max(held), output=held[output_at], output_from_end=stages - 1 - output_at, empty=blocks.count(0)
+    )
+
+
+def splits(model: ModelSpec, stages: Column) -> Split:
+    """The split of each candidate's number of stages; every field an array where `stages` is one."""
+    # Four square projections even with grouped heads, and three MLP matrices: what the framework counts.
+    width = model.num_attention_heads * model.head_size
+    layer_weight = float(model.hidden_size * (4 * width + 3 * model.ffn_size))
+    output_weight = float(model.vocab_size * model.hidden_size)
+    of: Callable[[int], Split] = lambda p: split(  # noqa: E731
+        layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=p
+    )
+    if not isinstance(stages, np.ndarray):
+        return of(int(stages))
+    sizes, kind_of = np.unique(stages, return_inverse=True)
+    table = np.array([of(int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
+    columns: Any = (column[kind_of].reshape(stages.shape) for column in table.T)
+    return Split(*columns)

@@ -1,0 +1,58 @@
+"""What training frameworks do that changes bytes and the split of a model: facts from their sources, nothing fitted.
+
+How fast they do it is in their efficiency profile (`domain.efficiency`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkFacts:
+    """Defaults are Megatron Core's."""
+
+    fused_activation: bool = True
+    """A gated MLP keeps what enters its activation function alone; False: the activated gate as well, which the product with
+    the other half needs."""
+    keeps_unrotated_heads: bool = True
+    """The values are a view of the storage that queries and keys had before their rotation, and so keep it alive."""
+    loss_copies: float = 1.0
+    """fp32 copies of the logits alive at once."""
+    keeps_narrow_logits: bool = True
+    """The 16-bit logits stay alive beside them."""
+    fused_loss_in_place: bool = False
+    """A fused loss writes the gradient in 16 bits and makes no fp32 copy."""
+    bucket_bytes: float = 0.0
+    """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that accumulates them."""
+    wide_weights: bool = False
+    """Weights are kept in fp32 and gathered in 16 bits; no master copy is needed."""
+    balances_blocks: bool = False
+    """Pipeline stages are filled with layers and the output layer by their number of weights (`cost.balanced`), instead of
+    holding the same number of layers each."""
+    fills_pipeline: bool = False
+    """Its 1F1B refuses fewer than p - 1 micro-batches."""
+
+
+FACTS = {
+    "megatron-core": FrameworkFacts(),
+    "torch-fsdp": FrameworkFacts(wide_weights=True, loss_copies=3.0, fused_loss_in_place=True),
+    # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, CausalSelfAttention, cast_to_fp32),
+    # parallel/tensor_parallel/functional.py (_ShardedCrossEntropy), models/base.py (build_model),
+    # parallel/pipeline_parallel/engine.py (OneForwardOneBackwardPipelineEngine); DDP's buckets hold bf16
+    # gradients beside optim/gradient_accumulator.py's fp32 buffer.
+    "nanotron": FrameworkFacts(
+        fused_activation=False,
+        keeps_unrotated_heads=False,
+        loss_copies=2.0,
+        keeps_narrow_logits=False,
+        bucket_bytes=2.0,
+        balances_blocks=True,
+        fills_pipeline=True,
+    ),
+}
+
+
+def facts(framework: str) -> FrameworkFacts:
+    """The framework's facts; Megatron Core's where nothing else is known."""
+    return FACTS.get(framework) or FACTS["megatron-core"]

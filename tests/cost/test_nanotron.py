@@ -1,0 +1,175 @@
+"""nanotron: the split of blocks its source gives, what it keeps, what it refuses to start, and hosts slower than devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.app import estimate, recommend
+from hp_tool.catalog import cluster
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.balanced import split, splits
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.schema import parse_query
+
+LLAMA_1B: dict[str, Any] = {
+    "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+    "vocab_size": 131072, "gated_mlp": True, "normalization": "rmsnorm", "tie_word_embeddings": True,
+}  # fmt: skip
+LLAMA_8B = LLAMA_1B | {
+    "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def asked(shape: dict[str, Any], *, nodes: int = 1, training: dict[str, Any] | None = None, **parallel: Any) -> Estimate:
+    query = {
+        "kind": "training",
+        "model": shape,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8 * nodes},
+        "training": {"sequence_length": 4096, "global_batch_size": 256, "framework": "nanotron"} | (training or {}),
+        "parallel": parallel,
+    }
+    return estimate(query=parse_query(query))
+
+
+def costs(config: ParallelConfig, *, nodes: int = 1, **constants: float) -> TrainingCosts:
+    machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8 * nodes))
+    profile = efficiency(gpu=machine.gpu, framework="nanotron")
+    return training_costs(
+        model=ModelSpec(name="1b", **LLAMA_1B), cluster=machine,
+        workload=TrainingWorkload(sequence_length=4096, global_batch_size=256, framework="nanotron"),
+        profile=EfficiencyProfile(gpu=profile.gpu, framework=dataclasses.replace(profile.framework, **constants)),
+        candidates=Candidates.alone(config),
+    )  # fmt: skip
+
+
+def test_blocks_are_split_as_nanotrons_builder_splits_them() -> None:
+    """By hand from build_model: thresholds 17.1 r, the block that passes one stays; the output layer weighs 2.2 layers."""
+    shape = ModelSpec(name="8b", **LLAMA_8B)
+    two, sixteen, thirty_two = (splits(shape, p) for p in (2, 16, 32))
+    assert (two.first, two.most, two.output, two.output_from_end, two.empty) == (18, 18, 14, 0, 0)
+    assert (sixteen.first, sixteen.output, sixteen.output_from_end, sixteen.empty) == (3, 2, 1, 0)  # the loss is alone
+    assert (thirty_two.output, thirty_two.output_from_end, thirty_two.empty) == (0, 2, 0)
+    small = ModelSpec(name="1b", **LLAMA_1B)
+    assert splits(small, 8).empty == 0 and splits(small, 16).empty == 1  # the grid's 1B never started on 16 stages
+
+
+@given(layers=st.integers(1, 96), stages=st.integers(1, 64), layer=st.integers(1, 10**9), output=st.integers(0, 10**10))
+def test_every_layer_is_on_one_stage(layers: int, stages: int, layer: int, output: int) -> None:
+    found = split(layers=layers, layer_weight=float(layer), output_weight=float(output), stages=stages)
+    assert 1 <= found.first <= found.most <= layers
+    assert found.output <= found.most and 0 <= found.output_from_end < stages
+    assert layers <= found.most * (stages - found.empty)
+
+
+def test_arrays_and_numbers_agree() -> None:
+    shape = ModelSpec(name="8b", **LLAMA_8B)
+    sizes = np.array([[1], [4], [2], [32], [4]])
+    found = splits(shape, sizes)
+    for name in found._fields:
+        assert getattr(found, name).shape == sizes.shape
+        assert getattr(found, name).ravel().tolist() == [getattr(splits(shape, int(p)), name) for p in sizes.ravel()]
+
+
+def test_stages_that_would_hold_nothing_are_refused_with_their_number() -> None:
+    (reason,) = asked(LLAMA_1B, nodes=16, tensor_parallel_size=8, pipeline_parallel_size=16, micro_batch_size=1).reasons
+    assert reason.code == "layers_not_divisible" and "1 stages would hold nothing" in reason.message
+    assert asked(LLAMA_8B, nodes=16, tensor_parallel_size=8, pipeline_parallel_size=16, micro_batch_size=1).feasible
+
+
+def test_too_few_micro_batches_are_refused() -> None:
+    (reason,) = asked(LLAMA_1B, tensor_parallel_size=1, pipeline_parallel_size=8, micro_batch_size=64).reasons
+    assert reason.code == "too_few_micro_batches" and (reason.needed, reason.available) == (7, 4)
+
+
+def test_weights_gradients_and_states_are_what_its_source_allocates() -> None:
+    """1.34 B parameters: 2 bytes of weights, 4 of gradients, 12 of states; 2 more of buckets where there are replicas."""
+    alone = asked(LLAMA_1B, tensor_parallel_size=8, zero_stage=0, micro_batch_size=1)
+    replicated = asked(LLAMA_1B, nodes=2, tensor_parallel_size=8, zero_stage=0, micro_batch_size=1)
+    parameters = alone.memory.weights_bytes / 2.0
+    assert parameters * 8 == pytest.approx(1.342e9, rel=2e-3)
+    assert alone.memory.gradients_bytes == pytest.approx(4.0 * parameters)
+    assert replicated.memory.gradients_bytes == pytest.approx(6.0 * parameters)
+    assert alone.memory.optimizer_bytes == pytest.approx(12.0 * parameters)
+
+
+def test_a_layer_keeps_sixteen_bytes_a_hidden_and_eight_an_mlp_element() -> None:
+    """Norm and matmul inputs (8), queries, keys, values and the core's output (8); gate, up, activated gate, product (8)."""
+    tokens, heads = 4096, 32
+    found = asked(LLAMA_1B, tensor_parallel_size=1, micro_batch_size=1)
+    layer = tokens * (16 * 2048 + 8 * 8192 + 4 * heads)
+    assert found.memory.layer_activations_bytes == pytest.approx(16 * layer)
+    assert found.memory.logits_bytes == pytest.approx(8.0 * tokens * 131072)
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_small_layers_take_the_hosts_time(micro: int) -> None:
+    """Eight-way tensor parallelism of 1B: devices are done in half the time that launching takes, whatever the batch."""
+    config = ParallelConfig(tensor_parallel_size=8, data_parallel_size=1, micro_batch_size=micro, sequence_parallel=True)
+    found = costs(config, host_layer_s=4e-3)
+    assert found.step_s * micro / 256 == pytest.approx(16 * 4e-3, rel=0.15)
+    assert costs(config, host_layer_s=0.0).step_s < 0.7 * found.step_s
+
+
+@settings(deadline=None)
+@given(host=st.floats(0.0, 0.02), stall=st.floats(0.0, 0.01), held=st.floats(0.0, 1.0))
+def test_slower_hosts_never_speed_a_step_up(host: float, stall: float, held: float) -> None:
+    config = ParallelConfig(tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=64, sequence_parallel=True)
+    constants = {"host_layer_s": host, "host_pipeline_stall_s": stall, "message_stall_s": held}
+    found = costs(config, nodes=64, **constants)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    for name, value in constants.items():
+        assert costs(config, nodes=64, **constants | {name: value + 1e-3}).step_s >= found.step_s
+
+
+@pytest.mark.parametrize(
+    ("training", "parallel", "field"),
+    [
+        ({"precision": "fp8"}, {}, "training.precision"),
+        ({"optimizer": "muon"}, {}, "training.optimizer"),
+        ({}, {"virtual_pipeline_parallel_size": 2, "pipeline_parallel_size": 2}, "parallel.virtual_pipeline_parallel_size"),
+        ({}, {"zero_stage": 3}, "parallel.zero_stage"),
+        ({}, {"recompute": "selective"}, "parallel.recompute"),
+    ],
+)
+def test_what_nanotron_does_not_have_is_refused_by_name(training: Any, parallel: Any, field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        asked(LLAMA_1B, training=training, **parallel)
+    assert refused.value.field == field
+
+
+def test_experts_are_refused() -> None:
+    with pytest.raises(InputError) as refused:
+        asked(LLAMA_1B | {"num_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False})
+    assert refused.value.field == "model"
+
+
+def test_recommended_configurations_are_ones_it_can_run() -> None:
+    query = parse_query(
+        {
+            "kind": "training",
+            "model": LLAMA_8B,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+            "training": {"sequence_length": 4096, "global_batch_size": 256, "framework": "nanotron"},
+            "parallel": {},
+        }
+    )
+    found = recommend(query=query, top=10)
+    assert len(found.recommendations) == 10
+    for one in found.recommendations:
+        parallel = one.parallel
+        assert parallel.virtual_pipeline_parallel_size == parallel.context_parallel_size == 1
+        assert parallel.recompute in ("none", "full") and parallel.zero_stage <= 1
