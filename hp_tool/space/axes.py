@@ -64,7 +64,8 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
     # A framework that balances blocks has neither interleaving nor context parallelism.
-    plain = whole or ((1,) if facts(workload.framework).balances_blocks else None)
+    balanced = facts(workload.framework).balances_blocks
+    plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
     chunks = (
         _values(query.virtual_pipeline_parallel_size)
@@ -81,7 +82,7 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
-        recompute=_recompute(query, ("none", "full") if plain else ("none", "selective", "full")),
+        recompute=_recompute(query, ("none", "full") if balanced else ("none", "selective", "full")),
         zero_stage=_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
         known_zero_stages=zero_stages(workload.framework),
         data_parallel_shard_size=shards,
