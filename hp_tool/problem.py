@@ -90,7 +90,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         check_two_kinds(query)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
-    check_training(model, query.training, query.parallel)
+    check_training(model, cluster.gpu, query.training, query.parallel)
     if query.trainer is not None:
         raise UnsupportedError(
             "trainer is not supported by this version; without it the built-in profiler runs", field="trainer"
@@ -159,9 +159,6 @@ def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | 
     return resolved, rows if workload.packed else None
 
 
-_UNMODELLED_WORKLOAD = {
-    "offload": None,
-}
 _UNMODELLED_PARALLEL = (
     "pipeline_layout",
     "attention_data_parallel_size",
@@ -191,9 +188,6 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
             f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
             field="training.decoder_sequence_length",
         )
-    for name, neutral in _UNMODELLED_WORKLOAD.items():
-        if getattr(workload, name) != neutral and getattr(workload, name) != "none":
-            raise UnsupportedError(f"training.{name} is not modelled by this version; leave it out", field=f"training.{name}")
     for name in _UNMODELLED_PARALLEL:
         if getattr(parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
@@ -217,6 +211,7 @@ def _refuse_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
         (workload.sequence_lengths is not None, "unequal sequence lengths", "training.sequence_lengths"),
         (workload.optimizer == "muon", "optimizer muon", "training.optimizer"),
         (workload.lora is not None or workload.task == "lora", "LoRA", "training.task"),
+        (workload.offload == "activations", "offload of activations", "training.offload"),
     ):
         if given:
             raise UnsupportedError(f"{what} of encoder-decoder models is not modelled by this version", field=field)

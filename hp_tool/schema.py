@@ -191,6 +191,7 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "global_batch_size": _COUNT,
         "total_tokens": (1.0, 1e18),
         "dropout": _FRACTION,
+        "offload_fraction": (1e-3, 1.0),
         "expert_imbalance": (1.0, 1e6),
         "expert_capacity_factor": (1e-3, 1e6),
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hp_tool.cost.adapters import target_names
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, zero_stages
 from hp_tool.domain.query import Query
@@ -15,13 +16,14 @@ from hp_tool.nanotron_rules import check_nanotron
 MAX_RANK = 65_536
 
 
-def check_training(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+def check_training(model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Raises InputError or UnsupportedError, which name the field to change."""
     if workload.framework == "nanotron":
         check_nanotron(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
     _check_adapters(model, workload)
+    _check_offload(gpu, workload)
 
 
 def check_two_kinds(query: Query) -> None:
@@ -33,6 +35,7 @@ def check_two_kinds(query: Query) -> None:
         (training is not None and training.packed, "training.packed"),
         (training is not None and facts(training.framework).balances_blocks, "training.framework"),
         (training is not None and training.task == "lora", "training.task"),
+        (training is not None and training.offload not in (None, "none"), "training.offload"),
         (not set(schedules) <= {None, "1f1b", "interleaved"}, "parallel.pipeline_schedule"),
         (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
         (parallel.rank_order is not None and not parallel.rank_order.endswith("pp"), "parallel.rank_order"),
@@ -98,3 +101,24 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             raise InputError(
                 f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}", field="training.lora.target_modules"
             )
+
+
+def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
+    if workload.offload in (None, "none"):
+        if workload.offload_fraction != 1.0:
+            raise InputError(
+                "offload_fraction says how much of offload: optimizer or activations; choose one, or leave it out",
+                field="training.offload_fraction",
+            )
+        return
+    if workload.offload != "optimizer":
+        return
+    if workload.optimizer == "muon":
+        raise UnsupportedError("optimizer muon runs on the device; offload adam or sgd", field="training.offload")
+    if gpu.host_memory_bandwidth_bytes_per_second is None:
+        raise InputError(
+            f"offload: optimizer needs the host's memory bandwidth, and {gpu.name} has no "
+            "host_memory_bandwidth_bytes_per_second; describe the GPU with it",
+            field="cluster.gpu.host_memory_bandwidth_bytes_per_second",
+            code="missing_field",
+        )

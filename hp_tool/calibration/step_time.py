@@ -19,6 +19,7 @@ _GROUP_OF_PART = {
     "pipeline_p2p": "communication",
     "data_parallel": "communication",
     "optimizer": "memory_bound",
+    "offload": "memory_bound",
 }
 # Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their neighbours take: the
 # bubble is other ranks' forward and backward time, so it scales with it.

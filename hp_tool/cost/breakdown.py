@@ -7,7 +7,7 @@ import math
 from hp_tool import __version__
 from hp_tool.cost.candidates import NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
-from hp_tool.cost.feasibility import memory_reason
+from hp_tool.cost.feasibility import host_memory_reason, memory_reason
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.training import TrainingCosts
@@ -66,6 +66,9 @@ def estimate_alone(
     again, again_paper = _recomputed_flops(candidate, model, workload)
     fits = memory.total_bytes <= memory.capacity_bytes
     reasons = () if fits else (_too_large(memory),)
+    if not costs.feasible and fits:
+        reasons = (host_memory_reason(needed=memory.host_bytes, available=costs.host_capacity_bytes),)
+        fits = False
     days = gpu_hours = cost = energy = None
     if workload.total_tokens is not None:
         seconds = workload.total_tokens / tokens * step_s
@@ -109,6 +112,7 @@ def _memory(costs: TrainingCosts) -> MemoryEstimate:
         total_bytes=total,
         capacity_bytes=float(costs.capacity_bytes),
         worst_stage=int(costs.worst_stage),
+        host_bytes=float(costs.host_bytes),
         layer_activations_bytes=float(costs.layer_activations_bytes),
         allocated_bytes=total - parts["overhead_bytes"],
         **parts,

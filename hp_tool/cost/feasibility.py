@@ -304,5 +304,16 @@ def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -
     )
 
 
+def host_memory_reason(*, needed: float, available: float) -> Reason:
+    """Why what is offloaded does not fit."""
+    return Reason(
+        code="host_memory",
+        message=f"offloads {gib(needed)} a device, whose share of host memory is {gib(available)}; "
+        "lower training.offload_fraction",
+        needed=needed,
+        available=available,
+    )
+
+
 def _divisors(n: int, *, limit: int) -> list[int]:
     return [k for k in range(1, min(n, limit) + 1) if n % k == 0]

@@ -13,6 +13,7 @@ from hp_tool.cost.candidates import DUALPIPE, FULL_BLOCK, FULL_UNIFORM, SELECTIV
 from hp_tool.cost.elementwise import anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.loss import logit_bytes
+from hp_tool.cost.offload import offload_activations
 from hp_tool.cost.schedules.costs import chunks_in_flight, is_folded, splits_backward, waiting_in_flight
 from hp_tool.cost.section import Section
 from hp_tool.cost.shapes import activation_element_bytes
@@ -39,6 +40,10 @@ class Memory:
     first_stage: FloatArray
     """Allocated on the first stage, without `overhead`."""
     total: FloatArray
+    host_bytes: Column
+    """Most that one rank keeps in host memory."""
+    offloaded: Column
+    """Activations that one micro-batch on a stage sends to the host."""
 
 
 def memory(
@@ -80,6 +85,8 @@ def memory(
         embedding_first, embedding_last = c.holds_embedding, (c.stages == 1) & c.holds_embedding
         output_first, output_last = (c.stages == 1) & c.holds_output, c.holds_output
     ends = []
+    host: Column = states.host_bytes
+    offloaded: Column = 0.0
     for layer, end, name, from_end, is_first, is_last in (
         (layers[0], stages.first, "first", p - 1 - before, embedding_first, output_first),
         (layers[1], stages.last, "last", after + stages.output_from_end, embedding_last, output_last),
@@ -92,6 +99,10 @@ def memory(
             waiting = waiting_in_flight(c, from_end=from_end)
             saved = saved + waiting * end.layers * layer.saved_selective
             logits = logits + is_last * waiting * e * model.vocab_size / model.hidden_size * hidden / t
+        if workload.offload == "activations":
+            per_layer = chunk * v / end.layers
+            saved, away = offload_activations(saved, layer_bytes=per_layer, workload=workload)
+            host, offloaded = maximum(host, away), workload.offload_fraction * per_layer * stages.pace
         working = layer.backward_working + recomputed_working(candidates=c, layer=layer, layers=end.layers / v)
         activations = saved + is_last * inputs + is_first * mask
         unsaved = framework.workspace_bytes + framework.temporaries_fraction * (activations + logits) if temporary else 0.0
@@ -120,6 +131,8 @@ def memory(
         worst_stage=where(later, p - 1 - after - stages.output_from_end, before),
         first_stage=allocated,
         total=worst + parts["overhead"],
+        host_bytes=host,
+        offloaded=offloaded,
     )
 
 

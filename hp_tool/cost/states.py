@@ -12,6 +12,7 @@ from hp_tool.cost.communication import group_ring, ring
 from hp_tool.cost.elementwise import anywhere, maximum, where, zeros_like
 from hp_tool.cost.linears import layer_matrix_parameters
 from hp_tool.cost.muon import muon_seconds
+from hp_tool.cost.offload import offload_states
 from hp_tool.cost.optimizer import BytesPerParameter, StageBytes, bytes_per_parameter, stage_bytes
 from hp_tool.cost.parameters import (
     cross_parameters,
@@ -56,7 +57,10 @@ class StateCosts:
     tied_reduction_s: Column
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
     update_s: Column
-    """Optimizer step."""
+    """Optimizer step on the device."""
+    offload_s: Column = 0.0
+    """Optimizer step on the host, with the copies there and back."""
+    host_bytes: Column = 0.0
 
 
 def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[FloatArray, FloatArray]:
@@ -155,6 +159,8 @@ def state_costs(
         costs["update_s"] = costs["update_s"] + muon_seconds(
             model=model, candidates=c, division=division, expert_division=expert_division, matrices=matrices, **machine
         )
+    if workload.offload == "optimizer":
+        costs = offload_states(costs, workload=workload, gpu=cluster.gpu, size=size)
     gathered = (c.zero_stage >= 3) * size.communicated_weights * _layer_on_rank(model, c)
     return StateCosts(
         **costs,

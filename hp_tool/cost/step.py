@@ -10,6 +10,7 @@ from hp_tool.cost.head import HeadTime
 from hp_tool.cost.host import host_waits, message_stalls
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.offload import activation_seconds
 from hp_tool.cost.placement import dense_group
 from hp_tool.cost.schedules.costs import is_folded, split_bubble_share, splits_backward
 from hp_tool.cost.schedules.folded import share_of_ends
@@ -33,6 +34,7 @@ TIME_PARTS = (
     "pipeline_p2p",
     "data_parallel",
     "optimizer",
+    "offload",
     "overhead",
 )
 """Exposed seconds; they sum to the step time."""
@@ -50,6 +52,7 @@ def time_parts(
     head: HeadTime,
     states: StateCosts,
     micro_batches: FloatArray,
+    offloaded: Column = 0.0,
 ) -> dict[str, FloatArray]:
     """The slowest stage runs m micro-batches, then waits for the others to fill and drain.
 
@@ -99,6 +102,11 @@ def time_parts(
         bubble = where(splits_backward(c), where(folded, (p - 1.0) * body, others) * split, bubble)
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
     framework = profile.framework
+    offload = zeros_like(p)
+    if workload.offload == "optimizer":
+        offload = offload + states.offload_s
+    elif workload.offload == "activations":
+        offload = offload + m * activation_seconds(offloaded, forward=passes, backward=body - passes, gpu=cluster.gpu)
     overhead: Column = zeros_like(p) + framework.step_overhead_s
     if framework.host_layer_s:
         waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=layers, device_s=body)
@@ -122,6 +130,7 @@ def time_parts(
             layers=layers,
         ),
         "optimizer": states.update_s,
+        "offload": offload,
         "overhead": overhead,
     }
 

@@ -62,13 +62,18 @@ class TrainingCosts:
     parts: dict[str, FloatArray]
     """By TIME_PARTS; exposed seconds."""
     step_s: FloatArray
+    host_bytes: FloatArray | float = 0.0
+    """Most that one rank keeps in host memory."""
+    host_capacity_bytes: float = math.inf
+    """A rank's share of the host's memory; infinite where nobody knows it, or nothing is kept there."""
     layers_by_kind: tuple[FloatArray, ...] = ()
     """Layers on each stage of either kind of GPU, where there are two."""
 
     @property
     def feasible(self) -> BoolArray:
         """Fits in memory; whether it is legal was decided before it became a candidate."""
-        return self.memory_total_bytes <= self.capacity_bytes
+        fits: BoolArray = self.memory_total_bytes <= self.capacity_bytes
+        return fits & (self.host_bytes <= self.host_capacity_bytes) if math.isfinite(self.host_capacity_bytes) else fits
 
     def rows(self, shape: tuple[int, ...]) -> TrainingCosts:
         """Of a grid of this shape: a row for each of its candidates."""
@@ -81,14 +86,18 @@ class TrainingCosts:
             parts={name: each(column) for name, column in self.parts.items()},
             capacity_bytes=self.capacity_bytes,
             layers_by_kind=self.layers_by_kind,
+            host_bytes=each(self.host_bytes) if isinstance(self.host_bytes, np.ndarray) else self.host_bytes,
+            host_capacity_bytes=self.host_capacity_bytes,
             **{name: each(getattr(self, name)) for name in _TOTALS},
         )
 
     def row(self, index: int) -> TrainingCosts:
         """One of the rows alone."""
 
-        def numbers(columns: dict[str, FloatArray]) -> dict[str, Any]:
-            return {name: column[index].item() for name, column in columns.items()}
+        def numbers(columns: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: column[index].item() if isinstance(column, np.ndarray) else column for name, column in columns.items()
+            }
 
         capacity = self.capacity_bytes
         return TrainingCosts(
@@ -96,6 +105,8 @@ class TrainingCosts:
             parts=numbers(self.parts),
             capacity_bytes=float(capacity[index] if isinstance(capacity, np.ndarray) else capacity),
             layers_by_kind=tuple(column[index].item() for column in self.layers_by_kind),
+            host_bytes=numbers({"host": self.host_bytes})["host"],
+            host_capacity_bytes=self.host_capacity_bytes,
             **numbers({name: getattr(self, name) for name in _TOTALS}),
         )
 
@@ -149,7 +160,16 @@ def training_costs(
         states=states,
         micro_batches=m,
     )
-    parts = time_parts(**machine, candidates=candidates, layer=times, stages=stages, head=ends, states=states, micro_batches=m)
+    parts = time_parts(
+        **machine,
+        candidates=candidates,
+        layer=times,
+        stages=stages,
+        head=ends,
+        states=states,
+        micro_batches=m,
+        offloaded=held.offloaded,
+    )
     return TrainingCosts(
         memory_parts=held.parts,
         layer_activations_bytes=held.layer_activations,
@@ -157,6 +177,8 @@ def training_costs(
         memory_total_bytes=held.total,
         first_stage_bytes=held.first_stage,
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
+        host_bytes=held.host_bytes,
+        host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if workload.offload else math.inf,
         parts=parts,
         step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),
     )

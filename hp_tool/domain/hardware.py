@@ -43,6 +43,10 @@ class GpuSpec:
     """Board power when waiting; None: a quarter of power_w."""
     host_power_w: float = 0.0
     """Share of the server's other power per device."""
+    host_memory_bytes: float | None = None
+    """Share of the usual server's host memory per device; None: not known, and not limited."""
+    host_memory_bandwidth_bytes_per_second: float | None = None
+    """Share of the usual server's host memory bandwidth per device."""
     price_per_hour: float | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
     source: str = ""

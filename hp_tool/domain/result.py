@@ -41,6 +41,8 @@ class MemoryEstimate:
     """The transformer layers' share of activations_bytes."""
     allocated_bytes: float
     """total_bytes - overhead_bytes: what torch.cuda.max_memory_allocated() reports."""
+    host_bytes: float = 0.0
+    """Offloaded to host memory, the most of any rank; no part of total_bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,9 @@ class TrainingWorkload:
     optimizer: Optimizer = "adam"
     """adam; sgd with momentum; muon for the layers' weight matrices and Adam for the rest."""
     offload: Literal["none", "optimizer", "activations"] | None = None
-    """What lives in host memory."""
+    """What lives in host memory: the optimizer's states and master copy, which the host then updates, or saved activations."""
+    offload_fraction: float = 1.0
+    """Share of the parameters, or of the layers, that is offloaded."""
     cross_entropy: Literal["fused", "unfused"] = "unfused"
     """fused passes over the logits less often; Megatron Core's keeps their fp32 copy all the same."""
     attention_mask_flops: Literal["full", "causal"] = "full"

@@ -36,6 +36,7 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"training": {"precision": "fp8"}}, "precision: fp8"),
         ({"training": {"framework": "nanotron"}}, "framework: nanotron"),
         ({"training": {"offload": "optimizer"}}, "offload: optimizer"),
+        ({"training": {"offload_fraction": 0.5}}, "offload_fraction: 0.5"),
         ({"training": {"optimizer": "muon"}}, "optimizer: muon"),
         ({"training": {"optimizer_precision": "bf16"}}, "optimizer_precision: bf16"),
         ({"training": {"exp_avg_sq_precision": "fp16"}}, "exp_avg_sq_precision: fp16"),

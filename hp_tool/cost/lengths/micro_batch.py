@@ -21,7 +21,7 @@ from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 
-_ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer", "overhead")
+_ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer", "offload", "overhead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
