@@ -99,11 +99,12 @@ def expert_time(
     sent = token * (model.num_experts_per_tok or 1)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
+    waiting = 0.5 * profile.framework.expert_overhead_s
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
-        elementwise=elementwise_seconds(traffic, kernels=16.0, gpu=gpu, profile=profile),
-        elementwise_backward=elementwise_seconds(traffic_backward, kernels=20.0, gpu=gpu, profile=profile),
+        elementwise=waiting + elementwise_seconds(traffic, kernels=16.0, gpu=gpu, profile=profile),
+        elementwise_backward=waiting + elementwise_seconds(traffic_backward, kernels=20.0, gpu=gpu, profile=profile),
         expert=exposed,
         expert_backward=exposed,
     )

@@ -98,6 +98,9 @@ class FrameworkEfficiency:
     """Share of the ring's keys and values hidden behind attention, where there is enough of it."""
     expert_parallel_overlap: float
     """Share of the experts' all-to-alls hidden behind the experts' matmuls."""
+    expert_overhead_s: float = 0.0
+    """What one layer's dispatch of tokens takes besides kernels and links, forward and backward together: the host reads how
+    many tokens each expert got before it can launch what works on them."""
     data_parallel_overlap: float
     """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
     pipeline_overlap: float
