@@ -209,6 +209,8 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "run_timeout_s": (1e-3, 1e7),
         "steps": (1, 100_000),
         "warmup_steps": (0, 100_000),
+        "step_tolerance_fraction": _FRACTION,
+        "hopeless_factor": (1.0, 1e6),
         "parallel_runs": (1, 64),
         "min_gain_fraction": _FRACTION,
         "seed": (0, (1 << 32) - 1),

@@ -84,7 +84,7 @@ class Measurement:
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
     cause: str | None = None
-    """Why it failed, in one line."""
+    """Why it failed, or why a run that is ok has fewer steps than asked for, in one line."""
     log_tail: str | None = None
     """The end of the run's log, where it failed."""
 
@@ -114,3 +114,7 @@ class ProfileRequest:
     seed: int = 0
     fidelity: Fidelity = Fidelity()
     """What was reduced to get here (already applied to model, training and parallel)."""
+    step_tolerance_fraction: float | None = None
+    """Stop measuring once four or more steps differ by less than this share; None: run all steps."""
+    longest_step_s: float | None = None
+    """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""

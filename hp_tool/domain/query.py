@@ -44,6 +44,10 @@ class SearchSettings:
     """Measured optimizer steps a run."""
     warmup_steps: int = 2
     """Steps before measuring."""
+    step_tolerance_fraction: float = 0.01
+    """A run ends early once at least four measured steps differ by less than this share."""
+    hopeless_factor: float = 3.0
+    """A run ends after its first measured step where that takes this many times the best known step time."""
     min_gain_fraction: float = 0.02
     """Stop when no further run is expected to win more than this share of the best step time."""
     seed: int = 0

@@ -79,6 +79,7 @@ def profile(request: ProfileRequest) -> Measurement:
         hardware=backend.hardware(request, device=device),
         versions=backend.versions(),
         wall_s=time.monotonic() - started,
+        cause=steps.stopped,
     )
 
 

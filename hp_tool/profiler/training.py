@@ -18,7 +18,7 @@ from megatron.core.utils import get_model_config
 from torch import distributed
 
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.profiler import data
+from hp_tool.profiler import data, stopping
 
 _LEARNING_RATE = 1e-4
 _LOSS_SCALE = 2.0**12  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
@@ -32,28 +32,38 @@ class Steps:
     """The slowest rank's seconds, step by step."""
     losses: tuple[float, ...]
     """Mean over the global batch."""
+    stopped: str | None
+    """Why there are fewer steps than asked for."""
 
 
 def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device) -> Steps:
-    """Run warm-up and measured steps. Raises ArithmeticError where the loss is not finite or fp16 skipped a step."""
+    """Run warm-up and measured steps, fewer where `stopping` finds them enough.
+
+    Raises ArithmeticError where the loss is not finite or fp16 skipped a step.
+    """
     optimizer = _optimizer(request, chunks)
     config = get_model_config(chunks[0])
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     schedule = get_forward_backward_func()
     batches = data.micro_batches(request, device=device)
-    times, losses = [], []
+    times: list[float] = []
+    losses: list[torch.Tensor] = []
+    stopped = None
     for step in range(request.warmup_steps + request.steps):
         distributed.barrier()
         _synchronize(device)
         started = time.perf_counter()
         loss, norm = _step(request, chunks, optimizer, schedule, batches)
         _synchronize(device)
-        times.append(time.perf_counter() - started)
+        times.append(_slowest(time.perf_counter() - started, device=device))
         losses.append(loss)
         if _is_narrator():
             print(f"step {step + 1}: {times[-1]:.4f} s, loss {float(loss):.4f}, gradient norm {norm:.4f}", flush=True)
-    return _over_ranks(times, losses, device=device)
+        stopped = stopping.why_stop(request, times)
+        if stopped is not None:
+            break
+    return Steps(times_s=tuple(times), losses=_mean_losses(losses, device=device), stopped=stopped)
 
 
 def interquartile_range(values: tuple[float, ...]) -> float:
@@ -131,14 +141,19 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _over_ranks(times: list[float], losses: list[torch.Tensor], *, device: torch.device) -> Steps:
-    """Slowest time and mean loss over the ranks; only the last stages know losses, so the others count as nothing."""
-    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+def _slowest(seconds: float, *, device: torch.device) -> float:
+    """The slowest rank's seconds, known to all ranks."""
+    slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
+    return float(slowest)
+
+
+def _mean_losses(losses: list[torch.Tensor], *, device: torch.device) -> tuple[float, ...]:
+    """Mean over the ranks, step by step; only the last stages know losses, so the others count as nothing."""
     last = float(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
     sums = torch.tensor([*(float(loss) * last for loss in losses), last], dtype=torch.float64, device=device)
     distributed.all_reduce(sums)
     means = tuple((sums[:-1] / sums[-1]).tolist())
     if not all(map(math.isfinite, means)):
         raise ArithmeticError(f"the loss is not finite: {means}")
-    return Steps(times_s=tuple(slowest.tolist()), losses=means)
+    return means

@@ -84,7 +84,7 @@ class Coordinator:
         try:
             while True:
                 record = self._heartbeat(every_s=0.0)
-                runs = self._store.runs(search_id=self._lease.search_id)
+                runs = self._runs()
                 unfinished = open_runs(runs)
                 pausing = record is not None and record.requested == "pause"
                 room = len(unfinished) < self._problem.settings.parallel_runs and not pausing
@@ -102,7 +102,7 @@ class Coordinator:
         except KeyboardInterrupt:
             self._end_open_jobs(cause="interrupted")
             outcome = Outcome(state="paused", stopped_because="interrupted")
-        self._projection.sync(self._store.runs(search_id=self._lease.search_id))
+        self._projection.sync(self._runs())
         return outcome
 
     def _next(self, runs: list[RunRecord]) -> str | None:
@@ -170,9 +170,14 @@ class Coordinator:
         self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
         self._report("run_abandoned", {**_about(run), "cause": cause})
 
+    def _runs(self) -> list[RunRecord]:
+        return self._store.runs(search_id=self._lease.search_id)
+
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it already started: its name is the run's, whoever submits it."""
-        plan = self._launcher.plan(self._problem.request(run), job_name=run.job_name)
+        known = [each.measurement.known_step_s for each in self._runs() if each.measurement is not None]
+        best_step_s = min((step_s for step_s in known if step_s is not None), default=None)
+        plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
         handle = self._launcher.submit(plan)
         self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         return handle
@@ -199,7 +204,7 @@ class Coordinator:
             self._sleep(self._poll_s)
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
-        runs = self._store.runs(search_id=self._lease.search_id)
+        runs = self._runs()
         measurement = extrapolated(run, measurement, runs=runs)
         new = self._problem.new_measurement(run=run, measurement=measurement)
         stored = self._store.finish_run(lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds)
@@ -226,7 +231,7 @@ class Coordinator:
 
     def _end_open_jobs(self, *, cause: str) -> None:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""
-        for run in self._store.runs(search_id=self._lease.search_id):
+        for run in self._runs():
             if run.state.ended:
                 continue
             handle = run.handle or self._launcher.find(run.job_name)

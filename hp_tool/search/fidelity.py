@@ -43,6 +43,8 @@ class Reduction:
     """Uncalibrated exposed seconds of its step by part, each (1,)."""
     layer_passes: FloatArray
     """(1,) see `calibration.Evidence`."""
+    crowding: float = 1.0
+    """Processes a core in the whole run by those in this one: a CPU's processes share cores, which no cost model knows."""
 
 
 def reduced(

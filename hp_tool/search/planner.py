@@ -15,6 +15,7 @@ from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus
 from hp_tool.search.problem import SearchProblem
+from hp_tool.search.repeats import repeat_gain
 from hp_tool.search.spending import Spent, open_runs, run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.stopping import why_stop
 from hp_tool.search.study import StudyProjection
@@ -25,6 +26,11 @@ WORTHWHILE = 0.5
 """A reduced run is taken where it is expected to cost at most this share of the whole one."""
 CONFIRMATION = "confirmation"
 """Why a run was chosen: the best so far was only seen reduced."""
+
+REPEAT = "repeat"
+"""Why a run was chosen: noise leaves open whether the leader leads."""
+MIN_REPEAT_GAIN = 0.005
+"""A repeat is not worth less than this, whatever min_gain_fraction says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,10 @@ class Planner:
         confirmation = None if waiting else self._confirmation(runs, started, average_s=average_s, stopping=reason is not None)
         if confirmation is not None:
             return confirmation
+        if reason in ("no_expected_gain", "space_exhausted") and not waiting and self._affordable(started, average_s):
+            repeat = self._repeat(runs)
+            if repeat is not None:
+                return repeat
         if reason is not None or proposal is None:
             return Nothing(reason=reason or "space_exhausted")
         return self._proposed(runs, proposal, runs_left=settings.budget_runs - started.profile_runs)
@@ -144,6 +154,24 @@ class Planner:
         predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=CONFIRMATION, expected_gain=0.0)
         return NextRun(parallel=leader.parallel, fidelity=WHOLE, predicted=predicted)
 
+    def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
+        """Whether the budgets leave room for one more run."""
+        settings = self.problem.settings
+        budget = settings.budget_gpu_seconds or float("inf")
+        return spent.profile_runs < settings.budget_runs and spent.gpu_seconds + gpu_seconds <= budget
+
+    def _repeat(self, runs: Sequence[RunRecord]) -> NextRun | None:
+        """The leader again, for twice the steps, where noise leaves open whether it leads."""
+        found = repeat_gain(runs)
+        if found is None or found[1] < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
+            return None
+        leader, gain = found
+        row = self.problem.row(leader.parallel)
+        if row is None:
+            return None
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=REPEAT, expected_gain=gain)
+        return NextRun(parallel=leader.parallel, fidelity=Fidelity(steps=2 * self.problem.settings.steps), predicted=predicted)
+
     def _calibration(self) -> Calibration:
         return self.projection.sampler.calibration(study=self.projection.study)
 
@@ -177,5 +205,5 @@ def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Cali
     return {
         "reduced_step_s": float(sum(seconds[0] for seconds in reduction.parts_s.values())),
         "reduced_calibrated_step_s": step_s,
-        EXTRAPOLATION_RATIO: predicted["calibrated_step_s"] / step_s,
+        EXTRAPOLATION_RATIO: reduction.crowding * predicted["calibrated_step_s"] / step_s,
     }

@@ -18,7 +18,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.search.fidelity import Reduction, num_gpus, reduced
+from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.table import AxisValue, CandidateTable
 
 
@@ -83,8 +83,12 @@ class SearchProblem:
         """Tokens of one step per device."""
         return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
 
-    def request(self, run: RunRecord) -> ProfileRequest:
-        """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says."""
+    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> ProfileRequest:
+        """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
+
+        `best_step_s`: of the best configuration known; a run that is hopeless against it may end early.
+        """
+        limit = None if best_step_s is None else self.settings.hopeless_factor * best_step_s
         model, training, parallel = reduced(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
         )
@@ -100,6 +104,8 @@ class SearchProblem:
             timeout_s=self.settings.run_timeout_s,
             seed=self.settings.seed,
             fidelity=run.fidelity,
+            step_tolerance_fraction=self.settings.step_tolerance_fraction,
+            longest_step_s=None if limit is None else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
         )
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class Reducer:
 
     problem: TrainingProblem
     available_gpus: int
+    cores: float = math.inf
+    """Of a host whose processes are the devices: more of them than cores share these. GPUs are not shared."""
 
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
         """The first of the cheapest reductions that the frameworks accept and that fits; None where only the whole will do."""
@@ -62,7 +65,8 @@ class Reducer:
         if not costs.feasible[0]:
             return None
         passes = layer_passes(candidates=one, model=problem.model, training=problem.workload)
-        return Reduction(fidelity=fidelity, num_gpus=devices, parts_s=costs.parts, layer_passes=passes)
+        crowding = max(1.0, num_gpus(parallel) / self.cores) / max(1.0, devices / self.cores)
+        return Reduction(fidelity=fidelity, num_gpus=devices, parts_s=costs.parts, layer_passes=passes, crowding=crowding)
 
 
 def fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:

@@ -89,7 +89,11 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         table=table,
         cluster_key=series.cluster_key,
         problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
-        reduce=Reducer(problem=problem, available_gpus=_reduced_gpus(query, problem.cluster, hardware)),
+        reduce=Reducer(
+            problem=problem,
+            available_gpus=_reduced_gpus(query, problem.cluster, hardware),
+            cores=_cores(problem.cluster, hardware),
+        ),
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
@@ -109,6 +113,12 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
 def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
     """Devices of a reduced run at most: one host alone cannot show what happens between nodes."""
     return min(hardware.num_gpus, cluster.gpus_per_node) if query.search.launcher == "local" else hardware.num_gpus
+
+
+def _cores(cluster: ClusterSpec, hardware: Hardware) -> float:
+    """Cores of the one host that shares them among processes; infinitely many where processes have devices of their own."""
+    shared = cluster.gpu.kind == "cpu" and hardware.num_gpus >= cluster.num_gpus
+    return hardware.num_gpus / hardware.oversubscription if shared else float("inf")
 
 
 def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware) -> CostedSpace:

@@ -352,3 +352,21 @@ def test_predictions_are_stored_before_the_run_and_improve(bench):
     proposed = [event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "proposed"]
     assert [payload["run_id"] for payload in proposed] == [run.id for run in b.runs()]
     assert proposed[-1]["calibration"]["measurements"] == 7
+
+
+def test_a_leader_within_the_noise_of_its_rival_runs_again_for_longer(bench):
+    b = bench(budget_runs=12, min_gain_fraction=0.01)
+
+    def noisy(request):
+        row = b.problem.row(request.parallel)
+        step_s = float(true_step_s(b.problem.table)[row])
+        times = tuple(step_s * factor for factor in (0.2, 0.5, 1.0, 1.5, 1.8))
+        return Measurement(status="ok", step_s=step_s, step_times_s=times, wall_s=10.0)
+
+    b.engine.outcome = noisy
+    b.coordinator().run()
+    last = b.runs()[-1]
+    assert last.predicted["chosen_by"] == "repeat"
+    assert last.fidelity.steps == 2 * b.problem.settings.steps
+    assert len([run for run in b.runs() if run.parallel == last.parallel]) == 2
+    assert b.engine.jobs[last.job_name].request.steps == last.fidelity.steps
