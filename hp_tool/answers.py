@@ -45,6 +45,8 @@ class RecommendAnswer:
     space: SpaceSummary
     rejections: dict[str, int]
     """How many candidates each reason ruled out."""
+    nearest_misses: tuple[Recommendation, ...] = ()
+    """Where nothing is acceptable: what lacks least of memory, days or money, each estimate with its reasons."""
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
     query: dict[str, Any] | None = None
@@ -90,6 +92,7 @@ def recommend_answer(
         recommendations=found.recommendations,
         space=found.space,
         rejections=found.rejections,
+        nearest_misses=found.nearest_misses if isinstance(found, app.RecommendationResult) else (),
         pareto=front,
         query=schema.query_mapping(query) if with_query else None,
     )

@@ -16,6 +16,7 @@ from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.fronts import devices_front, fewest_devices, memory_front
 from hp_tool.mends import mends
+from hp_tool.misses import nearest_misses, with_all_zero_stages
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.ranking import cost_space
 from hp_tool.space import scheduled_chunks
@@ -33,6 +34,8 @@ class RecommendationResult:
     recommendations: tuple[Recommendation, ...]
     space: SpaceSummary
     rejections: dict[str, int]
+    nearest_misses: tuple[Recommendation, ...] = ()
+    """Where nothing is acceptable: what lacks least, infeasible, each with its reasons."""
 
 
 def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
@@ -74,7 +77,9 @@ def calibrated(*, query: Query, found: Estimate, corrections: Corrections) -> Es
 def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda problem: None) -> RecommendationResult:
     """Rank every legal configuration of the space by predicted step time and return the best `top`.
 
-    What `corrections` know about the cluster decides the ranking and what fits; estimates are given without and with it.
+    Where nothing is acceptable, and the query leaves zero_stage free, all ZeRO stages are tried; if that does not help, the
+    answer tells what comes nearest. What `corrections` know about the cluster decides the ranking and what fits; estimates
+    are given without and with it.
 
     objective min_gpus takes cluster.num_gpus as the most there are, and answers for the fewest of them on which something
     acceptable exists: whole nodes, or equal shares of one, that the model and the batch can be divided over.
@@ -88,9 +93,19 @@ def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda 
         problem, space = fewest_devices(query=query, problem=problem, keep=top, correction=correction)
     else:
         space = cost_space(query=query, problem=problem, keep=top, correction=correction)
+    misses: tuple[Recommendation, ...] = ()
+    if space.legal and not space.feasible:
+        further = with_all_zero_stages(query=query, problem=problem, keep=top, correction=correction)
+        if further is not None:
+            space = further
+        else:
+            off = nearest_misses(query=query, problem=problem, correction=correction).candidates
+            misses = _with_missed_targets(_described(off, problem, correction), problem)
     recommendations = _described(space.candidates, problem, correction)
     summary = SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start)
-    return RecommendationResult(recommendations=recommendations, space=summary, rejections=space.rejections)
+    return RecommendationResult(
+        recommendations=recommendations, space=summary, rejections=space.rejections, nearest_misses=misses
+    )
 
 
 def pareto(*, query: Query, against: Front, corrections: Corrections = lambda problem: None) -> tuple[Recommendation, ...]:
@@ -106,6 +121,16 @@ def pareto(*, query: Query, against: Front, corrections: Corrections = lambda pr
     found = devices_front(query=query, problem=problem, correction=correction)
     rows = [row for smaller, space in found for row in _described(space.candidates, smaller, correction)]
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+
+
+def _with_missed_targets(rows: tuple[Recommendation, ...], problem: TrainingProblem) -> tuple[Recommendation, ...]:
+    """The rows with every limit they miss among their estimate's reasons."""
+
+    def told(found: Estimate) -> Estimate:
+        missed = missed_targets(found, problem)
+        return replace(found, feasible=found.feasible and not missed, reasons=found.reasons + missed)
+
+    return tuple(replace(row, estimate=told(row.estimate)) for row in rows)
 
 
 def _described(chosen: Candidates, problem: TrainingProblem, correction: Correction | None) -> tuple[Recommendation, ...]:

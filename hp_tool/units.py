@@ -7,6 +7,7 @@ MIB = 2**20
 GIB = 2**30
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
+JOULES_PER_MWH = 3.6e9
 
 
 def gib(size_bytes: float) -> str:

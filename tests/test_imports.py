@@ -23,6 +23,7 @@ FLOORS = (
         "exports",
         "imports",
         "mends",
+        "misses",
         "problem",
         "ranking",
         "targets",

@@ -29,12 +29,13 @@ def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, orig
     try:
         for key in mapping:
             if key not in hints:
-                raise InputError(f"unknown key {key!r}{nearest(key, hints)}", field=f"{field}.{key}")
+                hint = nearest(key, hints) or f"; known keys: {', '.join(hints)}"
+                raise InputError(f"unknown key {key!r}{hint}", field=f"{field}.{key}", code="unknown_key")
         if missing := sorted(required - mapping.keys()):
             raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
         return cls(**{key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()})
     except InputError as error:
-        raise InputError(f"{prefix}{error.message}", field=error.field) from None
+        raise InputError(f"{prefix}{error.message}", field=error.field, code=error.code) from None
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Mend, Recommendation
-from hp_tool.units import duration, gib
+from hp_tool.units import JOULES_PER_MWH, duration, gib
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
@@ -60,7 +60,8 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         )
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
-        console.print(f"{estimate.days:.1f} days, {estimate.gpu_hours:,.0f} GPU-hours{cost}")
+        energy = f", {estimate.energy / JOULES_PER_MWH:,.1f} MWh" if estimate.energy is not None else ""
+        console.print(f"{estimate.days:.1f} days, {estimate.gpu_hours:,.0f} GPU-hours{cost}{energy}")
 
 
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:
@@ -130,6 +131,10 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         known = rows[0].calibrated_estimate.provenance["calibration"]
         assert isinstance(known, dict)
         console.print(f"ranked after {known['measurements']} measurements on this cluster; before: the cost model alone")
+    for miss in answer.nearest_misses:
+        console.print(f"nearest: {arithmetic(miss.parallel)}")
+        for reason in miss.estimate.reasons:
+            console.print(f"  [red]{reason.code}[/red]: {reason.message}")
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
 

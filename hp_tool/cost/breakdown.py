@@ -143,7 +143,11 @@ def _recomputed_flops(candidate: Candidates, model: ModelSpec, workload: Trainin
 
 
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
-    """Mean power of one device and its share of the host: idle power, plus the rest of the board's for the busy share."""
+    """Mean power of one device and its share of the host: idle power, plus the rest of the board's for the busy share.
+
+    Busy is the share of the step in kernels of layers, ends and recomputation; a device that waits, communicates or updates
+    draws idle power here. Cooling and what switches and storage draw are not counted.
+    """
     gpu = cluster.gpu
     idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
