@@ -21,6 +21,7 @@ from benchmarks.accuracy.fit_nanotron import fit
 from benchmarks.accuracy.grid_rows import FILE, GPU, Group, groups
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.breakdown import NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 MIN_CELL = 20
@@ -45,6 +46,19 @@ class Cell:
     memory_ratio: Floats
     """Predicted over measured bytes, minus one; of the rows that ran."""
     rank_correlation: float | None
+    constants: FrameworkEfficiency
+
+    @property
+    def time_within(self) -> Bools:
+        """Which rows that ran did so within the stated 90 % interval of step time."""
+        found: Bools = np.abs(np.log1p(self.time_ratio)) <= NORMAL_QUANTILE * self.constants.time_log_sd
+        return found
+
+    @property
+    def memory_within(self) -> Bools:
+        """The same of memory."""
+        found: Bools = np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
+        return found
 
 
 def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
@@ -62,6 +76,7 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
         time_ratio=group.step_s[ran] / step_s[ran] - 1.0,
         memory_ratio=np.asarray(found.first_stage_bytes)[ran] / group.used_bytes[ran] - 1.0,
         rank_correlation=rank,
+        constants=constants,
     )
 
 
@@ -87,7 +102,10 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     ran, legal, fits, probability = (
         np.concatenate([getattr(cell, name) for cell in cells]) for name in ("ran", "legal", "fits", "fit_probability")
     )
-    time, memory = (np.concatenate([getattr(cell, name) for cell in cells]) for name in ("time_ratio", "memory_ratio"))
+    time, memory, time_within, memory_within = (
+        np.concatenate([getattr(cell, name) for cell in cells])
+        for name in ("time_ratio", "memory_ratio", "time_within", "memory_within")
+    )
     called = legal & fits
     ranked = [cell.rank_correlation for cell in cells if cell.rank_correlation is not None]
     return {
@@ -101,7 +119,9 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
         "throughput_median_error": float(np.median(np.abs(time))),
         "throughput_bias": float(np.expm1(np.median(np.log1p(time)))),
         "throughput_within_2x_share": float((np.abs(np.log1p(time)) < np.log(2.0)).mean()),
+        "throughput_within_interval_share": float(time_within.mean()),
         "memory_median_error": float(np.median(np.abs(memory))),
+        "memory_within_interval_share": float(memory_within.mean()),
         "memory_bias": float(np.median(memory)),
         "rank_correlation_median": median(ranked) if ranked else None,
     }
@@ -159,7 +179,8 @@ def as_text(found: dict[str, Any]) -> str:
             f"    throughput: median error {s['throughput_median_error']:.1%}, bias {s['throughput_bias']:+.1%}, "
             f"{s['throughput_within_2x_share']:.0%} within a factor of two; memory: median error "
             f"{s['memory_median_error']:.1%}, bias {s['memory_bias']:+.1%}; rank correlation in a cell "
-            f"{s['rank_correlation_median']:.2f} (median)",
+            f"{s['rank_correlation_median']:.2f} (median); {s['throughput_within_interval_share']:.0%} and "
+            f"{s['memory_within_interval_share']:.0%} within the stated 90 % intervals",
         ]
     lines += [
         f"  {cell['model']}, {cell['num_key_value_heads']:2} key/value heads, {cell['nodes']:3} nodes: {cell['ran']:4} ran, "
