@@ -20,14 +20,13 @@ from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName, Strategy
+from hp_tool.domain.parallel import ParallelQuery, Strategy
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.recompute_rules import check_recompute
 from hp_tool.strategy import laid_out, resolve_strategy
 from hp_tool.training_rules import check_training, check_two_kinds
-
-MAX_RECOMPUTE_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +90,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
     check_training(model, cluster.gpu, query.training, query.parallel)
+    check_recompute(query.parallel, model=model, workload=query.training)
     if query.trainer is not None:
         raise UnsupportedError(
             "trainer is not supported by this version; without it the built-in profiler runs", field="trainer"
@@ -197,9 +197,6 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
             "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone",
             field="parallel.pipeline_schedule",
         )
-    recompute = parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,)
-    for value in recompute:
-        _check_recompute(value)
 
 
 def _refuse_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
@@ -215,26 +212,3 @@ def _refuse_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
     ):
         if given:
             raise UnsupportedError(f"{what} of encoder-decoder models is not modelled by this version", field=field)
-
-
-def _check_recompute(value: RecomputeName | Recompute | None) -> None:
-    spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")
-    field = "parallel.recompute"
-    if spec.granularity == "per_op":
-        raise UnsupportedError("recompute per_op is not modelled by this version; choose none or per_layer", field=field)
-    if spec.modules is not None and spec.granularity != "selective":
-        raise InputError(
-            f"recompute.modules belongs to granularity selective, not {spec.granularity}", field=f"{field}.modules"
-        )
-    if spec.modules is not None and tuple(spec.modules) != ("core_attn",):
-        raise UnsupportedError(
-            "recompute.modules other than core_attn are not modelled by this version", field=f"{field}.modules"
-        )
-    if spec.granularity != "full" and (spec.method is not None or spec.num_layers is not None):
-        raise InputError(
-            f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method"
-        )
-    if spec.num_layers is not None and not 1 <= spec.num_layers <= MAX_RECOMPUTE_LAYERS:
-        raise InputError(
-            f"recompute.num_layers must be from 1 to {MAX_RECOMPUTE_LAYERS}, got {spec.num_layers}", field=f"{field}.num_layers"
-        )

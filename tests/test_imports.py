@@ -33,6 +33,7 @@ FLOORS = (
         "strategy",
         "nanotron_rules",
         "training_rules",
+        "recompute_rules",
         "tuning",
         "correction",
         "learning",

@@ -152,7 +152,7 @@ def layer_overhead(name: str, *, recompute: str) -> float:
         full = base.forward + base.tensor
         return float(full / plain)
     sharded = _layer(name, sharded=True)
-    both = sharded.forward + sharded.backward + sharded.tensor + sharded.tensor_backward + sharded.attention_core
+    both = sharded.forward + sharded.backward + sharded.tensor + sharded.tensor_backward + sharded.repeated
     return float(both / plain - 1.0)
 
 

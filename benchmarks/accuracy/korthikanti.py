@@ -108,7 +108,7 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
         if "full" in row["experiment"]:
             backward += forward
         if "selective" in row["experiment"]:
-            backward += float(times.attention_core[0])
+            backward += float(times.repeated[0])
         for direction, seconds in (("fwd", forward), ("bwd", backward)):
             comparisons.append(
                 Comparison(

@@ -36,12 +36,19 @@ def projections(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
     if model.kv_lora_rank is None:
         key_value = model.head_size * maximum(model.kv_heads / s.t, 1.0)
         return [(heads * qk + 2.0 * key_value, s.h), (s.h, heads * v)]
-    rank, rope, nope = float(model.kv_lora_rank), float(model.qk_rope_head_dim or 0), float(model.qk_nope_head_dim or 0)
+    queries, keys_values = up_projections(model, s)
     # Keys and values: down to kv_lora_rank, with the shared rotary key beside, and up again.
-    key_value_output = [(rank + rope, s.h), (heads * (nope + v), rank), (s.h, heads * v)]
-    if model.q_lora_rank is None:
-        return [(heads * qk, s.h), *key_value_output]
-    return [(float(model.q_lora_rank), s.h), (heads * qk, float(model.q_lora_rank)), *key_value_output]
+    down = (float(model.kv_lora_rank) + float(model.qk_rope_head_dim or 0), s.h)
+    to_queries = [queries] if model.q_lora_rank is None else [(float(model.q_lora_rank), s.h), queries]
+    return [*to_queries, down, keys_values, (s.h, heads * v)]
+
+
+def up_projections(model: ModelSpec, s: Shapes) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+    """(output n, input k) of latent attention's matrices for the queries, and for keys without rotation and values."""
+    qk, v = head_widths(model)
+    heads = model.num_attention_heads / s.t
+    rank, nope = float(model.kv_lora_rank or 0), float(model.qk_nope_head_dim or 0)
+    return (heads * qk, float(model.q_lora_rank or s.h)), (heads * (nope + v), rank)
 
 
 def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -58,8 +65,10 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
     split = s.tokens * s.e * (heads * (qk + v) + kv_heads * (qk + v))
     if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
+    up_projected: Column = 0.0
     if model.kv_lora_rank is not None:
-        split = split + s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
+        nope = s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
+        split, up_projected = split + nope, nope + s.tokens * s.e * heads * (2.0 * qk + v)
     elif model.positions == "rotary" and s.facts.keeps_unrotated_heads:
         split = split + s.tokens * s.e * (heads + kv_heads) * qk
     latent: FloatArray | float = 0.0
@@ -70,6 +79,8 @@ def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates:
     return BlockBytes(
         saved=replicated + split + latent,
         core=core_bytes(workload=workload, s=s, heads=heads),
+        norm_output=s.tokens * s.h * s.saved_input / s.shards,
+        up_projected=up_projected,
         working=gathered + s.tokens * s.e * (heads + kv_heads) * (qk + v),
     )
 

@@ -42,6 +42,15 @@ class BlockBytes:
     """Kept for the backward pass besides the attention core."""
     core: Column = 0.0
     """Kept by unfused attention: the scores."""
+    norm_output: Column = 0.0
+    """Part of `saved` that recomputing the module layernorm does not keep; the same below for other modules."""
+    mlp: Column = 0.0
+    moe: Column = 0.0
+    """expert_activations and shared_experts are parts of it."""
+    expert_activations: Column = 0.0
+    shared_experts: Column = 0.0
+    up_projected: Column = 0.0
+    """Of latent attention: queries, keys and values."""
     working: Column
     """Gradients and gathered inputs alive at the worst moment of the backward pass."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from hp_tool import __version__
-from hp_tool.cost.candidates import NONE, SELECTIVE, Candidates
+from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.feasibility import host_memory_reason, memory_reason
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.modules import repeated_token_flops
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -135,7 +136,10 @@ def _recomputed_flops(candidate: Candidates, model: ModelSpec, workload: Trainin
     if candidate.recompute_method == NONE:
         return 0.0, 0.0
     if candidate.recompute_method == SELECTIVE:
-        return flops.attention, 3.0 * flops.attention
+        if candidate.recompute_modules == CORE_ATTN:
+            return flops.attention, 3.0 * flops.attention
+        again = repeated_token_flops(model, candidate, attention=flops.attention)
+        return again, again
     per_chunk = model.num_hidden_layers / (candidate.pipeline_parallel_size * candidate.virtual_pipeline_parallel_size)
     fraction = float(recomputed_layer_fraction(candidate, layers_per_chunk=per_chunk))
     again = fraction * (flops.layers + flops.attention)

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, PipelineSchedule, Recompute, RecomputeName
+from hp_tool.domain.parallel import (
+    OF_THE_QUERY,
+    ParallelConfig,
+    PipelineSchedule,
+    Recompute,
+    RecomputeModule,
+    RecomputeName,
+)
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -24,6 +31,12 @@ BoolArray = NDArray[np.bool_]
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
+
+MODULES: dict[RecomputeModule, int] = {
+    "core_attn": 1, "layernorm": 2, "mlp": 4, "moe": 8, "moe_act": 16, "shared_experts": 32, "mla_up_proj": 64
+}  # fmt: skip
+"""Bits of Candidates.recompute_modules."""
+CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
 
 ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE = range(5)
 """Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on
@@ -49,9 +62,11 @@ class Candidates:
     sequence_parallel: IntArray
     """0 or 1."""
     recompute_method: IntArray
-    """NONE, SELECTIVE (attention core), FULL_UNIFORM, FULL_BLOCK."""
+    """NONE, SELECTIVE (some modules), FULL_UNIFORM, FULL_BLOCK."""
     recompute_num_layers: IntArray
     """Full only: layers per checkpoint (uniform) or recomputed layers per model chunk (block, 0: all)."""
+    recompute_modules: IntArray
+    """Selective only: sum of MODULES, else 0."""
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
     """0: the whole data-parallel group."""
@@ -100,10 +115,10 @@ class Candidates:
     def only_config(self) -> ParallelConfig:
         """The one candidate there is, alone, as a domain object."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        method, num_layers = values.pop("recompute_method"), values.pop("recompute_num_layers")
+        codes = [values.pop(name) for name in RECOMPUTE_COLUMNS]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
         values["pipeline_schedule"] = SCHEDULE_NAMES[values["pipeline_schedule"]]
-        return ParallelConfig(**values, recompute=recompute_from_codes(method, num_layers=num_layers))
+        return ParallelConfig(**values, recompute=recompute_from_codes(*codes))
 
     @classmethod
     def alone(cls, config: ParallelConfig) -> Candidates:
@@ -135,32 +150,38 @@ def schedule_code(schedule: PipelineSchedule | None) -> int:
     return ONE_F_ONE_B if schedule in ("1f1b", "interleaved") else SCHEDULE_NAMES.index(schedule)
 
 
-def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int]:
-    """(recompute_method, recompute_num_layers) of a domain value that a query may ask for."""
+RECOMPUTE_COLUMNS = ("recompute_method", "recompute_num_layers", "recompute_modules")
+"""What recompute_codes gives."""
+
+
+def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int]:
+    """(recompute_method, recompute_num_layers, recompute_modules) of a domain value that a query may ask for."""
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
     if spec.granularity == "none":
-        return NONE, 0
+        return NONE, 0, 0
     if spec.granularity == "selective":
-        return SELECTIVE, 0
+        return SELECTIVE, 0, sum(MODULES[name] for name in set(spec.modules or ("core_attn",)))
     if spec.method == "block":
-        return FULL_BLOCK, spec.num_layers or 0
-    return FULL_UNIFORM, spec.num_layers or 1
+        return FULL_BLOCK, spec.num_layers or 0, 0
+    return FULL_UNIFORM, spec.num_layers or 1, 0
 
 
-def recompute_from_codes(method: int, *, num_layers: int) -> RecomputeName | Recompute:
+def recompute_from_codes(method: int, num_layers: int, modules: int) -> RecomputeName | Recompute:
     """The shortest domain value with these codes."""
     if method == NONE:
         return "none"
     if method == SELECTIVE:
-        return "selective"
+        if modules == CORE_ATTN:
+            return "selective"
+        return Recompute(granularity="selective", modules=tuple(name for name, bit in MODULES.items() if modules & bit))
     if method == FULL_BLOCK:
         return Recompute(granularity="full", method="block", num_layers=num_layers or None)
     return "full" if num_layers == 1 else Recompute(granularity="full", method="uniform", num_layers=num_layers)
 
 
 def _row(config: ParallelConfig) -> dict[str, int]:
-    method, num_layers = recompute_codes(config.recompute)
+    codes = dict(zip(RECOMPUTE_COLUMNS, recompute_codes(config.recompute), strict=True))
     said_apart = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
     row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in said_apart}
     schedule = schedule_code(config.pipeline_schedule)
-    return row | {"recompute_method": method, "recompute_num_layers": num_layers, "pipeline_schedule": schedule}
+    return row | codes | {"pipeline_schedule": schedule}

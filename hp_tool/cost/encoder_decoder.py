@@ -67,7 +67,8 @@ def decoder_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candida
         own,
         saved=own.saved + cross.saved + cross.core,
         saved_selective=own.saved_selective + cross.saved,
-        attention_core=own.attention_core + cross.core,
+        waiting=own.waiting + cross.saved,
+        repeated=own.repeated + cross.core,
         backward_working=maximum(own.backward_working, cross.working),
     )
 

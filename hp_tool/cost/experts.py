@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import exchange_seconds, group_ring
 from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
@@ -29,6 +29,17 @@ def expert_width(model: ModelSpec) -> float:
     return float(model.moe_intermediate_size or model.ffn_size)
 
 
+def activation_width(model: ModelSpec, candidates: Candidates) -> Column:
+    """Width of one routed expert on one rank."""
+    return expert_width(model) / candidates.expert_tensor_parallel_size
+
+
+def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
+    """(output n, input k) of the shared experts' matrices on one rank; they split like a dense MLP."""
+    shared = model.num_shared_experts * expert_width(model) / s.t
+    return [((2.0 if model.gated_mlp else 1.0) * shared, s.h), (s.h, shared)]
+
+
 def routed_tokens(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> FloatArray:
     """Token copies the busiest rank's experts work on: (T/t) k e_t times the imbalance, at most the capacity."""
     factor = workload.expert_imbalance
@@ -43,7 +54,7 @@ def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Ca
     """
     gates = 2.0 if model.gated_mlp else 1.0
     routed = routed_tokens(model, workload, candidates, s)
-    width = expert_width(model) / candidates.expert_tensor_parallel_size
+    width = activation_width(model, candidates)
     shared = model.num_shared_experts * expert_width(model) / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
@@ -52,6 +63,10 @@ def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Ca
     beside = s.tokens * shared * (gates * s.e + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
+        norm_output=s.tokens * s.h * s.e / s.shards,
+        moe=router + experts + beside,
+        expert_activations=routed * width * s.saved_input,
+        shared_experts=beside,
         working=s.e * (routed * (2.0 * s.h + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
     )
 
@@ -74,14 +89,13 @@ def expert_time(
     gates = 2.0 if model.gated_mlp else 1.0
     local_experts = (model.num_experts or 1) / ep
     routed = routed_tokens(model, workload, candidates, s)
-    width = expert_width(model) / etp
+    width = activation_width(model, c)
     matrices = [(gates * width, s.h), (s.h, width)]
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     forward, gradient = weight_matmuls(routed / local_experts, matrices, batch=local_experts, **matmul)
     cast, cast_backward = cast_traffic(workload.precision, matrices)
     if model.num_shared_experts:
-        shared = model.num_shared_experts * expert_width(model) / s.t
-        beside, beside_gradient = weight_matmuls(s.tokens, [(gates * shared, s.h), (s.h, shared)], **matmul)
+        beside, beside_gradient = weight_matmuls(s.tokens, shared_matrices(model, s), **matmul)
         forward, gradient = forward + beside, gradient + beside_gradient
 
     # Permute (read, write) and un-permute (read, weighted sum) every copy; norm, residual and activation as in a dense MLP.

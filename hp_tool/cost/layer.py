@@ -14,9 +14,10 @@ from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
-from hp_tool.cost.elementwise import minimum, where
+from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.experts import expert_bytes, expert_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
+from hp_tool.cost.modules import dropped_bytes, names_modules, repeated_seconds
 from hp_tool.cost.shapes import Shapes, shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -34,8 +35,8 @@ class LayerTime:
     backward: Column
     weight_gradient: Column
     """Part of `backward` that may run later than the rest."""
-    attention_core: Column
-    """Part of `forward` that selective recomputation repeats."""
+    repeated: Column
+    """What selective recomputation runs again: of `forward` the attention core, or what the named modules take."""
     tensor: Column
     """Tensor-parallel collectives of the forward pass."""
     tensor_backward: Column
@@ -52,11 +53,13 @@ class LayerBytes:
     saved: Column
     """Kept for the backward pass without recomputation."""
     saved_selective: Column
-    """Kept when the attention core is recomputed."""
+    """Kept when the attention core, or the named modules, are recomputed."""
+    waiting: Column
+    """Kept for the weight gradients when the rest of the backward pass is over."""
     saved_full: Column
     """Kept when the whole layer is recomputed: its input."""
-    attention_core: Column
-    """What selective recomputation brings back for one layer at a time."""
+    repeated: Column
+    """What selective recomputation brings back at a time: one block's worth of one layer."""
     backward_working: Column
     """Gradients and gathered inputs alive at the worst moment of one layer's backward pass."""
 
@@ -68,18 +71,21 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
     recomputation keeps, is itself sharded: 2sbh/t (Megatron Core).
     """
     s = shapes(model=model, workload=workload, candidates=candidates)
-    both: BlockBytes = attention_bytes(model=model, workload=workload, candidates=candidates, s=s)
-    if moe:
-        both = both + expert_bytes(model=model, workload=workload, candidates=candidates, s=s)
-    else:
-        both = both + mlp_bytes(model=model, s=s)
+    attention: BlockBytes = attention_bytes(model=model, workload=workload, candidates=candidates, s=s)
+    second = expert_bytes(model=model, workload=workload, candidates=candidates, s=s) if moe else mlp_bytes(model=model, s=s)
+    both = attention + second
     if workload.lora is not None:
         both = with_adapter_bytes(both, model=model, workload=workload, candidates=candidates, s=s, moe=moe)
+    saved_selective, repeated = both.saved, both.core
+    if names_modules(candidates):
+        dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
+        saved_selective, repeated = both.saved + both.core - dropped[0] - dropped[1], maximum(*dropped)
     return LayerBytes(
         saved=both.saved + both.core,
-        saved_selective=both.saved,
+        saved_selective=saved_selective,
+        waiting=both.saved,
         saved_full=s.e * s.tokens * s.h / s.shards,
-        attention_core=both.core,
+        repeated=repeated,
         backward_working=both.working,
     )
 
@@ -105,9 +111,10 @@ def layer_time(
     machine: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "s": s}
     attention = attention_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     if moe:
-        both = attention + expert_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
+        second = expert_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     else:
-        both = attention + mlp_time(**machine, gpu=cluster.gpu)
+        second = mlp_time(**machine, gpu=cluster.gpu)
+    both = attention + second
     if workload.lora is not None:
         both = with_adapter_time(both, **machine, cluster=cluster, candidates=candidates, moe=moe)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
@@ -115,6 +122,10 @@ def layer_time(
     collective: dict[str, Any] = {"cluster": cluster, "profile": profile, "candidates": candidates, "s": s}
     trained = workload.lora is None
     layer = as_layer_time(both, **collective, regions=regions, split_backward=split_backward, trained=trained)
+    if names_modules(candidates):
+        blocks: dict[str, Any] = {"attention": attention, "second": second, "region": layer.tensor / regions, "moe": moe}
+        again = repeated_seconds(**machine, gpu=cluster.gpu, candidates=candidates, **blocks)
+        layer = replace(layer, repeated=again)
     if trained:
         return layer
     beside, beside_backward = adapter_tensor_seconds(**machine, cluster=cluster, candidates=candidates, moe=moe)
@@ -140,7 +151,7 @@ def as_layer_time(
         forward=block.matmul + block.core + block.elementwise,
         backward=block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward,
         weight_gradient=block.weight_gradient if split_backward else 0.0,
-        attention_core=block.core,
+        repeated=block.core,
         tensor=tensor,
         tensor_backward=tensor_backward,
         context=block.context,

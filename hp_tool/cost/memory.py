@@ -97,7 +97,7 @@ def memory(
         if scheduled and anywhere(splits_backward(c)):
             # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
             waiting = waiting_in_flight(c, from_end=from_end)
-            saved = saved + waiting * end.layers * layer.saved_selective
+            saved = saved + waiting * end.layers * layer.waiting
             logits = logits + is_last * waiting * e * model.vocab_size / model.hidden_size * hidden / t
         if workload.offload == "activations":
             per_layer = chunk * v / end.layers
@@ -153,11 +153,11 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Colu
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
-    """Bytes that recomputation brings back at a time: one attention core, or the layers of one checkpoint; where weight
-    gradients come after the input gradients of the chunk, all its `layers`.
+    """Bytes that recomputation brings back at a time: one attention core, or the modules of one block, or the layers of one
+    checkpoint; where weight gradients come after the input gradients of the chunk, all its `layers`.
     """
     method = candidates.recompute_method
-    core = where(method == SELECTIVE, layer.attention_core, 0.0)
+    core = where(method == SELECTIVE, layer.repeated, 0.0)
     if not anywhere(method >= FULL_UNIFORM):
         return core
     at_once = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)

@@ -22,7 +22,12 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     split = s.tokens * hidden * (gates * s.e + activated + s.saved_input)
     gathered = where(s.sharded, 2.0, 0.0) + 1.0
-    return BlockBytes(saved=replicated + split, working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden))
+    return BlockBytes(
+        saved=replicated + split,
+        norm_output=s.tokens * s.h * s.saved_input / s.shards,
+        mlp=split,
+        working=s.tokens * s.e * (gathered * s.h + (gates + 1.0) * hidden),
+    )
 
 
 def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, profile: EfficiencyProfile, s: Shapes) -> BlockTime:

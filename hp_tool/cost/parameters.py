@@ -82,8 +82,13 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -
     """One MoE layer without its routed experts on one rank: attention, router (whole), shared experts, norm."""
     t = cast(IntArray, tensor_parallel_size)
     router = model.hidden_size * (model.num_experts or 0)
-    shared = model.num_shared_experts * _matrices(model) * model.hidden_size * _expert_width(model)
+    shared = shared_expert_matrices(model)
     return attention_parameters(model, tensor_parallel_size=tensor_parallel_size) + shared / t + router + norm_weights(model)
+
+
+def shared_expert_matrices(model: ModelSpec) -> float:
+    """Weights of the shared experts of one MoE layer."""
+    return model.num_shared_experts * _matrices(model) * model.hidden_size * _expert_width(model)
 
 
 def active_expert_matrices(model: ModelSpec) -> float:

@@ -66,7 +66,7 @@ def time_parts(
     layers = stages.pace
     whole = recomputed_layer_fraction(c, layers_per_chunk=layers / chunks)
     again = whole * (layer.forward + layer.tensor + layer.context + layer.expert)
-    again = again + where(c.recompute_method == SELECTIVE, layer.attention_core, 0.0)
+    again = again + where(c.recompute_method == SELECTIVE, layer.repeated, 0.0)
 
     # Per stage and micro-batch. The ends add to the first and last stage; the longer end sets the pace, as far as it is
     # longer than the layer that an uneven end leaves out.

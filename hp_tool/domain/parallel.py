@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
 PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe"]
 TokenDispatcher = Literal["alltoall", "flex"]
 ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
@@ -23,8 +24,10 @@ class Recompute:
     """full only. uniform (default): a checkpoint every num_layers layers; block: the first num_layers of each chunk."""
     num_layers: int | None = None
     """full only. uniform: layers per checkpoint (default 1); block: layers recomputed per model chunk (default: all)."""
-    modules: tuple[str, ...] | None = None
-    """selective only: Megatron Core's module names; default core_attn."""
+    modules: tuple[RecomputeModule, ...] | None = None
+    """selective only, Megatron Core's names; default core_attn. core_attn: scores, or the log-sum-exp of fused attention; mlp:
+    dense MLPs; moe: routers and experts; moe_act: the experts' activation functions; shared_experts; layernorm: the outputs of
+    both norms; mla_up_proj: queries, keys and values made from the latents."""
 
 
 def zero_stages(framework: str) -> tuple[int, ...]:
@@ -41,7 +44,8 @@ def recompute_name(recompute: RecomputeName | Recompute) -> str:
     """`selective`, or `full block 4` where more was said."""
     if isinstance(recompute, str):
         return recompute
-    parts = (recompute.granularity, recompute.method, recompute.num_layers)
+    modules = "+".join(recompute.modules) if recompute.modules and recompute.modules != ("core_attn",) else None
+    parts = (recompute.granularity, recompute.method, recompute.num_layers, modules)
     return " ".join(str(part) for part in parts if part is not None)
 
 

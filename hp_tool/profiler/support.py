@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -23,8 +23,8 @@ def check(request: ProfileRequest) -> None:
 
 
 def _recompute(parallel: ParallelConfig) -> tuple[bool, str]:
-    name = parallel.recompute if isinstance(parallel.recompute, str) else parallel.recompute.granularity
-    return name not in ("none", "selective", "full"), f"recompute: {name}"
+    name = recompute_name(parallel.recompute)
+    return name.split()[0] not in ("none", "selective", "full") or name.startswith("selective "), f"recompute: {name}"
 
 
 def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:

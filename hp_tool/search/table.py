@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
-from hp_tool.cost.candidates import SCHEDULE_NAMES, Candidates, recompute_from_codes
+from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -18,7 +18,7 @@ from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.workload import TrainingWorkload
 
 AxisValue = int | bool | str
-_NOT_AXES = {"data_parallel_size", "recompute_method", "recompute_num_layers", "sequence_parallel"}
+_NOT_AXES = {"data_parallel_size", "recompute_method", "recompute_num_layers", "recompute_modules", "sequence_parallel"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
     }
     columns["pipeline_schedule"] = tuple(SCHEDULE_NAMES[code] or "1f1b" for code in candidates.pipeline_schedule.tolist())
     columns["sequence_parallel"] = tuple(bool(value) for value in candidates.sequence_parallel)
-    codes = zip(candidates.recompute_method.tolist(), candidates.recompute_num_layers.tolist(), strict=True)
-    columns["recompute"] = tuple(recompute_name(recompute_from_codes(method, num_layers=layers)) for method, layers in codes)
+    codes = zip(*(getattr(candidates, name).tolist() for name in RECOMPUTE_COLUMNS), strict=True)
+    columns["recompute"] = tuple(recompute_name(recompute_from_codes(*each)) for each in codes)
     varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
     return varied or {"tensor_parallel_size": columns["tensor_parallel_size"]}
 

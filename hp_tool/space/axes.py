@@ -37,8 +37,8 @@ class Axes:
     micro_batch_size: tuple[int, ...]
     sequence_parallel: tuple[bool, ...] | None
     """None: on where tensor_parallel_size > 1."""
-    recompute: tuple[tuple[int, int], ...]
-    """(recompute_method, recompute_num_layers) codes."""
+    recompute: tuple[tuple[int, int, int], ...]
+    """Codes, see cost.candidates.RECOMPUTE_COLUMNS."""
     zero_stage: tuple[int, ...]
     known_zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """All that the framework has, tried or not."""
@@ -129,7 +129,7 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
     return tuple(1 << k for k in range(largest.bit_length()))
 
 
-def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int], ...]:
+def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int, int], ...]:
     if query.recompute is None:
         return tuple(recompute_codes(name) for name in known)
     asked = query.recompute if isinstance(query.recompute, tuple) else (query.recompute,)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import Candidates, IntArray
+from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates, IntArray
 from hp_tool.cost.feasibility import legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -135,6 +135,7 @@ def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: Clu
             "sequence_parallel": np.where(asked == 2, 1, asked) * (t > 1),
             "recompute_method": nothing,
             "recompute_num_layers": nothing,
+            "recompute_modules": nothing,
             "zero_stage": nothing,
         }
     )
@@ -151,10 +152,9 @@ class _Grid:
     """
 
     def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
-        recompute = np.asarray(axes.recompute, dtype=np.int64).reshape(1, -1, 1, 2)
+        recompute = np.asarray(axes.recompute, dtype=np.int64).T.reshape(len(RECOMPUTE_COLUMNS), 1, -1, 1)
         self._free: Columns = {
-            "recompute_method": recompute[..., 0],
-            "recompute_num_layers": recompute[..., 1],
+            **dict(zip(RECOMPUTE_COLUMNS, recompute, strict=True)),
             "zero_stage": np.asarray(stages, dtype=np.int64).reshape(1, 1, -1),
         }
         self.each = len(axes.recompute) * len(stages)

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from hp_tool.cost.candidates import FULL_BLOCK, Candidates, IntArray
+from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates, IntArray
 from hp_tool.space.axes import Axes
 
 MAX_VALUES = 12
@@ -23,7 +23,7 @@ SIZES = (
 )
 
 Move = dict[str, IntArray]
-"""Values of one axis as columns of Candidates; recomputation fills two of them."""
+"""Values of one axis as columns of Candidates; recomputation fills three of them."""
 
 
 def neighbours(*, asked: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
@@ -57,9 +57,9 @@ def _moves(asked: Candidates, axes: Axes) -> dict[str, Move]:
     moves["zero_stage"] = {"zero_stage": np.array([stage for stage in axes.known_zero_stages if stage != asked.zero_stage])}
     if asked.data_parallel_shard_size:
         moves["data_parallel_shard_size"] = {"data_parallel_shard_size": np.zeros(1, dtype=np.int64)}
-    codes = np.array([*axes.recompute, (FULL_BLOCK, 0)]).T
-    codes = codes[:, (codes[0] != asked.recompute_method) | (codes[1] != asked.recompute_num_layers)]
-    moves["recompute"] = {"recompute_method": codes[0], "recompute_num_layers": codes[1]}
+    codes = np.array([*axes.recompute, (FULL_BLOCK, 0, 0)])
+    here = [getattr(asked, name) for name in RECOMPUTE_COLUMNS]
+    moves["recompute"] = dict(zip(RECOMPUTE_COLUMNS, codes[np.any(codes != here, axis=1)].T, strict=True))
     return moves
 
 

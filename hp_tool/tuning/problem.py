@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration import Prior, prior_for
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.candidates import CORE_ATTN, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
@@ -152,6 +152,7 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     refused = np.zeros(len(space.candidates), dtype=np.bool_)
     for unsupported, _ in unprofiled_sizes(space.candidates, model=problem.model):
         refused |= unsupported
+    refused |= space.candidates.recompute_modules > CORE_ATTN
     return _without(space, refused)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,13 +33,23 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.models.T5.t5_spec import decoder_model_with_local_spec  # noqa: E402
 from megatron.core.tensor_parallel import random  # noqa: E402
-from megatron.core.transformer import MegatronModule, TransformerConfig  # noqa: E402
+from megatron.core.transformer import (  # noqa: E402
+    MegatronModule,
+    MLATransformerConfig,
+    TransformerConfig,
+    multi_latent_attention,
+)
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules  # noqa: E402
 
 LAYERS = 2
+# Latent attention asks every layer whether it is Transformer Engine's.
+multi_latent_attention.TELinear = type("TELinear", (), {})
 # Random states are real tensors, which fake ones cannot be compared with; nothing random is drawn here.
 random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
 random._get_all_rng_states = lambda: ()
+# Checkpoints that discard their outputs ask Transformer Engine about fp8, which is off here.
+random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
+random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
 
 
 class FusedAttention(MegatronModule):
@@ -54,8 +65,8 @@ class FusedAttention(MegatronModule):
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
-        sequence, batch, heads, width = query.shape
-        context = query.new_empty(sequence, batch, heads * width)
+        sequence, batch, heads, _ = query.shape
+        context = query.new_empty(sequence, batch, heads * value.shape[-1])
         ctx.save_for_backward(query, key, value, context, query.new_empty(batch, heads, sequence, dtype=torch.float32))
         return context
 
@@ -81,24 +92,25 @@ class _Norm(torch.autograd.Function):
 
 
 class Storages(TorchDispatchMode):
-    """Weak references to every storage that an operation made, with its size."""
+    """Weak references to every storage that an operation made."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.seen: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                self.seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self.seen[storage._cdata] = StorageWeakRef(storage)
         return result
 
     def alive_bytes(self, *, without: set[int]) -> int:
-        """Of all but the given storages; views of the weights are among those seen."""
+        """Of all but the given storages; views of the weights are among those seen. A discarded output has no bytes left."""
         gc.collect()
-        return sum(size for key, (reference, size) in self.seen.items() if key not in without and not reference.expired())
+        alive = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self.seen.items() if key not in without)
+        return sum(storage.nbytes() for storage in alive if storage is not None)
 
 
 def kept_bytes(case: dict[str, Any]) -> float:
@@ -107,7 +119,8 @@ def kept_bytes(case: dict[str, Any]) -> float:
     distributed.init_process_group("fake", rank=0, world_size=t, store=FakeStore())
     parallel_state.initialize_model_parallel(t, create_gloo_process_groups=False)
     random.model_parallel_cuda_manual_seed(0)
-    config = TransformerConfig(
+    latent = case.get("latent", False)
+    config = (MLATransformerConfig if latent else TransformerConfig)(
         num_layers=LAYERS, perform_initialization=False, tensor_model_parallel_size=t, sequence_parallel=sharded, bf16=True,
         params_dtype=torch.bfloat16, attention_softmax_in_fp32=False, masked_softmax_fusion=False,
         bias_activation_fusion=True, bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False,
@@ -115,8 +128,14 @@ def kept_bytes(case: dict[str, Any]) -> float:
         **case["config"],
     )  # fmt: skip
     encoder_length = case.get("encoder_length")
-    layer = decoder_model_with_local_spec() if encoder_length else get_gpt_layer_local_spec(normalization=config.normalization)
+    if encoder_length:
+        layer = decoder_model_with_local_spec()
+    else:
+        layer = get_gpt_layer_local_spec(normalization=config.normalization, multi_latent_attention=latent, qk_layernorm=latent)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = FusedNorm
+    if latent:
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = attention.kv_layernorm = FusedNorm
     if case["attention"] == "flash":
         layer.submodules.self_attention.submodules.core_attention = FusedAttention
     if encoder_length:

@@ -60,7 +60,7 @@ SLACK_BYTES = 8
 
 
 def workload(family: str, attention: str) -> TrainingWorkload:
-    two_sided = FAMILIES[family].architecture == "encoder_decoder"
+    two_sided = family in FAMILIES and FAMILIES[family].architecture == "encoder_decoder"
     return TrainingWorkload(
         sequence_length=ENCODER if two_sided else SEQUENCE,
         decoder_sequence_length=SEQUENCE if two_sided else None,
@@ -70,9 +70,11 @@ def workload(family: str, attention: str) -> TrainingWorkload:
     )
 
 
-def megatron_case(family: str, t: int, sharded: bool, recompute: str, attention: str) -> dict[str, Any]:
+def megatron_case(
+    model: ModelSpec, training: TrainingWorkload, *, t: int, sharded: bool, recompute: str = "none"
+) -> dict[str, Any]:
     """The same in Megatron Core's words, for the program that counts."""
-    model, dropout = FAMILIES[family], DROPOUT.get(family, 0.0)
+    dropout = training.dropout
     config = {
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
@@ -89,7 +91,7 @@ def megatron_case(family: str, t: int, sharded: bool, recompute: str, attention:
     return {
         "tensor_parallel_size": t,
         "sequence_parallel": sharded,
-        "attention": attention,
+        "attention": training.attention,
         "sequence_length": SEQUENCE,
         "encoder_length": ENCODER if model.architecture == "encoder_decoder" else None,
         "micro_batch_size": MICRO_BATCH,
@@ -98,21 +100,30 @@ def megatron_case(family: str, t: int, sharded: bool, recompute: str, attention:
     }
 
 
-@pytest.fixture(scope="module")
-def counted() -> dict[tuple[Any, ...], float]:
+def count_bytes(cases: list[dict[str, Any]]) -> list[float]:
     """Bytes a layer of every case, by Megatron Core."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
         skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
-    cases = json.dumps([megatron_case(*case) for case in CASES])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cost.megatron_layers", cases],
+        [sys.executable, "-m", "tests.cost.megatron_layers", json.dumps(cases)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    sizes: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return sizes
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[tuple[Any, ...], float]:
+    """Bytes a layer of every case."""
+    cases = [
+        megatron_case(FAMILIES[family], workload(family, attention), t=t, sharded=sharded, recompute=recompute)
+        for family, t, sharded, recompute, attention in CASES
+    ]
+    return dict(zip(CASES, count_bytes(cases), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from hp_tool.cost.attention import core_seconds
 from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
+from hp_tool.cost.candidates import CORE_ATTN, Candidates, FloatArray
 from hp_tool.cost.elementwise import where
 from hp_tool.cost.lengths.packing import SEED, Rows
 from hp_tool.cost.memory import recomputed_layer_fraction
@@ -130,5 +130,5 @@ def _seconds_per_attended_token(
     forward, backward = one - none, one_backward - none_backward
     layers = (model.num_hidden_layers + model.num_nextn_predict_layers) / candidates.pipeline_parallel_size
     whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
-    again = whole + where(candidates.recompute_method == SELECTIVE, 1.0, 0.0)
+    again = whole + where(candidates.recompute_modules & CORE_ATTN, 1.0, 0.0)
     return layers * ((1.0 + again) * forward + backward)

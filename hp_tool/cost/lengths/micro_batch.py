@@ -55,7 +55,7 @@ class MicroBatchClock:
         layers = self.model.num_hidden_layers / candidates.pipeline_parallel_size
         whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
         again = whole * (layer.forward + layer.tensor + layer.context)
-        again = again + (candidates.recompute_method == SELECTIVE) * layer.attention_core
+        again = again + (candidates.recompute_method == SELECTIVE) * layer.repeated
         passes = layer.forward + layer.backward + layer.tensor + layer.tensor_backward + layer.context + layer.context_backward
         between = np.asarray(layers * (passes + again))
         return between + self._end_seconds_per_token() * s.tokens, between
