@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
 from hp_tool.cost.elementwise import where
 from hp_tool.domain.frameworks import FrameworkFacts, facts
+from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -21,7 +22,7 @@ LAYER_AXES = (
     "micro_batch_size",
     "sequence_parallel",
 )
-"""What everything inside a layer depends on."""
+"""What everything inside a layer depends on, where ranks of a layer are neighbours."""
 
 NARROW = ("fp8", "mxfp8", "nvfp4")
 """Matmul input precisions below 16 bits: activations outside the matmuls stay in 16 bits."""
@@ -47,6 +48,16 @@ class Shapes:
     """Bytes an element of a matmul input kept for the weight gradient: 1 where matmuls run in 8 bits or fewer, else e."""
     facts: FrameworkFacts
     """What the framework keeps."""
+
+
+def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
+    """What it depends on beside LAYER_AXES in the cluster's rank order: dimensions inside of tp, cp and ep spread their
+    groups over nodes.
+    """
+    order = cluster.rank_order.split("-")
+    last = max(order.index(name) for name in ("tp", "cp", "ep"))
+    sizes = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size"}
+    return tuple(sizes[name] for name in order[:last] if name in sizes)
 
 
 def activation_element_bytes(workload: TrainingWorkload) -> float:

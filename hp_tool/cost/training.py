@@ -30,6 +30,7 @@ from hp_tool.cost.memory import memory
 from hp_tool.cost.modules import layer_axes
 from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.schedules.costs import splits_backward
+from hp_tool.cost.shapes import spreading_axes
 from hp_tool.cost.stages import stage_layers
 from hp_tool.cost.states import state_costs
 from hp_tool.cost.step import TIME_PARTS, time_parts
@@ -128,7 +129,7 @@ def training_costs(
     # Layers depend on few axes: compute them once for each combination that occurs.
     machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
     stages = stage_layers(model, candidates, framework=workload.framework)
-    kinds, kind_of = distinct_rows(candidates, layer_axes(candidates))
+    kinds, kind_of = distinct_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
     timing: dict[str, Any] = {"strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
     if model.architecture == "encoder_decoder":
         sizes = _spread(mean_layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)

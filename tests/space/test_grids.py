@@ -1,4 +1,4 @@
-"""A grid of candidates costs what its rows cost, whatever the query asks for."""
+"""A grid of candidates costs what its rows cost, and a row what it costs alone, whatever the query asks for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_tool.cost.candidates import Candidates
 from hp_tool.problem import resolve_training
 from hp_tool.schema import parse_query
 from hp_tool.space import default_axes, legal_chunks
@@ -25,6 +26,16 @@ QUERIES: dict[str, dict[str, Any]] = {
         "parallel": {"recompute": ["none", "selective", "full", {"granularity": "full", "method": "block", "num_layers": 3}]},
     },
     "encoder": {"model": "megatron-bert-3.9b", "parallel": {"zero_stage": [0, 1, 2]}},
+    "replicas inside of context-parallel groups": {
+        "model": "mixtral-8x7b",
+        "training": {"sequence_length": 32768},
+        "parallel": {"rank_order": "tp-dp-cp-ep-pp", "context_parallel_size": [2, 4], "micro_batch_size": 1},
+    },
+    "stages inside of context-parallel groups": {
+        "model": "llama-3-8b",
+        "training": {"sequence_length": 32768},
+        "parallel": {"rank_order": "tp-pp-cp-dp", "context_parallel_size": [2, 4], "micro_batch_size": 1},
+    },
     "packed rows": {"model": "llama-3-8b", "training": {"sequence_lengths": "synthetic-long-sft", "packed": True}},
     "nothing legal": {"model": "gpt-22b", "parallel": {"tensor_parallel_size": 3}},
     "nothing legal, packed": {
@@ -51,5 +62,9 @@ def test_a_grid_costs_what_its_rows_cost(name: str) -> None:
         whole, rows = columns(problem.costs(grid).rows(grid.shape)), columns(problem.costs(grid.take(slice(None))))
         for part, column in rows.items():
             np.testing.assert_array_equal(whole[part], column, err_msg=part)
+        for row in range(0, len(grid), max(len(grid) // 20, 1)):
+            alone = columns(problem.costs(Candidates.alone(grid.take(slice(row, row + 1)).config(0))))
+            for part, column in rows.items():
+                assert column[row] == pytest.approx(alone[part], rel=1e-12), part
         seen += len(grid)
     assert bool(seen) != name.startswith("nothing legal")
