@@ -63,6 +63,15 @@ def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
 
 
 def _check_states(workload: TrainingWorkload) -> None:
+    if workload.fp8_recipe is not None and workload.precision != "fp8":
+        raise InputError(
+            f"fp8_recipe belongs to precision fp8, not {workload.precision}; leave it out", field="training.fp8_recipe"
+        )
+    if workload.parameter_precision == "fp8" and (workload.precision not in ("fp8", "mxfp8") or workload.lora is not None):
+        raise InputError(
+            "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want them, and all are trained",
+            field="training.parameter_precision",
+        )
     if workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None:
         raise InputError("optimizer sgd has no second state; leave it out", field="training.exp_avg_sq_precision")
     if workload.master_precision is None:

@@ -18,10 +18,11 @@ from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
 from hp_tool.cost.experts import routed_tokens
 from hp_tool.cost.linears import Linear, layer_linears
+from hp_tool.cost.lowprecision import wide_precision
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec, Precision
+from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
@@ -158,12 +159,11 @@ def with_adapter_time(
     assert workload.lora is not None
     routed = routed_tokens(model, workload, candidates, s) if moe else 0.0
     machine: dict[str, Any] = {"gpu": cluster.gpu, "profile": profile}
-    precision: Precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
     matmul, gradient, forward, backward = block.matmul, 0.0, block.elementwise, block.elementwise_backward
     for linear in layer_linears(model, candidates, moe=moe):
         tokens = routed if linear.routed else s.tokens
         for one in adapters(linear, workload.lora):
-            both, both_gradient = weight_matmuls(tokens, one.matrices, precision=precision, **machine)
+            both, both_gradient = weight_matmuls(tokens, one.matrices, precision=wide_precision(workload), **machine)
             matmul, gradient = matmul + both, gradient + both_gradient
             forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, kernels=2.0, **machine)
             backward = backward + elementwise_seconds(3.0 * s.e * tokens * linear.inputs, kernels=2.0, **machine)

@@ -6,7 +6,6 @@ from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.compute import (
     additive_seconds,
-    cast_traffic,
     elementwise_seconds,
     matmul_seconds,
     peak_flops,
@@ -14,6 +13,7 @@ from hp_tool.cost.compute import (
 )
 from hp_tool.cost.context import context_seconds
 from hp_tool.cost.elementwise import maximum, where
+from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -117,7 +117,7 @@ def attention_time(
     heads = (model.num_attention_heads + model.kv_heads) / s.t
     rotary = 2.0 * s.e * heads * qk if model.positions == "rotary" else 0.0
     per_hidden, per_hidden_backward = 5.0 * s.e + s.mask, 8.0 * s.e + s.mask
-    cast, cast_backward = cast_traffic(workload.precision, matrices)
+    cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * per_hidden / s.shards + rotary + cast)
     backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + cast_backward)
     return BlockTime(

@@ -102,19 +102,3 @@ def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofli
     """The measured constants of this precision; of plain fp8 for block-scaled fp8; else those of bf16."""
     measured = profile.gpu.matmul
     return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
-
-
-def cast_traffic(precision: Precision, matrices: Iterable[tuple[Column, Column]]) -> tuple[Column, Column]:
-    """Bytes a token that quantising moves (forward, backward) around matmuls of these (output, input) widths.
-
-    Each input is read in 16 bits and written in 8 as rows and as columns (the weight gradient needs the transpose);
-    backward the same for each output's gradient. Nothing in 16 bits and above.
-    """
-    if ELEMENT_BYTES[precision] >= 2.0:
-        return 0.0, 0.0
-    moved = 2.0 + 2.0 * ELEMENT_BYTES[precision]
-    outputs: Column = 0.0
-    inputs: Column = 0.0
-    for n, k in matrices:
-        outputs, inputs = outputs + n, inputs + k
-    return moved * inputs, moved * outputs

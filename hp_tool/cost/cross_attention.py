@@ -11,8 +11,9 @@ from hp_tool.cost.attention import core_bytes, core_seconds, head_widths
 from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
-from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
 from hp_tool.cost.elementwise import maximum, minimum, where
+from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.parameters import attention_matrices
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -59,8 +60,8 @@ def cross_time(
     core, core_backward = core_seconds(
         model=model, cluster=cluster, workload=workload, profile=profile, s=s, keys_per_query=ratio, causal=False
     )
-    cast, cast_backward = cast_traffic(workload.precision, own)
-    cast_read, cast_read_backward = cast_traffic(workload.precision, read)
+    cast, cast_backward = cast_traffic(workload, own)
+    cast_read, cast_read_backward = cast_traffic(workload, read)
     traffic = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + cast + ratio * cast_read)
     traffic_backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + cast_backward + ratio * cast_read_backward)
     return BlockTime(

@@ -12,9 +12,10 @@ from typing import Any
 from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import exchange_seconds, group_ring
-from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
 from hp_tool.cost.dispatch import travelling_copies
 from hp_tool.cost.elementwise import minimum
+from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.placement import expert_group
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -93,7 +94,7 @@ def expert_time(
     matrices = [(gates * width, s.h), (s.h, width)]
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     forward, gradient = weight_matmuls(routed / local_experts, matrices, batch=local_experts, **matmul)
-    cast, cast_backward = cast_traffic(workload.precision, matrices)
+    cast, cast_backward = cast_traffic(workload, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(s.tokens, shared_matrices(model, s), **matmul)
         forward, gradient = forward + beside, gradient + beside_gradient

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hp_tool.cost.block import BlockBytes, BlockTime
-from hp_tool.cost.compute import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
 from hp_tool.cost.elementwise import where
+from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import GpuSpec
@@ -36,7 +37,7 @@ def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, prof
     gates = 2.0 if model.gated_mlp else 1.0
     matrices = [(gates * hidden, s.h), (s.h, hidden)]
     matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
-    cast, cast_backward = cast_traffic(workload.precision, matrices)
+    cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
     backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0) * s.e * hidden + cast_backward)
     return BlockTime(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.block import Column
+from hp_tool.cost.lowprecision import quantized_bytes
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.workload import StatePrecision, TrainingWorkload
@@ -25,6 +26,14 @@ class BytesPerParameter:
     """What an all-gather of weights sends: the matmuls' 16 bits even where the shards are kept in fp32."""
     lighter_matrices: float
     """Optimizer bytes that a weight matrix saves against the other parameters: Muon's missing second state."""
+    matrix_copies: float = 0.0
+    """Bytes that a weight matrix takes beyond the other parameters: quantised by rows and by columns instead of 16 bits."""
+    matrix_communicated: float = 0.0
+    """The same of an all-gather, which sends one of the two; below 0 where it saves."""
+
+    @property
+    def tells_matrices_apart(self) -> bool:
+        return bool(self.lighter_matrices or self.matrix_copies or self.matrix_communicated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +60,10 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     counted. `remainder` keeps of the fp32 master copy the 16 bits that bf16 weights do not hold already.
     """
     wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
-    weights = STATE_BYTES[workload.parameter_precision or ("fp32" if wide else "bf16")]
+    stored = workload.parameter_precision or ("fp32" if wide else "bf16")
+    # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
+    quantized = quantized_bytes(workload) if stored == "fp8" else None
+    weights = STATE_BYTES[stored] if quantized is None else 2.0
     first = STATE_BYTES[workload.optimizer_precision or "fp32"]
     second = STATE_BYTES[workload.exp_avg_sq_precision] if workload.exp_avg_sq_precision else first
     if workload.optimizer == "sgd":
@@ -62,6 +74,8 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
         optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
         communicated_weights=min(weights, activation_element_bytes(workload)),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
+        matrix_copies=2.0 * quantized - weights if quantized else 0.0,
+        matrix_communicated=quantized - weights if quantized else 0.0,
     )
 
 
@@ -75,10 +89,10 @@ def stage_bytes(
     if adapters is not None:
         parameters, trained, matrices = parameters + adapters, adapters, adapters
     return StageBytes(
-        weights=parameters * size.weights,
+        weights=parameters * size.weights + matrices * size.matrix_copies,
         trained_weights=trained * size.weights,
         gradients=trained * size.gradients,
         optimizer=trained * size.optimizer - matrices * size.lighter_matrices,
-        communicated_weights=parameters * size.communicated_weights,
-        communicated_trained=trained * size.communicated_weights,
+        communicated_weights=parameters * size.communicated_weights + matrices * size.matrix_communicated,
+        communicated_trained=trained * size.communicated_weights + matrices * size.matrix_communicated,
     )

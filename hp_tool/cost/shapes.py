@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
 from hp_tool.cost.elementwise import where
+from hp_tool.cost.lowprecision import is_narrow, quantized_bytes
 from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -23,9 +24,6 @@ LAYER_AXES = (
     "sequence_parallel",
 )
 """What everything inside a layer depends on, where ranks of a layer are neighbours."""
-
-NARROW = ("fp8", "mxfp8", "nvfp4")
-"""Matmul input precisions below 16 bits: activations outside the matmuls stay in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ class Shapes:
     mask: float
     """Bytes of a dropout mask element, 0 without dropout."""
     saved_input: float
-    """Bytes an element of a matmul input kept for the weight gradient: 1 where matmuls run in 8 bits or fewer, else e."""
+    """Bytes an element of a matmul input kept for the weight gradient: quantised with its scales below 16 bits, else e."""
     facts: FrameworkFacts
     """What the framework keeps."""
 
@@ -80,5 +78,5 @@ def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidat
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,
         facts=facts(workload.framework),
-        saved_input=1.0 if workload.precision in NARROW else e,
+        saved_input=quantized_bytes(workload) if is_narrow(workload) else e,
     )

@@ -145,7 +145,7 @@ def state_costs(
     order = cluster.rank_order
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
     ends = end_parameters(model, workload, c)
-    matrices = end_matrices(model, workload, c) if size.lighter_matrices else (0.0, 0.0)
+    matrices = end_matrices(model, workload, c) if size.tells_matrices_apart else (0.0, 0.0)
     added = end_adapters(model, workload, c, routed=False)
     costs = _group_costs(*_ends(ends, matrices, added, size), sharding=division, **group)
     expert_division = division
@@ -161,7 +161,7 @@ def state_costs(
         )
     if workload.offload == "optimizer":
         costs = offload_states(costs, workload=workload, gpu=cluster.gpu, size=size)
-    gathered = (c.zero_stage >= 3) * size.communicated_weights * _layer_on_rank(model, c)
+    gathered = (c.zero_stage >= 3) * (size.communicated_weights + size.matrix_communicated) * _layer_on_rank(model, c)
     return StateCosts(
         **costs,
         gathered_layer=gathered,

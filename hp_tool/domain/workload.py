@@ -60,8 +60,12 @@ class TrainingWorkload:
     """Sequences per optimizer step (B)."""
     precision: Precision = "bf16"
     """Matmul inputs; MFU divides by the dense peak of this precision."""
+    fp8_recipe: Literal["delayed", "tensorwise", "blockwise"] | None = None
+    """How precision fp8 is scaled (Megatron's fp8-recipe): by earlier steps' magnitudes, by each tensor's own, or by blocks of
+    128; None: delayed. mxfp8 and nvfp4 are precisions of their own."""
     parameter_precision: StatePrecision | None = None
-    """Stored parameters; None: 16 bit (32 bit where precision is fp32)."""
+    """Stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the layers' weight matrices as quantised for the
+    matmuls, by rows and by columns, and 8 bits on the wire (Megatron's fp8-param-gather); the rest in 16 bits."""
     gradient_precision: StatePrecision | None = None
     """Accumulated gradients; None: fp32."""
     optimizer_precision: StatePrecision | None = None
