@@ -177,7 +177,7 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         return Reason(
             code=name,
             message=f"{workload.framework} splits {layers} layers and the output layer by weight: with pipeline_parallel_size "
-            f"{p} x virtual_pipeline_parallel_size {v}, {empty} stages would hold nothing; choose fewer stages and one chunk",
+            f"{p} x virtual_pipeline_parallel_size {v}, stages without a block: {empty}; choose fewer stages and one chunk",
             needed=p * v,
             available=layers,
         )
