@@ -165,3 +165,18 @@ def test_a_slower_network_never_makes_a_step_faster(
     assert np.all(np.isfinite(before)) and np.all(after >= before * (1 - EXACT))
     full = replace(problem, cluster=replace(here, network_oversubscription=1.0)).costs(candidates).step_s
     assert np.all(before >= full * (1 - EXACT))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_row_in_any_order_depends_on_nothing_but_its_configuration(
+    cases: dict[str, tuple[Problem, Candidates]], order: str
+) -> None:
+    """Distances inside a layer follow from sizes outside of it where dp or pp come first."""
+    for problem, candidates in cases.values():
+        if problem.model.num_experts and not order.endswith("pp"):
+            continue
+        here = replace(problem, cluster=replace(problem.cluster, rank_order=order))
+        together = here.costs(candidates).step_s
+        for row in range(0, len(candidates), max(len(candidates) // 40, 1)):
+            alone = here.costs(candidates.take(np.array([row]))).step_s[0]
+            assert alone == pytest.approx(together[row], rel=EXACT)
