@@ -86,7 +86,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     model = resolve_model(query)
     cluster = laid_out(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     if cluster.kinds:
-        check_two_kinds(query)
+        check_two_kinds(query, model=model)
     _refuse_of_inference(query)
     _refuse_unmodelled(model, query.training, query.parallel)
     check_training(model, cluster.gpu, query.training, query.parallel)

@@ -26,11 +26,12 @@ def check_training(model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, p
     _check_offload(gpu, workload)
 
 
-def check_two_kinds(query: Query) -> None:
+def check_two_kinds(query: Query, *, model: ModelSpec) -> None:
     """Raises UnsupportedError for what is not modelled where cluster.stages names two kinds of GPU."""
     training, parallel = query.training, query.parallel
     schedules = parallel.pipeline_schedule if isinstance(parallel.pipeline_schedule, tuple) else (parallel.pipeline_schedule,)
     for unsupported, field in (
+        (model.architecture == "encoder_decoder", "model"),
         (query.objective == "min_gpus", "objective"),
         (training is not None and training.packed, "training.packed"),
         (training is not None and facts(training.framework).balances_blocks, "training.framework"),

@@ -101,7 +101,11 @@ def test_a_cluster_that_is_none_is_refused(change: dict[str, Any], kind: type[Ex
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"pipeline_schedule": "zb-h1"}, "parallel.pipeline_schedule"), ({"rank_order": "tp-pp-dp"}, "parallel.rank_order")],
+    [
+        ({"pipeline_schedule": "zb-h1"}, "parallel.pipeline_schedule"),
+        ({"rank_order": "tp-pp-dp"}, "parallel.rank_order"),
+        ({"model": "t5-11b"}, "model"),
+    ],
 )
 def test_what_two_kinds_do_not_model_is_refused(change: dict[str, Any], field: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
