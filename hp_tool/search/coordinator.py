@@ -17,7 +17,7 @@ from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.search.fidelity import extrapolated, num_gpus
-from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
+from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.spending import open_runs, spent_by
 from hp_tool.search.study import StudyProjection
@@ -175,8 +175,7 @@ class Coordinator:
 
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it already started: its name is the run's, whoever submits it."""
-        known = [each.measurement.known_step_s for each in self._runs() if each.measurement is not None]
-        best_step_s = min((step_s for step_s in known if step_s is not None), default=None)
+        _, best_step_s = leader(self._runs()) or (None, None)
         plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
         handle = self._launcher.submit(plan)
         self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
@@ -249,8 +248,7 @@ class Coordinator:
 
     def _progress(self, runs: list[RunRecord]) -> None:
         spent = spent_by(runs)
-        timed = [(step_s, run) for run in runs if run.measurement and (step_s := run.measurement.known_step_s)]
-        best_step_s, best = min(timed, key=lambda pair: pair[0], default=(None, None))
+        best, best_step_s = leader(runs) or (None, None)
         self._store.set_progress(
             lease=self._lease,
             progress={

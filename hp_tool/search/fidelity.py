@@ -88,6 +88,25 @@ def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> 
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
+def standing(runs: Sequence[RunRecord]) -> dict[ParallelConfig, RunRecord]:
+    """The run whose outcome counts, by configuration: the last whole one that worked, else the last whole, else the last.
+
+    What a reduced run implied is void once the whole of it failed.
+    """
+    found: dict[ParallelConfig, RunRecord] = {}
+    for run in runs:
+        if run.measurement is not None:
+            known = found.get(run.parallel)
+            if known is None or _rank(run) >= _rank(known):
+                found[run.parallel] = run
+    return found
+
+
+def _rank(run: RunRecord) -> int:
+    worked = run.measurement is not None and run.measurement.status == "ok"
+    return (1 + worked) if run.fidelity.is_whole else 0
+
+
 def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]) -> Measurement:
     """A reduced run's measurement with what it implies for the whole configuration.
 

@@ -13,7 +13,7 @@ from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.search.acquisition import Proposal
-from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus
+from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus, standing
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.repeats import repeat_gain
 from hp_tool.search.spending import Spent, open_runs, run_gpu_seconds, spent_by, startup_s
@@ -131,18 +131,17 @@ class Planner:
     def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
         """The whole run of a leader that was only seen reduced: when nothing else is worth running, or while it is still
         affordable and would not be after one more run."""
-        leader = _leader(runs)
-        if leader is None or not is_reduced_only(leader, runs) or num_gpus(leader.parallel) > self.available_gpus:
+        best, step_s = leader(runs) or (None, 0.0)
+        if best is None or best.fidelity.is_whole or num_gpus(best.parallel) > self.available_gpus:
             return None
-        row = self.problem.row(leader.parallel)
+        row = self.problem.row(best.parallel)
         if row is None:
             return None
         settings = self.problem.settings
         runs_left = settings.budget_runs - spent.profile_runs
-        assert leader.measurement is not None
         cost = run_gpu_seconds(
-            num_gpus=num_gpus(leader.parallel),
-            step_s=leader.measurement.known_step_s or 0.0,
+            num_gpus=num_gpus(best.parallel),
+            step_s=step_s,
             startup_s=startup_s(runs, settings=settings),
             settings=settings,
         )
@@ -152,7 +151,7 @@ class Planner:
         if not stopping and runs_left > 1 and spent.gpu_seconds + average_s + cost <= budget:
             return None
         predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=CONFIRMATION, expected_gain=0.0)
-        return NextRun(parallel=leader.parallel, fidelity=WHOLE, predicted=predicted)
+        return NextRun(parallel=best.parallel, fidelity=WHOLE, predicted=predicted)
 
     def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
         """Whether the budgets leave room for one more run."""
@@ -165,12 +164,12 @@ class Planner:
         found = repeat_gain(runs)
         if found is None or found[1] < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
             return None
-        leader, gain = found
-        row = self.problem.row(leader.parallel)
+        best, gain = found
+        row = self.problem.row(best.parallel)
         if row is None:
             return None
         predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=REPEAT, expected_gain=gain)
-        return NextRun(parallel=leader.parallel, fidelity=Fidelity(steps=2 * self.problem.settings.steps), predicted=predicted)
+        return NextRun(parallel=best.parallel, fidelity=Fidelity(steps=2 * self.problem.settings.steps), predicted=predicted)
 
     def _calibration(self) -> Calibration:
         return self.projection.sampler.calibration(study=self.projection.study)
@@ -182,16 +181,10 @@ def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
     return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < MAX_ATTEMPTS), None)
 
 
-def is_reduced_only(run: RunRecord, runs: Sequence[RunRecord]) -> bool:
-    """Whether no whole run of its configuration was ever begun."""
-    return not any(other.parallel == run.parallel and other.fidelity.is_whole for other in runs)
-
-
-def _leader(runs: Sequence[RunRecord]) -> RunRecord | None:
-    """The run with the shortest known step."""
-    timed = [(run.measurement.known_step_s, run) for run in runs if run.measurement is not None]
-    known = [(step_s, run) for step_s, run in timed if step_s is not None]
-    return min(known, key=lambda pair: pair[0], default=(0.0, None))[1]
+def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
+    """The run with the shortest known step of those that count, and that step's seconds."""
+    timed = [(run, run.measurement.known_step_s) for run in standing(runs).values() if run.measurement is not None]
+    return min(((run, step_s) for run, step_s in timed if step_s is not None), key=lambda pair: pair[1], default=None)
 
 
 def _step_s(reduction: Reduction, calibration: Calibration) -> float:

@@ -89,7 +89,10 @@ class CostModelSampler(BaseSampler):
             ids[row] = str(trial.user_attrs.get(MEASUREMENT_ID, f"trial-{trial.number}"))
             if trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 pending.add(row)
-            elif trial.state != TrialState.COMPLETE:
+                continue
+            for earlier in (step_s, memory):  # of a reduced run, or of one that is repeated
+                earlier.pop(row, None)
+            if trial.state != TrialState.COMPLETE:
                 broken.add(row)
             elif trial.constraints.get(MEMORY_CONSTRAINT, 0.0) > 0:
                 out_of_memory.add(row)

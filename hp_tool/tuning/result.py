@@ -18,7 +18,7 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.errors import HpToolError
 from hp_tool.ranking import CostedSpace
-from hp_tool.search.fidelity import NORMAL_QUANTILE
+from hp_tool.search.fidelity import NORMAL_QUANTILE, standing
 from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
 from hp_tool.targets import longest_step_s
 from hp_tool.tuning.problem import TuningProblem
@@ -170,19 +170,18 @@ def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]
 
 
 def _by_row(problem: TuningProblem, runs: Sequence[RunRecord]) -> tuple[dict[int, Measurement], set[int]]:
-    """Successful measurements by row, whole ones before reduced ones, and the rows whose runs failed."""
+    """Successful measurements by row, and the rows that failed, by the run of each that counts."""
     measured: dict[int, Measurement] = {}
     failed: set[int] = set()
-    for run in runs:
-        row = problem.search.row(run.parallel)
+    for parallel, run in standing(runs).items():
+        row = problem.search.row(parallel)
         if row is None or run.measurement is None:
             continue
         if run.measurement.status == "ok":
-            if row not in measured or run.fidelity.is_whole:
-                measured[row] = run.measurement
+            measured[row] = run.measurement
         else:
             failed.add(row)
-    return measured, failed - set(measured)
+    return measured, failed
 
 
 def _describe(

@@ -25,6 +25,7 @@ from hp_tool.search.fidelity import (
     num_gpus,
     reduced,
     replicas_kept,
+    standing,
 )
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -91,3 +92,15 @@ def test_configurations_that_ran_both_ways_correct_the_others():
     assert steps[-1] == pytest.approx(9.6, rel=0.02)
     widths = [math.log(a.extrapolated_step_s_interval[1] / a.extrapolated_step_s_interval[0]) for a in answers]
     assert np.all(np.diff(widths) < 0)
+
+
+def test_what_a_reduced_run_implied_is_void_once_the_whole_failed():
+    config = ParallelConfig()
+    small, whole = run(config, step_s=1.0, fidelity=SMALL), run(config, step_s=4.0)
+    failed = replace(whole, measurement=Measurement(status="oom"))
+    assert standing([small])[config] is small
+    assert standing([small, failed])[config] is failed
+    assert standing([small, whole])[config] is whole
+    assert standing([whole, failed])[config] is whole  # a repeat that fails takes nothing back
+    later = run(config, step_s=4.2, fidelity=Fidelity(steps=10))
+    assert standing([whole, later, small])[config] is later

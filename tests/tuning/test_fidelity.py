@@ -7,10 +7,14 @@ from dataclasses import replace
 import pytest
 
 from hp_tool import schema
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError
+from hp_tool.problem import resolve_training
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
+from hp_tool.tuning.fidelity import Reducer
 from tests.tuning.cpu_engine import FACTOR, CpuEngine
 
 QUERY = schema.parse_query(
@@ -95,3 +99,24 @@ def test_a_later_search_learns_from_reduced_runs_what_they_were(store):
     calibration = store.list_calibrations().items[0].payload
     assert calibration["accuracy"]["error_before"] == pytest.approx(1 - 1 / FACTOR, abs=0.02)
     assert calibration["accuracy"]["error_after"] < 0.1
+
+
+def test_a_leader_whose_whole_run_fails_is_not_recommended(store):
+    """Every whole run is out of memory: what reduced runs implied of those configurations is worth nothing."""
+
+    def outcome(request):
+        return Measurement(status="oom", cause="out of memory", wall_s=1.0) if request.num_gpus == 16 else None
+
+    result = tune(query=QUERY, store=store, launcher=CpuEngine(num_gpus=16, outcome=outcome))
+    runs = store.runs(search_id=result.search.id)
+    failed = {run.parallel for run in runs if run.measurement.status == "oom"}
+    assert failed
+    assert not failed & {row.parallel for row in result.recommendations}
+
+
+def test_more_processes_than_cores_slow_the_whole_run_down_by_what_they_share():
+    """16 processes on 4 cores take four times as long as the 2 of a reduced run, which have a core each."""
+    problem = resolve_training(QUERY)
+    config = ParallelConfig(data_parallel_size=16)
+    assert Reducer(problem=problem, available_gpus=16)(config).crowding == 1.0
+    assert Reducer(problem=problem, available_gpus=16, cores=4.0)(config).crowding == 4.0
