@@ -27,7 +27,7 @@ def resolve_strategy(*, parallel: ParallelQuery, model: ModelSpec, workload: Tra
     return Strategy(
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
         hierarchical_context_parallel_sizes=_context_levels(parallel, model),
-        moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version),
+        moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version if model.num_experts else None),
     )
 
 
@@ -52,7 +52,9 @@ def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """flex from the releases of FLEX_SINCE on; alltoall before, and where the release is not known: it runs everywhere."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", framework_version or "")[:3])
+    if framework_version is None:
+        return "alltoall"
+    numbers = tuple(int(part) for part in re.findall(r"\d+", framework_version)[:3])
     if not numbers:
         return "alltoall"
     since = FLEX_SINCE["container" if numbers[0] >= 20 else "core"]
