@@ -38,6 +38,7 @@ ALIASES = {
 """Hugging Face's names of whole matrices, by Megatron Core's."""
 PARTS = {
     "linear_qkv": (("q_proj", "linear_q"), ("k_proj", "linear_k"), ("v_proj", "linear_v")),
+    "linear_q_proj": (("q_proj",),),
     "linear_fc1": (("gate_proj", "linear_fc1_gate"), ("up_proj", "linear_fc1_up")),
 }
 """Names of the parts of fused matrices: Hugging Face's, and Megatron Bridge's canonical LoRA's."""

@@ -38,6 +38,7 @@ few = settings(max_examples=40, deadline=None)
         ("gpt3-175b", 8, ("q_proj", "v_proj"), 37.7e6),
         ("llama-2-7b", 8, ("q_proj", "v_proj"), 4_194_304),  # what PEFT prints
         ("llama-3-8b", 16, HUGGING_FACE, 41_943_040),
+        ("deepseek-v2-lite", 16, ("q_proj",), 27 * 16 * (2048 + 16 * 192)),  # latent attention with whole queries
     ],
 )
 def test_adapters_have_the_published_number_of_parameters(
