@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import activations, days, feasible, fsdp_report, grid, heldout, moe_runs
+from benchmarks.accuracy import activations, coverage, days, feasible, fsdp_report, grid, heldout, moe_runs
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import b200_leave_one_out, compare_step, leave_one_out, modern_leave_one_out
 from benchmarks.accuracy.korthikanti import GPU, Comparison, table4, table5
@@ -150,7 +150,8 @@ def evaluate(folder: Path | None) -> dict[str, Any]:
 
 
 def as_dict(report: dict[str, Any]) -> dict[str, Any]:
-    return report | {"sections": [section.as_dict() for section in report["sections"]]}
+    held_out = coverage.coverage(report["sections"])
+    return report | {"sections": [section.as_dict() for section in report["sections"]], "coverage": held_out}
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -163,6 +164,8 @@ def as_text(report: dict[str, Any]) -> str:
         blocks.append(
             "\n".join(["Table 4, differences from no recomputation and no sequence parallelism (ms)  [in sample]", *lines])
         )
+    if held_out := coverage.coverage(report["sections"]):
+        blocks.append(coverage.as_text(held_out))
     if report["grid"] is not None:
         blocks.append(grid.as_text(report["grid"]))
     found = report["refused_runs"]
