@@ -46,7 +46,7 @@ LEAF = "profiler"
 ISOLATED = FLOORS[2]
 """Rooms that `app` and `tuning` wire together through ports; they do not import each other."""
 
-PURE = {"domain": set(), "cost": {"numpy"}, "space": {"numpy"}, "calibration": {"numpy", "scipy"}}
+PURE = {"domain": set(), "cost": {"numpy"}, "space": {"numpy"}, "calibration": {"numpy", "scipy", "sklearn"}}
 """What the core may import beside the standard library's own data structures and mathematics."""
 IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}
 HOMES = {
@@ -62,7 +62,10 @@ HOMES = {
     "typer": {"cli", "service"},
 }
 """Libraries that only some rooms may know."""
-HEAVY = ("torch", "megatron", "fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "optuna", "ray", "scipy", "httpx")
+HEAVY = (
+    *("torch", "megatron", "fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "optuna"),
+    *("ray", "scipy", "sklearn", "httpx"),
+)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
 from hp_tool.calibration.evidence import Evidence
+from hp_tool.calibration.features import residual_features
 from hp_tool.calibration.memory import MemoryPrediction
+from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
-from hp_tool.calibration.step_time import StepPrediction
 
 __all__ = [
     "CPU_PRIOR",
@@ -13,7 +14,9 @@ __all__ = [
     "Evidence",
     "MemoryPrediction",
     "Prior",
+    "SlowRegime",
     "StepPrediction",
     "fit_calibration",
     "prior_for",
+    "residual_features",
 ]

@@ -10,10 +10,13 @@ import numpy as np
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.calibration.memory import MemoryFit, MemoryPrediction, fit_memory
+from hp_tool.calibration.prediction import StepPrediction
 from hp_tool.calibration.prior import GPU_PRIOR, Prior
-from hp_tool.calibration.step_time import StepPrediction, StepTimeFit, fit_step_time
+from hp_tool.calibration.residual import ResidualFit
+from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
-PAYLOAD_VERSION = 1
+PAYLOAD_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,17 @@ class Calibration:
     measurement_ids: tuple[str, ...]
     """Sorted; empty: this is the prior."""
 
-    def predict_step(self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> StepPrediction:
-        """n step times from their uncalibrated parts (seconds, each (n,)) and layer passes (n,)."""
-        return self.step_time.predict(parts_s=parts_s, layer_passes=layer_passes)
+    def predict_step(
+        self,
+        *,
+        parts_s: Mapping[str, FloatArray],
+        layer_passes: FloatArray,
+        features: Mapping[str, FloatArray] | None = None,
+    ) -> StepPrediction:
+        """n step times from their uncalibrated parts (seconds, each (n,)) and layer passes (n,). With `features` (see
+        `residual_features`) also what was learnt about configurations like these; without, the multipliers alone.
+        """
+        return self.step_time.predict(parts_s=parts_s, layer_passes=layer_passes, features=features)
 
     def predict_memory(self, *, memory_bytes: FloatArray) -> MemoryPrediction:
         """n memory needs from their uncalibrated bytes (n,)."""
@@ -57,6 +68,7 @@ class Calibration:
                 "covariance": self.step_time.covariance.tolist(),
                 "residual_log_sd": self.step_time.residual_log_sd,
                 "degrees_of_freedom": self.step_time.degrees_of_freedom,
+                "residual": None if self.step_time.residual is None else self.step_time.residual.to_dict(),
             },
             "memory": {
                 "factor": self.memory.factor,
@@ -71,12 +83,14 @@ class Calibration:
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:
         """Read a stored payload. Raises ValueError for one of a version this code does not know."""
-        if payload.get("version") != PAYLOAD_VERSION:
+        if payload.get("version") not in READABLE_VERSIONS:
             raise ValueError(f"calibration payload has version {payload.get('version')!r}, expected {PAYLOAD_VERSION}")
         prior = Prior(**payload["prior"])
         step_time, memory = dict(payload["step_time"]), dict(payload["memory"])
         for piece in (step_time, memory):
             piece["covariance"] = np.asarray(piece["covariance"], dtype=np.float64)
+        residual = step_time.pop("residual", None)  # payloads of version 1 have none
+        step_time["residual"] = None if residual is None else ResidualFit.from_dict(residual)
         step_time["x"] = np.asarray(step_time["x"], dtype=np.float64)
         return Calibration(
             prior=prior,

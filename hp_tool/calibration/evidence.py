@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,13 @@ class Evidence:
     out_of_memory: BoolArray
     """(n,) the run ended because memory did: it needs more than capacity_bytes, how much more is unknown."""
 
+    features: Mapping[str, FloatArray] = field(default_factory=dict)
+    """See `features.residual_features`, each (n,); without them only the multipliers learn."""
+
     def __post_init__(self) -> None:
         arrays = (
             *self.parts_s.values(),
+            *self.features.values(),
             self.layer_passes,
             self.memory_bytes,
             self.capacity_bytes,
@@ -62,6 +66,7 @@ class Evidence:
         return Evidence(
             measurement_ids=tuple(self.measurement_ids[row] for row in rows),
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
+            features={name: values[rows] for name, values in self.features.items()},
             **{name: getattr(self, name)[rows] for name in columns},
         )
 
@@ -82,21 +87,26 @@ class Evidence:
 
     @staticmethod
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:
-        """All rows of all pieces in order; a part that a piece does not name is zero there."""
-        names = sorted({name for piece in pieces for name in piece.parts_s})
+        """All rows of all pieces in order; a part or feature that a piece does not name is zero there."""
+
+        def columns(attribute: str) -> dict[str, FloatArray]:
+            names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
+            return {
+                name: np.concatenate([getattr(piece, attribute).get(name, np.zeros(len(piece))) for piece in pieces])
+                for name in names
+            }
 
         def column(attribute: str) -> NDArray[np.generic]:
             return np.concatenate([getattr(piece, attribute) for piece in (Evidence.empty(), *pieces)])
 
         return Evidence(
             measurement_ids=tuple(i for piece in pieces for i in piece.measurement_ids),
-            parts_s={
-                name: np.concatenate([piece.parts_s.get(name, np.zeros(len(piece))) for piece in pieces]) for name in names
-            },
+            parts_s=columns("parts_s"),
             layer_passes=column("layer_passes").astype(np.float64),
             memory_bytes=column("memory_bytes").astype(np.float64),
             capacity_bytes=column("capacity_bytes").astype(np.float64),
             measured_step_s=column("measured_step_s").astype(np.float64),
             measured_memory_bytes=column("measured_memory_bytes").astype(np.float64),
             out_of_memory=column("out_of_memory").astype(np.bool_),
+            features=columns("features"),
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.calibration.features import MICRO_BATCHES
+from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.residual import ResidualFit, fit_residual
 from hp_tool.calibration.robust import maximum_a_posteriori, weights
 
 GROUPS = ("compute", "communication", "memory_bound")
@@ -24,24 +27,8 @@ _GROUP_OF_PART = {
 # Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their neighbours take: the
 # bubble is other ranks' forward and backward time, so it scales with it.
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrediction:
-    """A log-normal (Student-t in the logarithm) prediction of n step times."""
-
-    median_s: FloatArray
-    """(n,)"""
-    log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s): unknown multipliers and what no multiplier explains."""
-    degrees_of_freedom: float
-
-    def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """(low, high), each (n,): should hold the measured step time with this probability."""
-        from scipy.special import stdtrit
-
-        half_width = stdtrit(self.degrees_of_freedom, 0.5 + confidence / 2) * self.log_sd
-        return self.median_s * np.exp(-half_width), self.median_s * np.exp(half_width)
+ROUNDS = 2
+"""Turns of fitting multipliers and residuals, each given the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +46,8 @@ class StepTimeFit:
     """(p, p) posterior covariance of x (Laplace); the identity is the prior."""
     residual_log_sd: float
     degrees_of_freedom: float
+    residual: ResidualFit | None = None
+    """None: no run with features yet."""
 
     @property
     def factors(self) -> dict[str, float]:
@@ -83,16 +72,36 @@ class StepTimeFit:
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(layer_passes, dtype=np.float64)
         return {**parts, "overhead": parts.get("overhead", 0.0) + overhead}
 
-    def predict(self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> StepPrediction:
-        """Predict n configurations from their uncalibrated parts. With no evidence the median is the parts' sum."""
+    def predict(
+        self,
+        *,
+        parts_s: Mapping[str, FloatArray],
+        layer_passes: FloatArray,
+        features: Mapping[str, FloatArray] | None = None,
+    ) -> StepPrediction:
+        """Predict n configurations from their uncalibrated parts, and their features where they have some. With no evidence
+        the median is the parts' sum.
+        """
         design = _design(parts_s=parts_s, layer_passes=layer_passes)
         median_s, gradient = _model(self.prior, design, self.x)
         # einsum: one quadratic form per row, without an (n, n) intermediate.
         parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
+        if self.residual is None or not features:
+            return StepPrediction(
+                regular_s=median_s,
+                log_sd=np.sqrt(self.residual_log_sd**2 + parameter_variance),
+                degrees_of_freedom=self.degrees_of_freedom,
+            )
+        found = self.residual.predict(features)
+        regular_s = median_s * np.exp(found.log_shift)
         return StepPrediction(
-            median_s=median_s,
-            log_sd=np.sqrt(self.residual_log_sd**2 + parameter_variance),
+            regular_s=regular_s,
+            log_sd=np.sqrt(found.log_variance + parameter_variance),
             degrees_of_freedom=self.degrees_of_freedom,
+            slow=SlowRegime(
+                probability=found.slow_probability,
+                step_s=regular_s + found.stall_s * np.exp2(features.get(MICRO_BATCHES, np.zeros(len(regular_s)))),
+            ),
         )
 
 
@@ -115,30 +124,52 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
             degrees_of_freedom=prior.degrees_of_freedom,
         )
     # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
-    order = np.lexsort((*design.T, log_measured))
+    features = {name: values[measured] for name, values in evidence.features.items()}
+    order = np.lexsort((*design.T, *features.values(), log_measured))
     design, log_measured = design[order], log_measured[order]
+    features = {name: values[order] for name, values in features.items()}
+    fit = _fit_multipliers(design, log_measured, prior=prior, trust=np.ones(rows), row_log_sd=prior.residual_log_sd)
+    for _ in range(ROUNDS if features else 0):
+        # What is slow for reasons of its own, and how far the rest scatters, is known only once the residuals are.
+        residual = fit_residual(
+            features=features,
+            measured_s=np.exp(log_measured),
+            predicted_s=_model(prior, design, fit.x)[0],
+            noise_log_sd=prior.residual_log_sd,
+        )
+        spread = float(np.hypot(residual.amplitude, residual.noise))
+        fit = _fit_multipliers(design, log_measured, prior=prior, trust=1.0 - residual.slow, row_log_sd=spread)
+        fit = replace(fit, residual=residual)
+    return fit
+
+
+def _fit_multipliers(
+    design: FloatArray, log_measured: FloatArray, *, prior: Prior, trust: FloatArray, row_log_sd: float
+) -> StepTimeFit:
+    """`trust`: (rows,) how much each row counts, from 0 to 1. `row_log_sd`: scatter of a row about the multipliers."""
+    pull = np.sqrt(trust) / row_log_sd
 
     def residuals(x: FloatArray) -> FloatArray:
         median_s, _ = _model(prior, design, x)
-        return (np.log(median_s) - log_measured) / prior.residual_log_sd
+        return (np.log(median_s) - log_measured) * pull
 
     def jacobian(x: FloatArray) -> FloatArray:
-        return _model(prior, design, x)[1] / prior.residual_log_sd
+        return _model(prior, design, x)[1] * pull[:, None]
 
     lower = np.array([-np.inf] * (1 + len(GROUPS)) + [0.0, 0.0])
-    x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, num_rows=rows, lower=lower)
+    x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, num_rows=len(log_measured), lower=lower)
     standardised = residuals(x)
     row_weights = weights(standardised)
     information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
     covariance: FloatArray = np.asarray(np.linalg.inv(information + np.eye(x.size)), dtype=np.float64)
     used = float(np.trace(covariance @ information))
-    degrees = prior.degrees_of_freedom + max(rows - used, 0.0)
+    degrees = prior.degrees_of_freedom + max(float(trust.sum()) - used, 0.0)
     squares = prior.degrees_of_freedom + float(np.sum(row_weights * standardised**2))
     return StepTimeFit(
         prior=prior,
         x=x,
         covariance=covariance,
-        residual_log_sd=prior.residual_log_sd * float(np.sqrt(squares / degrees)),
+        residual_log_sd=row_log_sd * float(np.sqrt(squares / degrees)),
         degrees_of_freedom=degrees,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.calibration import Evidence
+from hp_tool.calibration import Evidence, residual_features
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
@@ -85,6 +85,9 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem)
         measured_step_s=np.array([_number(r.measurement.step_s if r.measurement.status == "ok" else None) for r in records]),
         measured_memory_bytes=np.array([_number(r.measurement.peak_memory_bytes) for r in records]),
         out_of_memory=np.array([r.measurement.status == "oom" for r in records], dtype=np.bool_),
+        features=residual_features(
+            candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload
+        ),
     )
 
 

@@ -76,11 +76,12 @@ def propose(
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried)] = False
-    step = calibration.predict_step(parts_s=table.parts_s, layer_passes=table.layer_passes)
+    step = table.predict_step(calibration)
     chance = calibration.predict_memory(memory_bytes=table.memory_bytes).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)
+    quick = 1.0 - step.slow_probability
     # Equal predictions are common (an axis that has no effect here); the seed, not the enumeration, breaks such ties.
-    median_s = step.median_s * (1.0 + 1e-9 * rng.random(len(table)))
+    median_s = step.regular_s * (1.0 + 1e-9 * rng.random(len(table)))
     likely = free & (chance >= min(0.5, float(chance[free].max(initial=0.0))))
     if not likely.any():
         return None
@@ -88,7 +89,7 @@ def propose(
     if not known:
         return Proposal(row=_argmin(median_s, likely), expected_gain=np.inf, reason="analytic_best")
     best_s = min(known)
-    gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * free
+    gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * quick * free
     if len(observations.tried) < coverage_runs:
         bearable = likely & (median_s <= COVERAGE_SLOWDOWN * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable

@@ -61,7 +61,8 @@ class SearchProblem:
         """What is believed before a run: the cost model's numbers, the calibrated ones, and why it was chosen."""
         one = np.array([row])
         parts = {name: seconds[one] for name, seconds in self.table.parts_s.items()}
-        step = calibration.predict_step(parts_s=parts, layer_passes=self.table.layer_passes[one])
+        features = {name: values[one] for name, values in self.table.features.items()}
+        step = calibration.predict_step(parts_s=parts, layer_passes=self.table.layer_passes[one], features=features)
         low, high = step.interval()
         memory = calibration.predict_memory(memory_bytes=self.table.memory_bytes[one])
         return {

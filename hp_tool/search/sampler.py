@@ -11,6 +11,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hp_tool.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
+from hp_tool.calibration.features import most_alike
 from hp_tool.search.acquisition import Observations, Proposal, propose
 from hp_tool.search.table import CandidateTable
 
@@ -22,6 +23,8 @@ STATUS = "status"
 """User attribute of trials that mirror a profile run: its measurement's status, or ABANDONED."""
 ABANDONED = "abandoned"
 MEASUREMENT_ID = "measurement_id"
+MAX_CARRIED = 100
+"""Measurements from outside the study that the residual model keeps: with more, a proposal takes seconds."""
 
 
 class CostModelSampler(BaseSampler):
@@ -45,7 +48,7 @@ class CostModelSampler(BaseSampler):
         """`evidence`: measurements from outside the study. `coverage_runs`: see `acquisition.propose`."""
         self.table = table
         self._prior = prior
-        self._evidence = evidence or Evidence.empty()
+        self._evidence = most_alike(evidence=evidence or Evidence.empty(), features=table.features, limit=MAX_CARRIED)
         self._coverage_runs = coverage_runs
         self._seed = seed
 
@@ -60,8 +63,7 @@ class CostModelSampler(BaseSampler):
 
     def predict_step(self, *, study: Study) -> StepPrediction:
         """Step times of all rows, as the study's finished trials and the evidence from outside correct them."""
-        calibration = self.calibration(study=study)
-        return calibration.predict_step(parts_s=self.table.parts_s, layer_passes=self.table.layer_passes)
+        return self.table.predict_step(self.calibration(study=study))
 
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
         """The next row and what it is expected to win; None where nothing is left. `exclude`: a trial number to ignore."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.calibration import Calibration, StepPrediction, residual_features
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
 from hp_tool.cost.training import TrainingCosts
@@ -37,6 +38,8 @@ class CandidateTable:
     """(n,) what allocations may take in a recommended configuration: the device less headroom and overheads."""
     device_bytes: FloatArray
     """(n,) what allocations can take before the device runs out."""
+    features: Mapping[str, FloatArray] = field(default_factory=dict)
+    """See `calibration.residual_features`."""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self):
@@ -84,7 +87,12 @@ class CandidateTable:
             measured_step_s=step_s,
             measured_memory_bytes=memory_bytes,
             out_of_memory=out_of_memory,
+            features={name: values[rows] for name, values in self.features.items()},
         )
+
+    def predict_step(self, calibration: Calibration) -> StepPrediction:
+        """Step times of all rows as this calibration corrects them."""
+        return calibration.predict_step(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
 
 
 def candidate_table(
@@ -99,6 +107,7 @@ def candidate_table(
         memory_bytes=allocated_bytes(costs),
         usable_bytes=costs.capacity_bytes - overhead,
         device_bytes=cluster.gpu.memory_bytes - overhead,
+        features=residual_features(candidates=candidates, model=model, cluster=cluster, training=training),
     )
 
 

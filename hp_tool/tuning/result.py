@@ -80,7 +80,7 @@ def make_result(
     """
     table = problem.search.table
     measured, failed = _by_row(problem, runs)
-    step = calibration.predict_step(parts_s=table.parts_s, layer_passes=table.layer_passes)
+    step = table.predict_step(calibration)
     fits = calibration.predict_memory(memory_bytes=table.memory_bytes).fit_probability(table.usable_bytes) >= 0.5
     limit_s = longest_step_s(problem.training)
     whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}

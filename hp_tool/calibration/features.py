@@ -1,0 +1,91 @@
+"""What may make two configurations err alike: the axes of the residual model, in units of the distance that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+MICRO_BATCHES = "micro_batches"
+"""A feature that is also a count: what a stall is paid for."""
+
+
+def residual_features(
+    *, candidates: Candidates, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload
+) -> dict[str, FloatArray]:
+    """Columns of shape (n,), one for each thing that kernels, fabrics and schedules treat differently.
+
+    Sizes count in doublings: half as many GPUs differ as much at 8 as at 512. Groups that leave a node are a category
+    of their own. Model and cluster are features too, so that what other models taught on other node counts is near where
+    it should be and no nearer.
+    """
+    c = candidates
+    tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
+    context, data, micro = (np.asarray(x) for x in (c.context_parallel_size, c.data_parallel_size, c.micro_batch_size))
+    same = np.ones(len(tensor))
+    node = cluster.nvlink_domain_size
+    many_nodes = cluster.num_gpus > node
+    return {
+        "tensor_parallel": np.log2(tensor),
+        "pipeline_parallel": np.log2(pipeline),
+        "context_parallel": np.log2(context),
+        "data_parallel": np.log2(data),
+        "expert_parallel": np.log2(c.expert_parallel_size),
+        "micro_batch": np.log2(micro),
+        "chunks": np.log2(c.virtual_pipeline_parallel_size),
+        "replicated_optimizer": same * (c.zero_stage == 0),
+        "sharded_weights": same * (c.zero_stage >= 2),
+        "recompute": same * (c.recompute_method > 0),
+        "tensor_crosses_nodes": same * (tensor * context > node),
+        "pipeline_crosses_nodes": same * ((pipeline > 1) & many_nodes),
+        "devices": same * np.log2(cluster.num_gpus),
+        "hidden_size": same * np.log2(model.hidden_size),
+        "layers": same * np.log2(model.num_hidden_layers),
+        "experts": same * float(bool(model.num_experts)),
+        MICRO_BATCHES: np.log2(training.global_batch_size / (data * micro)),
+    }
+
+
+SCALES = {
+    "replicated_optimizer": 1.0,
+    "sharded_weights": 1.0,
+    "recompute": 1.0,
+    "tensor_crosses_nodes": 0.5,
+    "pipeline_crosses_nodes": 0.5,
+    "experts": 0.25,
+    "hidden_size": 1.5,
+    "layers": 3.0,
+    "micro_batch": 3.0,
+    MICRO_BATCHES: 4.0,
+}
+"""Distance along a feature at which two configurations have lost sight of each other; two doublings for those not named.
+Guesses of physics, the same for every cluster: the fit scales them together by one factor."""
+DEFAULT_SCALE = 2.0
+
+
+def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
+    """(n, k) points in units of the scales; a feature that is missing is zero."""
+    rows = len(next(iter(features.values()), ()))
+    columns = [features.get(name, np.zeros(rows)) / SCALES.get(name, DEFAULT_SCALE) for name in names]
+    return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
+
+
+def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
+    """Of measurements from elsewhere, the `limit` timed ones nearest to these configurations; the others teach them least.
+    All that ran out of memory stay: they cost the fit next to nothing.
+    """
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    if len(timed) <= limit or not evidence.features:
+        return evidence
+    from scipy.spatial import KDTree
+
+    names = sorted(features)
+    distance, _ = KDTree(scaled(features, names)).query(scaled(evidence.features, names)[timed])
+    nearest = timed[np.argsort(distance, kind="stable")[:limit]]
+    return evidence.take(np.sort(np.concatenate([nearest, np.flatnonzero(evidence.out_of_memory)])))

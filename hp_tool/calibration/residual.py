@@ -1,0 +1,196 @@
+"""What the multipliers do not explain: a Gaussian process over configurations, and a second, slow regime.
+
+ln(measured / corrected prediction) = g(x) + noise where a configuration runs as it should, g a Gaussian process over
+the features. On real clusters some configurations do not: a group that crosses nodes stalls for every micro-batch and
+the step takes two to fifty times as long. Those runs say nothing about g; they say where the slow regime is and what a
+micro-batch costs in it. Every run belongs to either regime with a probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.calibration.features import MICRO_BATCHES, scaled
+
+SLOW_FROM, SLOW_TO = np.log(2.0), np.log(50.0)
+"""A run at least twice as long as it should be may be in the slow regime; less than that, multipliers are wrong."""
+SLOW_SHARE = 0.1
+"""Prior probability of the slow regime."""
+SLOW_WEIGHT = 1.0
+"""Runs of the same configuration that this prior is worth where a configuration is judged, ..."""
+SHARE_WEIGHT = 10.0
+"""... and where the share of all runs is."""
+ROUNDS = 3
+"""Turns of fitting the process and asking which runs are slow."""
+MAX_ITERATIONS = 15
+_NUGGET = 1e-8
+_AMPLITUDE, _LENGTH = 0.2, 1.0
+_HYPERPRIOR_LOG_SD = np.array([0.7, 0.4, 0.5])
+"""Of amplitude, length and noise; medians are the two above and the prior's width of a residual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualPrediction:
+    """n configurations; arrays of shape (n,)."""
+
+    log_shift: FloatArray
+    """g: mean of ln(step / corrected prediction) in the regular regime."""
+    log_variance: FloatArray
+    """Of the same, noise of one run included."""
+    slow_probability: FloatArray
+    stall_s: FloatArray
+    """Seconds a micro-batch loses in the slow regime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualFit:
+    """n runs that teach, each with its probability of being slow."""
+
+    names: tuple[str, ...]
+    points: FloatArray
+    """(n, k) features in units of their scales."""
+    residual: FloatArray
+    """(n,) ln(measured / corrected prediction)."""
+    slow: FloatArray
+    """(n,) probability that the run was in the slow regime."""
+    log_stall: FloatArray
+    """(n,) ln of the seconds that each micro-batch lost, if it was."""
+    amplitude: float
+    """Standard deviation of g."""
+    length: float
+    """Its correlation length, in units of the features' scales."""
+    noise: float
+    """Standard deviation of one run about g."""
+
+    @cached_property
+    def _process(self) -> Any:
+        return _condition(self.points, self.residual, self.slow, (self.amplitude, self.length, self.noise), optimizer=None)
+
+    def predict(self, features: Mapping[str, FloatArray]) -> ResidualPrediction:
+        """The residuals of configurations with these features.
+
+        How slow: of the runs, each counts by its correlation with the configuration asked for.
+        """
+        points = scaled(features, self.names)
+        mean, sd = self._process.predict(points, return_std=True)
+        alike = self._process.kernel_.k1(points, self.points) / self.amplitude**2
+        slow = alike * self.slow
+        probability = (SLOW_WEIGHT * SLOW_SHARE + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
+        # Far from every slow run, all of them count the same.
+        slow = slow + (1e-3 * self.slow + _NUGGET)
+        return ResidualPrediction(
+            log_shift=mean,
+            log_variance=sd**2,
+            slow_probability=probability,
+            stall_s=np.exp(slow @ self.log_stall / slow.sum(axis=1)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        arrays = {name: getattr(self, name).tolist() for name in ("points", "residual", "slow", "log_stall")}
+        return {"names": list(self.names), **arrays, **{n: getattr(self, n) for n in ("amplitude", "length", "noise")}}
+
+    @staticmethod
+    def from_dict(payload: Mapping[str, Any]) -> ResidualFit:
+        """The fit that `to_dict` wrote."""
+        values: dict[str, Any] = dict(payload)
+        for name in ("points", "residual", "slow", "log_stall"):
+            values[name] = np.asarray(values[name], dtype=np.float64)
+        values["names"] = tuple(values["names"])
+        return ResidualFit(**values)
+
+
+def fit_residual(
+    *, features: Mapping[str, FloatArray], measured_s: FloatArray, predicted_s: FloatArray, noise_log_sd: float
+) -> ResidualFit:
+    """Hyperparameters by maximum marginal likelihood under log-normal priors; regimes by expectation maximisation, each
+    run judged by what the others say (leave-one-out). `noise_log_sd`: prior median of the noise.
+    """
+    names = tuple(sorted(features))
+    points = scaled(features, names)
+    residual = np.log(measured_s / predicted_s)
+    slow = np.zeros(len(residual))
+    share = SLOW_SHARE
+    parameters = (_AMPLITUDE, _LENGTH, noise_log_sd)
+    for turn in range(ROUNDS):
+        # Hyperparameters hardly move once the slow runs are known: the costly search for them is left out at the end.
+        optimizer = _optimizer(noise_log_sd) if turn < ROUNDS - 1 else None
+        process = _condition(points, residual, slow, parameters, optimizer=optimizer)
+        parameters = _parameters(process)
+        mean, variance = _leave_one_out(process, residual)
+        slow = _slow_probability(residual - mean, variance, share=share)
+        share = float((SHARE_WEIGHT * SLOW_SHARE + slow.sum()) / (SHARE_WEIGHT + len(slow)))
+    regular_s = predicted_s * np.exp(np.minimum(mean, residual - SLOW_FROM))
+    micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(residual))))
+    amplitude, length, noise = parameters
+    return ResidualFit(
+        names=names,
+        points=points,
+        residual=residual,
+        slow=slow,
+        log_stall=np.log((measured_s - regular_s) / micro_batches),
+        amplitude=amplitude,
+        length=length,
+        noise=noise,
+    )
+
+
+def _condition(
+    points: FloatArray, residual: FloatArray, slow: FloatArray, parameters: tuple[float, float, float], *, optimizer: Any
+) -> Any:
+    """The process given the runs. One counts the less the more probably it is slow: noise over the odds against it."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    amplitude, length, noise = parameters
+    signal = ConstantKernel(amplitude**2, (1e-4, 10.0)) * Matern(length, (0.1, 10.0), nu=2.5)
+    doubt = noise**2 * slow / (1.0 - slow + 1e-6)
+    process = GaussianProcessRegressor(signal + WhiteKernel(noise**2, (1e-4, 1.0)), alpha=_NUGGET + doubt, optimizer=optimizer)
+    return process.fit(points, residual)
+
+
+def _optimizer(noise_log_sd: float) -> Callable[..., tuple[FloatArray, float]]:
+    """Marginal likelihood times the hyperprior. theta: ln amplitude^2, ln length, ln noise^2."""
+    powers = np.array([2.0, 1.0, 2.0])
+    centre = powers * np.log([_AMPLITUDE, _LENGTH, noise_log_sd])
+    width = powers * _HYPERPRIOR_LOG_SD
+
+    def optimize(objective: Callable[..., Any], start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
+        from scipy.optimize import minimize
+
+        def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
+            value, gradient = objective(theta)
+            z = (theta - centre) / width
+            return value + 0.5 * float(z @ z), gradient + z / width
+
+        found = minimize(posterior, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": MAX_ITERATIONS})
+        return found.x, float(found.fun)
+
+    return optimize
+
+
+def _parameters(process: Any) -> tuple[float, float, float]:
+    signal, white = process.kernel_.k1, process.kernel_.k2
+    return float(np.sqrt(signal.k1.constant_value)), float(signal.k2.length_scale), float(np.sqrt(white.noise_level))
+
+
+def _leave_one_out(process: Any, residual: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of each run's residual given the others (Rasmussen and Williams, equations 5.10 to 5.12)."""
+    from scipy.linalg import cho_solve
+
+    inverse = cho_solve((process.L_, True), np.eye(len(residual)))
+    variance = 1.0 / np.diag(inverse)
+    return residual - variance * process.alpha_, variance
+
+
+def _slow_probability(excess: FloatArray, variance: FloatArray, *, share: float) -> FloatArray:
+    """Posterior of the slow regime, whose excess is spread evenly over ln 2 to ln 50."""
+    normal = np.exp(-0.5 * excess**2 / variance) / np.sqrt(2 * np.pi * variance)
+    slow = (excess > SLOW_FROM) / (SLOW_TO - SLOW_FROM)
+    return np.asarray(share * slow / (share * slow + (1.0 - share) * normal + 1e-300), dtype=np.float64)
