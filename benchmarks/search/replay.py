@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, metavar="LOG_SD", help="run-to-run scatter; default: as repeats show")
     parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
     parser.add_argument("--sequence-length", type=int, default=4096, help="where the grid has no such column")
-    parser.add_argument("--framework", help="efficiency profile; default: nanotron where there is one, else megatron-core")
+    parser.add_argument("--framework", default="nanotron", help="whose efficiency profile")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
@@ -92,7 +92,7 @@ def main() -> None:
         shapes=shapes,
         gpu=arguments.gpu,
         sequence_length=arguments.sequence_length,
-        framework=profiles.framework,
+        framework=arguments.framework,
     )
     noise = noise_of(cells) if arguments.noise is None else arguments.noise
     wanted = [cell for cell in cells if not arguments.cells or any(_name(cell).startswith(c) for c in arguments.cells)]

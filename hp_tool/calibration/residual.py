@@ -18,8 +18,8 @@ import numpy as np
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.calibration.features import MICRO_BATCHES, scaled
 
-SLOW_FROM, SLOW_TO = np.log(2.0), np.log(50.0)
-"""A run at least twice as long as it should be may be in the slow regime; less than that, multipliers are wrong."""
+SLOW_LOG_MEAN = 1.0
+"""Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
 SLOW_SHARE = 0.1
 """Prior probability of the slow regime."""
 SLOW_WEIGHT = 1.0
@@ -30,8 +30,8 @@ ROUNDS = 3
 """Turns of fitting the process and asking which runs are slow."""
 MAX_ITERATIONS = 15
 _NUGGET = 1e-8
-_AMPLITUDE, _LENGTH = 0.2, 1.0
-_HYPERPRIOR_LOG_SD = np.array([0.7, 0.4, 0.5])
+AMPLITUDE, LENGTH = 0.15, 1.0
+_HYPERPRIOR_LOG_SD = np.array([0.3, 0.4, 0.3])
 """Of amplitude, length and noise; medians are the two above and the prior's width of a residual."""
 
 
@@ -67,6 +67,8 @@ class ResidualFit:
     """Its correlation length, in units of the features' scales."""
     noise: float
     """Standard deviation of one run about g."""
+    score: float = 0.0
+    """Log density of the runs, each given the others, and of the hyperparameters: what explanations are compared by."""
 
     @cached_property
     def _process(self) -> Any:
@@ -107,26 +109,32 @@ class ResidualFit:
 
 
 def fit_residual(
-    *, features: Mapping[str, FloatArray], measured_s: FloatArray, predicted_s: FloatArray, noise_log_sd: float
+    *,
+    features: Mapping[str, FloatArray],
+    measured_s: FloatArray,
+    predicted_s: FloatArray,
+    slow: FloatArray,
+    noise_log_sd: float,
 ) -> ResidualFit:
-    """Hyperparameters by maximum marginal likelihood under log-normal priors; regimes by expectation maximisation, each
-    run judged by what the others say (leave-one-out). `noise_log_sd`: prior median of the noise.
+    """Hyperparameters by maximum marginal likelihood under log-normal priors; regimes by expectation maximisation from the
+    given probabilities of being slow, each run judged by what the others say (leave-one-out). `noise_log_sd`: prior
+    median of the noise.
     """
     names = tuple(sorted(features))
     points = scaled(features, names)
     residual = np.log(measured_s / predicted_s)
-    slow = np.zeros(len(residual))
-    share = SLOW_SHARE
-    parameters = (_AMPLITUDE, _LENGTH, noise_log_sd)
+    share = slow_share(slow)
+    parameters = (AMPLITUDE, LENGTH, noise_log_sd)
     for turn in range(ROUNDS):
         # Hyperparameters hardly move once the slow runs are known: the costly search for them is left out at the end.
         optimizer = _optimizer(noise_log_sd) if turn < ROUNDS - 1 else None
         process = _condition(points, residual, slow, parameters, optimizer=optimizer)
         parameters = _parameters(process)
         mean, variance = _leave_one_out(process, residual)
-        slow = _slow_probability(residual - mean, variance, share=share)
-        share = float((SHARE_WEIGHT * SLOW_SHARE + slow.sum()) / (SHARE_WEIGHT + len(slow)))
-    regular_s = predicted_s * np.exp(np.minimum(mean, residual - SLOW_FROM))
+        slow, log_density = judge(residual - mean, variance, share=share)
+        share = slow_share(slow)
+    z = np.log(np.divide(parameters, (AMPLITUDE, LENGTH, noise_log_sd))) / _HYPERPRIOR_LOG_SD
+    regular_s = predicted_s * np.exp(np.minimum(mean, residual - 0.1))  # a stall is positive, whoever was slow
     micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(residual))))
     amplitude, length, noise = parameters
     return ResidualFit(
@@ -138,7 +146,23 @@ def fit_residual(
         amplitude=amplitude,
         length=length,
         noise=noise,
+        score=float(log_density.sum() - 0.5 * z @ z),
     )
+
+
+def slow_share(slow: FloatArray) -> float:
+    """Share of all runs that are slow, SLOW_SHARE before there are any."""
+    return float((SHARE_WEIGHT * SLOW_SHARE + slow.sum()) / (SHARE_WEIGHT + len(slow)))
+
+
+def judge(excess: FloatArray, variance: FloatArray, *, share: float = SLOW_SHARE) -> tuple[FloatArray, FloatArray]:
+    """(probability of the slow regime, log density of both), each (n,), given how far ln(step) lies above what is expected
+    and the variance of that expectation.
+    """
+    regular = (1.0 - share) * np.exp(-0.5 * excess**2 / variance) / np.sqrt(2 * np.pi * variance)
+    slow = share * (excess > 0) * np.exp(-np.maximum(excess, 0.0) / SLOW_LOG_MEAN) / SLOW_LOG_MEAN
+    total = regular + slow + 1e-300
+    return np.asarray(slow / total, dtype=np.float64), np.asarray(np.log(total), dtype=np.float64)
 
 
 def _condition(
@@ -158,7 +182,7 @@ def _condition(
 def _optimizer(noise_log_sd: float) -> Callable[..., tuple[FloatArray, float]]:
     """Marginal likelihood times the hyperprior. theta: ln amplitude^2, ln length, ln noise^2."""
     powers = np.array([2.0, 1.0, 2.0])
-    centre = powers * np.log([_AMPLITUDE, _LENGTH, noise_log_sd])
+    centre = powers * np.log([AMPLITUDE, LENGTH, noise_log_sd])
     width = powers * _HYPERPRIOR_LOG_SD
 
     def optimize(objective: Callable[..., Any], start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
@@ -187,10 +211,3 @@ def _leave_one_out(process: Any, residual: FloatArray) -> tuple[FloatArray, Floa
     inverse = cho_solve((process.L_, True), np.eye(len(residual)))
     variance = 1.0 / np.diag(inverse)
     return residual - variance * process.alpha_, variance
-
-
-def _slow_probability(excess: FloatArray, variance: FloatArray, *, share: float) -> FloatArray:
-    """Posterior of the slow regime, whose excess is spread evenly over ln 2 to ln 50."""
-    normal = np.exp(-0.5 * excess**2 / variance) / np.sqrt(2 * np.pi * variance)
-    slow = (excess > SLOW_FROM) / (SLOW_TO - SLOW_FROM)
-    return np.asarray(share * slow / (share * slow + (1.0 - share) * normal + 1e-300), dtype=np.float64)

@@ -87,7 +87,7 @@ def propose(
         return None
     known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
     if not known:
-        return Proposal(row=_argmin(median_s, likely), expected_gain=np.inf, reason="analytic_best")
+        return Proposal(row=_argmin(median_s / chance, likely), expected_gain=np.inf, reason="analytic_best")
     best_s = min(known)
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * quick * free
     if len(observations.tried) < coverage_runs:
@@ -107,9 +107,10 @@ def _argmin(values: FloatArray, where: BoolArray) -> int:
 
 
 def _works_probability(table: CandidateTable, observations: Observations) -> FloatArray:
-    """(n,) doubt after crashes: (worked + 1) / (worked + crashed + 1) of a row's least trusted axis value.
+    """(n,) doubt after crashes: (worked + 1) / (worked + blame + 1) of a row's least trusted axis value.
 
-    Without crashes it is 1. Where a value (a schedule, a degree) has only ever crashed, others are tried first.
+    One of a crashed row's values is at fault, nobody knows which: each bears an equal share of the blame. Without crashes
+    it is 1. Where a value (a schedule, a degree) has only ever crashed, others are tried first.
     """
     probability = np.ones(len(table))
     worked = list(observations.step_s) + list(observations.out_of_memory)
@@ -117,8 +118,8 @@ def _works_probability(table: CandidateTable, observations: Observations) -> Flo
         trust: dict[AxisValue, float] = {}
         for value in {values[row] for row in observations.broken}:
             good = sum(values[row] == value for row in worked)
-            bad = sum(values[row] == value for row in observations.broken)
-            trust[value] = (good + 1) / (good + bad + 1)
+            blame = sum(values[row] == value for row in observations.broken) / len(table.axes)
+            trust[value] = (good + 1) / (good + blame + 1)
         probability = np.minimum(probability, [trust.get(value, 1.0) for value in values])
     return probability
 
