@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.calibration import Calibration
+from hp_tool.calibration import Calibration, residual_features
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
@@ -37,16 +37,18 @@ Corrections = Callable[[TrainingProblem], Correction | None]
 
 
 def corrected_costs(
-    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration
+    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration, residuals: bool = False
 ) -> TrainingCosts:
     """Costs of n candidates after calibration: medians of time and memory, in parts that still sum to the totals.
+    `residuals`: also what was learnt about configurations alike, which is dear where n is large.
 
     Time parts are scaled by their group's factor, and overheads become a part of their own. Memory that the allocator
     holds is scaled by one factor; bytes that every run needed on top join the overhead.
     """
     passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
-    step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes)
-    parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=passes)
+    features = _features(candidates, problem) if residuals else None
+    step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
+    parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=passes, features=features)
     fit = calibration.memory
     memory = {name: size if name == MEMORY_OVERHEAD else size * fit.factor for name, size in costs.memory_parts.items()}
     memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes
@@ -62,7 +64,13 @@ def corrected_costs(
 
 
 def corrected_estimate(
-    index: int, *, costs: TrainingCosts, candidates: Candidates, problem: TrainingProblem, correction: Correction
+    index: int,
+    *,
+    costs: TrainingCosts,
+    candidates: Candidates,
+    problem: TrainingProblem,
+    correction: Correction,
+    residuals: bool = False,
 ) -> Estimate:
     """Row `index` in full after calibration, from uncalibrated `costs`: verdict, rates and money follow from the new numbers.
 
@@ -73,7 +81,7 @@ def corrected_estimate(
     calibration = correction.calibration
     found = estimate_row(
         0,
-        costs=corrected_costs(alone, candidates=one, problem=problem, calibration=calibration),
+        costs=corrected_costs(alone, candidates=one, problem=problem, calibration=calibration, residuals=residuals),
         candidates=one,
         model=problem.model,
         cluster=problem.cluster,
@@ -84,17 +92,19 @@ def corrected_estimate(
         found = replace(found, feasible=False, reasons=found.reasons + missed)
     return replace(
         found,
-        intervals=_intervals(alone, candidates=one, problem=problem, calibration=calibration),
+        intervals=_intervals(alone, candidates=one, problem=problem, calibration=calibration, residuals=residuals),
         provenance={**found.provenance, "calibration": {**correction.provenance, **calibration.summary()}},
     )
 
 
 def _intervals(
-    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration
+    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration, residuals: bool
 ) -> Intervals:
     """Of one row. Nothing uncertain is added for memory outside the allocator."""
     passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
-    step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes).interval(confidence=CONFIDENCE)
+    features = _features(candidates, problem) if residuals else None
+    predicted = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
+    step = predicted.interval(confidence=CONFIDENCE)
     memory = calibration.predict_memory(memory_bytes=allocated_bytes(costs)).interval(confidence=CONFIDENCE)
     outside = float(costs.memory_parts[MEMORY_OVERHEAD][0])
     return Intervals(
@@ -103,6 +113,10 @@ def _intervals(
         memory_total_bytes=(float(memory[0][0]) + outside, float(memory[1][0]) + outside),
         source=f"{len(calibration.measurement_ids)} measurements on this cluster",
     )
+
+
+def _features(candidates: Candidates, problem: TrainingProblem) -> dict[str, FloatArray]:
+    return residual_features(candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload)
 
 
 def _row(costs: TrainingCosts, rows: np.ndarray) -> TrainingCosts:

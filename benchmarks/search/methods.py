@@ -39,11 +39,12 @@ class Ours:
     """The product's sampler in a plain Optuna study, as a search uses it."""
 
     def __init__(self, *, table: CandidateTable, evidence: Evidence | None, seed: int) -> None:
+        prior = prior_for(kind="gpu")
         self.sampler = CostModelSampler(
             table=table,
-            prior=prior_for(kind="gpu"),
+            prior=prior,
             evidence=evidence,
-            coverage_runs=coverage_runs(SearchSettings(budget_runs=len(table))),
+            coverage_runs=coverage_runs(SearchSettings(budget_runs=len(table)), prior=prior),
             seed=seed,
         )
         self.study = optuna.create_study(sampler=self.sampler)

@@ -67,6 +67,8 @@ SCALES = {
 """Distance along a feature at which two configurations have lost sight of each other; two doublings for those not named.
 Guesses of physics, the same for every cluster: the fit scales them together by one factor."""
 DEFAULT_SCALE = 2.0
+SAME = 1e-6
+"""Distance below which two configurations are one."""
 
 
 def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
@@ -78,14 +80,17 @@ def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArr
 
 def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
     """Of measurements from elsewhere, the `limit` timed ones nearest to these configurations; the others teach them least.
-    All that ran out of memory stay: they cost the fit next to nothing.
+
+    What ran out of memory stays only where the very same configuration of the same model on the same cluster is among
+    these: a factor on predicted memory that explains the worst failure of another model would refuse what fits here.
     """
-    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
-    if len(timed) <= limit or not evidence.features:
+    if not evidence.features or not features:
         return evidence
     from scipy.spatial import KDTree
 
     names = sorted(features)
-    distance, _ = KDTree(scaled(features, names)).query(scaled(evidence.features, names)[timed])
-    nearest = timed[np.argsort(distance, kind="stable")[:limit]]
-    return evidence.take(np.sort(np.concatenate([nearest, np.flatnonzero(evidence.out_of_memory)])))
+    distance, _ = KDTree(scaled(features, names)).query(scaled(evidence.features, names))
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    nearest = timed[np.argsort(distance[timed], kind="stable")[:limit]]
+    same = np.flatnonzero(evidence.out_of_memory & (distance < SAME))
+    return evidence.take(np.sort(np.concatenate([nearest, same])))

@@ -26,6 +26,8 @@ SLOW_WEIGHT = 1.0
 """Runs of the same configuration that this prior is worth where a configuration is judged, ..."""
 SHARE_WEIGHT = 10.0
 """... and where the share of all runs is."""
+ALIKE = 0.5
+"""Distance, in units of the features' scales, over which runs share a regime: nearer than that over which g varies."""
 ROUNDS = 3
 """Turns of fitting the process and asking which runs are slow."""
 MAX_ITERATIONS = 15
@@ -77,11 +79,13 @@ class ResidualFit:
     def predict(self, features: Mapping[str, FloatArray]) -> ResidualPrediction:
         """The residuals of configurations with these features.
 
-        How slow: of the runs, each counts by its correlation with the configuration asked for.
+        The slow regime: each run counts by how near it is to the configuration asked for.
         """
+        from scipy.spatial.distance import cdist
+
         points = scaled(features, self.names)
         mean, sd = self._process.predict(points, return_std=True)
-        alike = self._process.kernel_.k1(points, self.points) / self.amplitude**2
+        alike = np.exp(-0.5 * cdist(points, self.points, "sqeuclidean") / ALIKE**2)
         slow = alike * self.slow
         probability = (SLOW_WEIGHT * SLOW_SHARE + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.
@@ -205,9 +209,10 @@ def _parameters(process: Any) -> tuple[float, float, float]:
 
 
 def _leave_one_out(process: Any, residual: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of each run's residual given the others (Rasmussen and Williams, equations 5.10 to 5.12)."""
+    """Mean and variance of each run's residual given the others (Rasmussen and Williams, equations 5.10 to 5.12), without
+    the doubt about that run itself: it is to be judged as if it were regular."""
     from scipy.linalg import cho_solve
 
     inverse = cho_solve((process.L_, True), np.eye(len(residual)))
     variance = 1.0 / np.diag(inverse)
-    return residual - variance * process.alpha_, variance
+    return residual - variance * process.alpha_, np.maximum(variance - process.alpha, process.kernel_.k2.noise_level)

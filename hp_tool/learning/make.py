@@ -140,7 +140,8 @@ def _held_out(evidence: Evidence, timed: NDArray[np.intp], *, prior: Prior) -> F
         rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
         calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
         asked = evidence.take(timed[fold])
-        predicted[fold] = calibration.predict_step(parts_s=asked.parts_s, layer_passes=asked.layer_passes).median_s
+        step = calibration.predict_step(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
+        predicted[fold] = step.median_s
     return predicted
 
 

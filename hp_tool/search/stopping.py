@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hp_tool.calibration import Prior
 from hp_tool.domain.query import SearchSettings
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.spending import Spent
@@ -9,14 +10,17 @@ from hp_tool.search.spending import Spent
 MIN_RUNS = 4
 """Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
 communication, the overheads and the noise apart, so the expectation would rest on the prior."""
+ROUGHLY_KNOWN = 0.5
+"""Doubt about a group of parts (standard deviation of the logarithm) above which axis values are shown first."""
 
 
-def coverage_runs(settings: SearchSettings) -> int:
+def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
     """How many of the first runs may be spent on showing axis values not yet seen, rather than on expected improvement.
 
-    It rarely takes all of them. A search that begins with earlier evidence does the same: software and hosts change.
+    None where the cost model is believed within tens of per cent: what it expects of a run says enough, and measured grids
+    were searched with less regret. Else it rarely takes all of them. Earlier evidence changes nothing: hosts change.
     """
-    return min(MIN_RUNS, settings.budget_runs)
+    return min(MIN_RUNS, settings.budget_runs) if prior.group_log_sd > ROUGHLY_KNOWN else 0
 
 
 def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: float, proposal: Proposal | None) -> str | None:

@@ -104,7 +104,7 @@ def run_search(
             table=problem.search.table,
             prior=problem.prior,
             evidence=stored_evidence(store=store, series=problem.series, without_search=lease.search_id),
-            coverage_runs=coverage_runs(query.search),
+            coverage_runs=coverage_runs(query.search, prior=problem.prior),
             seed=query.search.seed,
         )
         projection = StudyProjection(

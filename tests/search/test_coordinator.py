@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hp_tool.calibration import GPU_PRIOR
+from hp_tool.calibration import CPU_PRIOR, GPU_PRIOR
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState
@@ -46,7 +46,10 @@ class Bench:
 
     def projection(self, storage=None):
         sampler = CostModelSampler(
-            table=self.problem.table, prior=GPU_PRIOR, coverage_runs=coverage_runs(self.problem.settings), seed=0
+            table=self.problem.table,
+            prior=GPU_PRIOR,
+            coverage_runs=coverage_runs(self.problem.settings, prior=CPU_PRIOR),
+            seed=0,
         )
         return StudyProjection(search_id=self.search_id, problem=self.problem, sampler=sampler, storage=storage or self.storage)
 

@@ -1,0 +1,135 @@
+"""What the multipliers leave over: biases of kinds of configurations, and runs that stall."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hp_tool.calibration import GPU_PRIOR, Calibration, Evidence, fit_calibration
+from hp_tool.calibration.features import most_alike
+from hp_tool.calibration.prediction import SlowRegime, StepPrediction
+from hp_tool.units import GIB
+
+
+def features(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "tensor_parallel": rng.integers(0, 4, rows).astype(float),
+        "pipeline_parallel": rng.integers(0, 3, rows).astype(float),
+        "micro_batches": rng.integers(3, 7, rows).astype(float),
+    }
+
+
+def evidence(found, measured, *, out_of_memory=None):
+    rows = len(measured)
+    return Evidence(
+        measurement_ids=tuple(f"m{i}" for i in range(rows)),
+        parts_s={"compute": np.ones(rows)},
+        layer_passes=np.full(rows, 10.0),
+        memory_bytes=np.full(rows, 20.0 * GIB),
+        capacity_bytes=np.full(rows, 80.0 * GIB),
+        measured_step_s=measured,
+        measured_memory_bytes=np.full(rows, np.nan),
+        out_of_memory=np.zeros(rows, dtype=bool) if out_of_memory is None else out_of_memory,
+        features=found,
+    )
+
+
+def predict(calibration, found, *, with_features=True):
+    rows = len(found["tensor_parallel"])
+    return calibration.predict_step(
+        parts_s={"compute": np.ones(rows)}, layer_passes=np.full(rows, 10.0), features=found if with_features else None
+    )
+
+
+def noise(rows, seed=1):
+    return np.random.default_rng(seed).lognormal(0.0, 0.02, rows)
+
+
+def test_a_kind_of_configuration_that_runs_slower_is_learnt():
+    seen, unseen = features(25), features(60, seed=5)
+    truth = {name: 1.0 + 0.1 * found["tensor_parallel"] for name, found in (("seen", seen), ("unseen", unseen))}
+    calibration = fit_calibration(evidence=evidence(seen, truth["seen"] * noise(25)), prior=GPU_PRIOR)
+    error, plain = (
+        np.median(np.abs(predict(calibration, unseen, with_features=known).median_s / truth["unseen"] - 1.0))
+        for known in (True, False)
+    )
+    assert error < 0.03 < 0.06 < plain
+
+
+def test_stalled_runs_are_told_from_the_others_and_do_not_slow_them_down():
+    seen, unseen = features(24), features(60, seed=5)
+    stalls = {name: (found["pipeline_parallel"] == 2.0) for name, found in (("seen", seen), ("unseen", unseen))}
+    measured = (1.0 + stalls["seen"] * 0.3 * np.exp2(seen["micro_batches"])) * noise(24)
+    calibration = fit_calibration(evidence=evidence(seen, measured), prior=GPU_PRIOR)
+    step = predict(calibration, unseen)
+    stalled = stalls["unseen"]
+    assert step.slow_probability[stalled].mean() > 0.35 > 0.2 > step.slow_probability[~stalled].mean()
+    np.testing.assert_allclose(step.regular_s, 1.0, rtol=0.05)  # of those that stall too, should they not
+    truth = 1.0 + stalled * 0.3 * np.exp2(unseen["micro_batches"])
+    low, high = step.interval(confidence=0.9)
+    assert np.mean((low <= truth) & (truth <= high)) >= 0.9
+    assert np.all(high[stalled] > 3.0)
+
+
+def test_a_machine_that_is_slower_throughout_does_not_stall():
+    seen = features(12)
+    calibration = fit_calibration(evidence=evidence(seen, 1.7 * noise(12)), prior=GPU_PRIOR)
+    step = predict(calibration, features(30, seed=3))
+    assert step.slow_probability.max() < 0.2
+    np.testing.assert_allclose(step.median_s, 1.7, rtol=0.05)
+
+
+def test_one_stalled_run_leaves_the_prediction_of_the_others_alone():
+    seen = features(1)
+    calibration = fit_calibration(evidence=evidence(seen, np.array([20.0])), prior=GPU_PRIOR)
+    far = {name: values + 50.0 for name, values in features(5, seed=3).items()}
+    np.testing.assert_allclose(predict(calibration, far).regular_s, 1.0, rtol=0.1)
+
+
+def test_parts_sum_to_the_median_and_a_payload_says_the_same_again():
+    seen, unseen = features(15), features(20, seed=7)
+    measured = (1.0 + (seen["pipeline_parallel"] == 2.0) * 5.0) * noise(15)
+    calibration = fit_calibration(evidence=evidence(seen, measured), prior=GPU_PRIOR)
+    step = predict(calibration, unseen)
+    parts = calibration.step_time.calibrated_parts(
+        parts_s={"compute": np.ones(20)}, layer_passes=np.full(20, 10.0), features=unseen
+    )
+    np.testing.assert_allclose(sum(parts.values()), step.median_s)
+    again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
+    np.testing.assert_allclose(predict(again, unseen).median_s, step.median_s, rtol=1e-9)
+    np.testing.assert_allclose(predict(again, unseen).slow_probability, step.slow_probability, rtol=1e-9)
+
+
+def test_payloads_of_version_1_are_read():
+    payload = fit_calibration(prior=GPU_PRIOR).to_dict()
+    del payload["step_time"]["residual"]
+    assert Calibration.from_dict({**payload, "version": 1}).step_time.residual is None
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 0.9])
+def test_quantiles_rise_and_enclose_both_regimes(probability):
+    step = StepPrediction(
+        regular_s=np.ones(1),
+        log_sd=np.full(1, 0.1),
+        degrees_of_freedom=6.0,
+        slow=SlowRegime(probability=np.full(1, max(probability, 1e-12)), step_s=np.full(1, 10.0)),
+    )
+    quantiles = [float(step.quantile(q)[0]) for q in np.linspace(0.02, 0.98, 25)]
+    assert quantiles == sorted(quantiles)
+    assert step.median_s[0] == pytest.approx(1.0, rel=0.1) if probability < 0.5 else step.median_s[0] > 3.0
+    low, high = step.interval(confidence=0.5)
+    assert low[0] < step.median_s[0] < high[0]
+    assert (quantiles[-1] > 5.0) == (probability > 0.1)
+
+
+def test_what_is_carried_over_is_nearest_and_failures_only_of_the_same():
+    here = {"devices": np.array([3.0, 3.0]), "tensor_parallel": np.array([0.0, 1.0])}
+    elsewhere = evidence(
+        {"devices": np.array([9.0, 4.0, 3.0, 3.0, 6.0]), "tensor_parallel": np.array([0.0, 0.0, 1.0, 3.0, 0.0])},
+        np.array([1.0, 1.0, np.nan, np.nan, 1.0]),
+        out_of_memory=np.array([False, False, True, True, False]),
+    )
+    assert most_alike(evidence=elsewhere, features=here, limit=2).measurement_ids == ("m1", "m2", "m4")
