@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import optuna
 import pytest
@@ -97,3 +100,18 @@ def test_maximising_is_refused():
     sampler = CostModelSampler(table=make_table(), prior=GPU_PRIOR)
     with pytest.raises(ValueError, match="minimize"):
         optuna.create_study(direction="maximize", sampler=sampler).ask(sampler.distributions)
+
+
+def test_the_documented_use_from_plain_optuna_works():
+    page = (Path(__file__).parents[2] / "docs/search.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    asked = []
+
+    def my_training_step_seconds(config):
+        asked.append(config)
+        return 1.0 + 0.1 * config.tensor_parallel_size
+
+    namespace = {"my_training_step_seconds": my_training_step_seconds}
+    exec(code.replace("n_trials=8", "n_trials=3"), namespace)
+    assert len(set(asked)) == 3
+    assert len(namespace["study"].trials) == 3
