@@ -110,7 +110,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     profiles = [
-        efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap) for kind in cluster.kinds or (cluster,)
+        efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap, cuda_graphs=workload.cuda_graphs)
+        for kind in cluster.kinds or (cluster,)
     ]
     return TrainingProblem(
         model=model,

@@ -76,7 +76,14 @@ def test_fsdp_runs_by_constants_that_never_saw_their_model_or_their_gpu(sections
 
 
 def test_cut_models_leaving_one_layout_out(sections: dict[str, Section]) -> None:
-    """Runs whose overlap is known to be none; TP 8 is the worst, 15 to 19 % low."""
+    """Runs whose overlap is known to be none; at TP 8 the host sets the pace, which other runs tell."""
     found = sections["Dense models cut to fit 8 B200, leaving one layout out (s)"].summary()
     assert found["rows"] == 12
-    assert found["mean_error"] <= 0.08
+    assert found["mean_error"] <= 0.06
+    assert found["worst_error"] <= 0.1
+
+
+def test_experts_of_a_known_release_by_constants_that_saw_none_of_them(sections: dict[str, Section]) -> None:
+    found = sections["Mixtures of experts, recipes of today's software (s)"].summary()
+    assert found["rows"] == 7
+    assert found["mean_error"] <= 0.15

@@ -22,9 +22,11 @@ import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, table5
+from benchmarks.accuracy.moe_runs import moe_cases, newest
 from hp_tool.app import single_config
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
 from hp_tool.problem import resolve_training
@@ -112,7 +114,7 @@ MODERN_NOISE = 0.04
 SPREAD = {
     "2022": 0.065,  # the twelve rows of 2020 on V100 and A100, never fitted; Table 5 leaving one model out scatters by 0.024
     "today": 0.1,  # H100 recipes leaving one model out scatter by 0.055; 16-bit matmuls there are interpolated
-    "b200": 0.12,  # cut models leaving one layout out scatter by 0.12, mixtures of experts by 0.10
+    "b200": 0.12,  # mixtures of experts scatter by 0.11, dense cut models leaving one layout out by 0.04
 }
 """Standard deviations of log(measured / predicted) behind the stated intervals; `python -m benchmarks.accuracy` prints them."""
 
@@ -120,7 +122,11 @@ SPREAD = {
 def step_ratio(case: Case, framework: FrameworkEfficiency) -> float:
     """Predicted over published step time under these constants."""
     problem = resolve_training(case.query)
-    framework = with_overlap(framework, overlap=case.query.training.overlap, newest=framework)  # type: ignore[union-attr]
+    training = case.query.training
+    assert training is not None
+    framework = with_overlap(framework, overlap=training.overlap, newest=framework)
+    if training.cuda_graphs:
+        framework = without_host(framework)
     problem = dataclasses.replace(problem, profile=EfficiencyProfile(gpu=problem.profile.gpu, framework=framework))
     candidate = Candidates.alone(single_config(case.query.parallel, num_gpus=problem.cluster.num_gpus))
     return float(problem.costs(candidate).step_s) / case.step_s
@@ -140,22 +146,30 @@ def fit_modern(cases: list[Case], start: FrameworkEfficiency) -> FrameworkEffici
     return constants(least_squares(residuals, mean, bounds=(low, high), diff_step=1e-3).x)
 
 
-def fit_wide_slowdown(cases: list[Case], start: FrameworkEfficiency) -> float:
-    """The 16-bit matmul slowdown alone, on runs whose overlap is known."""
+HOST_PRIORS = {
+    # name: (mean, standard deviation, lowest, highest); nanotron's hosts take 4 ms a layer
+    "matmul_slowdown": (1.3, 0.3, 0.8, 3.0),
+    "host_layer_s": (4e-3, 2e-3, 0.0, 2e-2),
+    "expert_overhead_s": (1e-3, 2e-3, 0.0, 1e-2),
+}
+
+
+def fit_host(cases: list[Case], start: FrameworkEfficiency) -> FrameworkEfficiency:
+    """16-bit matmul slowdown and the host's two constants, on runs whose overlap is known (cut models) and on recipes with
+    experts: layers that are small enough tell the host's pace.
+    """
+    mean, sd, low, high = (np.array(column) for column in zip(*HOST_PRIORS.values(), strict=True))
+
+    def constants(x: Floats) -> FrameworkEfficiency:
+        found = zip(HOST_PRIORS, (float(f"{v:.4g}") for v in x * sd), strict=True)
+        return dataclasses.replace(start, **dict(found))  # type: ignore[arg-type]
 
     def residuals(x: Floats) -> Floats:
-        return np.log([step_ratio(case, dataclasses.replace(start, matmul_slowdown=float(x[0]))) for case in cases])
+        found = [math.log(step_ratio(case, constants(x))) / MODERN_NOISE for case in cases]
+        return np.concatenate([found, x - mean / sd])
 
-    return float(f"{least_squares(residuals, [1.3], bounds=([0.8], [3.0]), loss='soft_l1', f_scale=0.05).x[0]:.4g}")
-
-
-def fit_expert_overhead(cases: list[Case], start: FrameworkEfficiency) -> float:
-    """Seconds of the host a layer with experts, on mixtures cut to fit one node: all else is given by `start`."""
-
-    def residuals(x: Floats) -> Floats:
-        return np.log([step_ratio(case, dataclasses.replace(start, expert_overhead_s=float(x[0]))) for case in cases])
-
-    return float(f"{least_squares(residuals, [1e-3], bounds=([0.0], [1e-2]), x_scale=1e-3).x[0]:.4g}")
+    bounds = (low / sd, high / sd)
+    return constants(least_squares(residuals, mean / sd, bounds=bounds, loss="soft_l1", diff_step=1e-3).x)
 
 
 def modern_leave_one_out(folder: Path) -> list[Comparison]:
@@ -169,15 +183,22 @@ def modern_leave_one_out(folder: Path) -> list[Comparison]:
 
 
 def b200_leave_one_out(folder: Path) -> list[Comparison]:
-    """Every dense cut model on B200, predicted by a slowdown that never saw its layout (its three batch sizes go together)."""
-    cases = dense_b200(folder)
+    """Every dense cut model on B200, predicted by a slowdown and a host that never saw its layout (its three batch sizes go
+    together); runs with experts tell of the host.
+    """
+    cases, others = dense_b200(folder), sparse_b200(folder) + newest(moe_cases(folder))
     start = fit_modern(dense_h100(folder), fit(folder).framework)
     found = []
     for layout in dict.fromkeys(case.layout for case in cases):
-        slowdown = fit_wide_slowdown([case for case in cases if case.layout != layout], start)
-        constants = dataclasses.replace(start, matmul_slowdown=slowdown)
+        constants = fit_host([case for case in cases if case.layout != layout] + others, start)
         found += [compare_step(case, constants) for case in cases if case.layout == layout]
     return found
+
+
+def moe_left_out(folder: Path) -> list[Comparison]:
+    """Recipes with experts, predicted by constants that saw none of them."""
+    constants = fit_host(dense_b200(folder) + sparse_b200(folder), fit_modern(dense_h100(folder), fit(folder).framework))
+    return [compare_step(case, constants) for case in moe_cases(folder)]
 
 
 def compare_step(case: Case, constants: FrameworkEfficiency) -> Comparison:
@@ -221,17 +242,18 @@ def main() -> None:
         fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022) {command}",
     )
     modern = fit_modern(dense_h100(folder), ampere)
-    blackwell = fit_wide_slowdown(dense_b200(folder), modern)
-    overhead = fit_expert_overhead(sparse_b200(folder), dataclasses.replace(modern, matmul_slowdown=blackwell))
-    hosts = "the host's share of experts: DeepSeek-V2 cut to fit 8 B200, 6 step times"
-    between = float(f"{math.sqrt(ampere.matmul_slowdown * blackwell):.4g}")
+    blackwell = fit_host(dense_b200(folder) + sparse_b200(folder) + newest(moe_cases(folder)), modern)
+    between = float(f"{math.sqrt(ampere.matmul_slowdown * blackwell.matmul_slowdown):.4g}")
+    cut = "dense cut models on 8 B200, 12 step times"
+    hosts = "hosts: those, DeepSeek-V2 cut to fit 8 B200 (6 step times), today's recipes of Qwen3-30B-A3B"
     recipes = "dense fp8 recipes of Megatron Bridge and NeMo on H100 (overlaps, narrow matmuls, elementwise kernels)"
     modern = dataclasses.replace(
         modern,
         matmul_slowdown=between,
-        expert_overhead_s=overhead,
+        host_layer_s=blackwell.host_layer_s,
+        expert_overhead_s=blackwell.expert_overhead_s,
         time_log_sd=SPREAD["today"],
-        fitted_on=f"{recipes}; 16-bit matmuls: the geometric mean of A100's and B200's slowdown; {hosts}; {command}",
+        fitted_on=f"{recipes}; 16-bit matmuls: the geometric mean of A100's slowdown and B200's ({cut}); {hosts}; {command}",
     )
     for name in ("a100-sxm-80gb", "a100-sxm-40gb", "v100-sxm-32gb"):
         write(name, ampere)
@@ -241,9 +263,9 @@ def main() -> None:
         "b200-sxm-180gb",
         dataclasses.replace(
             modern,
-            matmul_slowdown=blackwell,
+            matmul_slowdown=blackwell.matmul_slowdown,
             time_log_sd=SPREAD["b200"],
-            fitted_on=f"{recipes}; 16-bit matmuls: dense cut models on 8 B200, 12 step times; {hosts}; {command}",
+            fitted_on=f"{recipes}; 16-bit matmuls: {cut}; {hosts}; {command}",
         ),
     )
     for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):

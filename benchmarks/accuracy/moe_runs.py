@@ -44,7 +44,11 @@ def _case(row: Row, *, dropped: bool) -> Case:
     query = dataclasses.replace(
         case.query,
         training=dataclasses.replace(
-            training, framework_version=row["release"], expert_capacity_factor=1.0 if dropped else None
+            training,
+            framework_version=row["release"],
+            expert_capacity_factor=1.0 if dropped else None,
+            # Token dropping keeps shapes fixed; the recipe for B200 records the whole iteration as a CUDA graph then.
+            cuda_graphs=dropped and row["system"] == "DGX-B200",
         ),
         parallel=dataclasses.replace(parallel, expert_parallel_size=int(row["ep"])),
     )

@@ -7,7 +7,13 @@ from typing import Any
 
 from benchmarks.accuracy import activations, coverage, days, feasible, fsdp_report, grid, heldout, moe_runs
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.fit_frameworks import b200_leave_one_out, compare_step, leave_one_out, modern_leave_one_out
+from benchmarks.accuracy.fit_frameworks import (
+    b200_leave_one_out,
+    compare_step,
+    leave_one_out,
+    modern_leave_one_out,
+    moe_left_out,
+)
 from benchmarks.accuracy.korthikanti import GPU, Comparison, table4, table5
 from benchmarks.accuracy.sections import Role, Section
 from hp_tool.catalog import gpu
@@ -19,6 +25,7 @@ NOTHING = "nothing: formulas alone"
 RECIPES_LEFT_OUT = "ops/, Tables 4 and 5, and the other models' recipes; priors for the rest"
 
 LAYOUTS_LEFT_OUT = "ops/, Tables 4 and 5, H100 recipes, and the other layouts' rows"
+NO_RECIPES = "ops/, Tables 4 and 5, dense recipes on H100, models cut to fit 8 B200"
 
 
 def sections(folder: Path) -> list[Section]:
@@ -76,15 +83,15 @@ def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> l
     on_h100 = [case for case in cases if case.what.startswith("H100")]
     elsewhere = [case for case in cases if case not in on_h100]
     left_out = modern_leave_one_out(folder) if with_fits else []
-    sparse = moe_runs.moe_cases(folder)
-    recent = moe_runs.newest(sparse)
-    today, earlier = (_steps([case.run() for case in cases]) for cases in (recent, [c for c in sparse if c not in recent]))
+    sparse = moe_left_out(folder) if with_fits else []
+    recent = {case.what for case in moe_runs.newest(moe_runs.moe_cases(folder))}
+    today, earlier = ([c for c in sparse if (c.what in recent) == wanted] for wanted in (True, False))
     shipped = [compare_step(case, modern) for case in on_h100]
     return [
         _section("Recipes on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
         _section("Recipes on H100, shipped constants (s)", "in sample", modern, shipped),
-        _section("Mixtures of experts, recipes of today's software (s)", "held out", modern, today),
-        _section("Mixtures of experts, recipes of earlier releases (s)", "held out", modern, earlier),
+        _section("Mixtures of experts, recipes of today's software (s)", "held out", modern, today, fitted_on=NO_RECIPES),
+        _section("Mixtures of experts, recipes of earlier releases (s)", "held out", modern, earlier, fitted_on=NO_RECIPES),
         _section("Recipes on B200 (s)", "held out", modern, [compare_step(case, modern) for case in elsewhere]),
     ]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hp_tool import documents
 from hp_tool.catalog import records
+from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import GpuSpec
@@ -20,7 +21,9 @@ _GENERIC = "generic"
 """Constants for GPUs nobody measured: those typical of the measured ones."""
 
 
-def efficiency(*, gpu: GpuSpec, framework: str, overlap: OverlapSpec | None = None) -> EfficiencyProfile:
+def efficiency(
+    *, gpu: GpuSpec, framework: str, overlap: OverlapSpec | None = None, cuda_graphs: bool = False
+) -> EfficiencyProfile:
     """The profile the cost model wants; a GPU without measurements gets generic constants, marked `measured: false`.
 
     UnsupportedError for a framework without a profile, and for an overlap that nobody measured.
@@ -28,6 +31,8 @@ def efficiency(*, gpu: GpuSpec, framework: str, overlap: OverlapSpec | None = No
     constants = _framework(framework, gpu.name)
     if overlap is not None:
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
+    if cuda_graphs:
+        constants = without_host(constants)
     return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=constants)
 
 

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.elementwise import maximum, minimum
-from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import ClusterSpec
+
+MOE_LAUNCHES = 58.0 / 31.0
+"""Kernels of a layer with experts over those of a dense one, both passes, as attention.py (8 elementwise, 6 matmuls, 2 of the
+core), mlp.py (9 and 6) and experts.py (36 and 6) count them."""
+FORWARD_LAUNCHES = 12.0 / 31.0
+"""Share of a layer's kernels that belong to the forward pass: what recomputing it launches again."""
+
+
+def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
+    """The constants where kernels are launched as recorded CUDA graphs: no device waits."""
+    names = ("host_layer_s", "host_tensor_stall_s", "host_pipeline_stall_s", "expert_overhead_s")
+    return dataclasses.replace(framework, **dict.fromkeys(names, 0.0))  # type: ignore[arg-type]
+
+
+def launched_layers(layers: Column, *, moe_fraction: Column, recomputed_fraction: Column) -> Column:
+    """Dense layers without recomputation that have as many kernels as `layers` layers, of which these shares have experts
+    and are recomputed whole.
+    """
+    return layers * (1.0 + (MOE_LAUNCHES - 1.0) * moe_fraction) * (1.0 + FORWARD_LAUNCHES * recomputed_fraction)
 
 
 def host_waits(
     *, profile: EfficiencyProfile, cluster: ClusterSpec, candidates: Candidates, layers: Column, device_s: Column
 ) -> Column:
-    """Seconds a device waits for its host in one micro-batch's forward and backward pass through `layers` layers, which take
-    the device `device_s`: max(0, l (h + t s) - device_s).
+    """Seconds a device waits for its host in one micro-batch's forward and backward pass through `layers` layers (of
+    launched_layers), which take the device `device_s`: max(0, l (h + t s) - device_s).
 
     h launches one layer's kernels, whatever their size. s is added for each of the t ranks of a tensor-parallel group, whose
     collectives wait for the rank that was held up longest, where hosts also serve a network: the group itself, or the

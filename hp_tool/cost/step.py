@@ -7,7 +7,7 @@ from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray
 from hp_tool.cost.communication import send_seconds
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.head import HeadTime
-from hp_tool.cost.host import host_waits, message_stalls
+from hp_tool.cost.host import host_waits, launched_layers, message_stalls
 from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.offload import activation_seconds
@@ -109,8 +109,9 @@ def time_parts(
         offload = offload + m * activation_seconds(offloaded, forward=passes, backward=body - passes, gpu=cluster.gpu)
     overhead: Column = zeros_like(p) + framework.step_overhead_s
     if framework.host_layer_s:
-        waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=layers, device_s=body)
-        overhead, bubble = overhead + m * waits, bubble + (p - 1.0) * waits
+        launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
+        waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=launched, device_s=body)
+        overhead, bubble = overhead + m * waits, bubble + (p - 1.0) / chunks * waits
     stalled, stalled_once = message_stalls(profile=profile, cluster=cluster, candidates=c)
     return {
         "compute": m * (compute + end - output_share),

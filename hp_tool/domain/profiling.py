@@ -64,6 +64,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
         (training.offload not in (None, "none"), "training.offload", f"offload: {training.offload}"),
         (training.overlap is not None, "training.overlap", "overlap"),
         (training.offload_fraction != 1.0, "training.offload_fraction", f"offload_fraction: {training.offload_fraction}"),
+        (training.cuda_graphs, "training.cuda_graphs", "cuda_graphs"),
         (training.optimizer not in ("adam", "sgd"), "training.optimizer", f"optimizer: {training.optimizer}"),
         (
             training.parameter_precision not in (None, training.precision),

@@ -104,6 +104,8 @@ class TrainingWorkload:
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
     """Which communication is hidden, where that is known; None: as the framework's measured runs hid it."""
+    cuda_graphs: bool = False
+    """Kernels are launched as recorded CUDA graphs: devices never wait for their host."""
     total_tokens: float | None = None
     """Length of the whole training; adds days, GPU-hours, cost."""
 

@@ -1,0 +1,66 @@
+"""The host sets the pace where layers are small, and CUDA graphs take it out of the way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hp_tool.app import estimate
+from hp_tool.catalog import gpu
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.host import FORWARD_LAUNCHES, MOE_LAUNCHES, launched_layers
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.workload import TrainingWorkload
+
+
+def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:
+    """Llama 3 8B at TP 8: few tokens make small layers."""
+    return estimate(
+        query=Query(
+            kind="training", model="llama-3-8b", cluster=ClusterQuery(gpu=name, num_gpus=8),
+            training=TrainingWorkload(sequence_length=sequence, global_batch_size=8, cuda_graphs=cuda_graphs),
+            parallel=ParallelQuery(tensor_parallel_size=8, micro_batch_size=1),
+        )
+    )  # fmt: skip
+
+
+def parts(found: Estimate) -> dict[str, float]:
+    assert found.time is not None
+    return found.time.parts_s
+
+
+def test_small_layers_take_what_their_host_takes() -> None:
+    host = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework.host_layer_s
+    found = parts(step())
+    device = sum(found[part] for part in ("compute", "tensor_parallel", "overhead"))
+    assert found["overhead"] > 0.0
+    assert device == pytest.approx(8 * 32 * host, rel=0.1)  # 8 micro-batches of 32 layers; the ends add a little
+
+
+def test_large_layers_never_wait() -> None:
+    assert parts(step(sequence=65536))["overhead"] == 0.0
+
+
+def test_graphs_leave_the_device_alone() -> None:
+    bound, free = parts(step()), parts(step(cuda_graphs=True))
+    assert free["overhead"] == 0.0
+    assert {name: value for name, value in free.items() if name != "overhead"} == pytest.approx(
+        {name: value for name, value in bound.items() if name != "overhead"}
+    )
+
+
+def test_graphs_change_nothing_else_in_the_profile() -> None:
+    plain, graphs = (
+        efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework for on in (False, True)
+    )
+    assert graphs == dataclasses.replace(plain, host_layer_s=0.0, expert_overhead_s=0.0)
+
+
+def test_experts_and_recomputation_launch_more() -> None:
+    assert launched_layers(10.0, moe_fraction=0.0, recomputed_fraction=0.0) == 10.0
+    assert launched_layers(10.0, moe_fraction=1.0, recomputed_fraction=0.0) == pytest.approx(10.0 * MOE_LAUNCHES)
+    assert launched_layers(10.0, moe_fraction=0.0, recomputed_fraction=1.0) == pytest.approx(10.0 * (1.0 + FORWARD_LAUNCHES))
