@@ -85,23 +85,30 @@ def time_parts(
     if isinstance(c, Section):
         embedding, output = c.holds_embedding * embedding, c.holds_output * output
     both_ends = embedding + output
-    each = body / layers
+    framework = profile.framework
+    passes = layers * (layer.forward + layer.tensor + layer.context + layer.expert)
+    held, stretched = body, passes
+    if framework.host_layer_s:
+        launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
+        waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=launched, device_s=body)
+        # A stage takes what its host takes; communication runs on meanwhile, in either pass.
+        held = body + waits
+        stretched = passes * (held / body)
+    each = held / layers
     ends = maximum(embedding - stages.fewer_first * each, output - stages.fewer_last * each)
     end = where(p > 1.0, maximum(ends, 0.0), both_ends)
     output_share = where(output >= embedding, minimum(end, (1.0 + extra) * head.output_communication), 0.0)
-    others = (p - 1.0) * body + both_ends - stages.fewer * each - end
-    passes = layers * (layer.forward + layer.tensor + layer.context + layer.expert)
+    others = (p - 1.0) * held + both_ends - stages.fewer * each - end
     if isinstance(c, Section):
-        others = c.stages * body + both_ends
+        others = c.stages * held + both_ends
     bubble = others / chunks
     if anywhere(c.pipeline_schedule):
         folded = is_folded(c)
         end = where(folded, share_of_ends(c) * both_ends, end)
         output_share = where(folded, share_of_ends(c) * (1.0 + extra) * head.output_communication, output_share)
         split = split_bubble_share(c, forward=passes, whole=body, weight_gradient=layers * layer.weight_gradient)
-        bubble = where(splits_backward(c), where(folded, (p - 1.0) * body, others) * split, bubble)
+        bubble = where(splits_backward(c), where(folded, (p - 1.0) * held, others) * split, bubble)
     transfer = transfer_seconds(model=model, cluster=cluster, workload=workload, profile=profile, candidates=c)
-    framework = profile.framework
     offload = zeros_like(p)
     if workload.offload == "optimizer":
         offload = offload + states.offload_s
@@ -109,9 +116,7 @@ def time_parts(
         offload = offload + m * activation_seconds(offloaded, forward=passes, backward=body - passes, gpu=cluster.gpu)
     overhead: Column = zeros_like(p) + framework.step_overhead_s
     if framework.host_layer_s:
-        launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
-        waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=launched, device_s=body)
-        overhead, bubble = overhead + m * waits, bubble + (p - 1.0) / chunks * waits
+        overhead = overhead + m * waits
     stalled, stalled_once = message_stalls(profile=profile, cluster=cluster, candidates=c)
     return {
         "compute": m * (compute + end - output_share),
@@ -126,8 +131,8 @@ def time_parts(
             candidates=c,
             states=states,
             micro_batches=m,
-            forward=passes,
-            stage=body,
+            forward=stretched,
+            stage=held,
             layers=layers,
         ),
         "optimizer": states.update_s,

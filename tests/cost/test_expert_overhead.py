@@ -27,7 +27,7 @@ NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
     ],
 )
 def test_it_is_paid_by_layer_and_micro_batch(name: str, sparse_layers: int, recompute: str, passes: float) -> None:
-    profile = efficiency(gpu=NODE.gpu, framework="megatron-core")
+    profile = efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)  # no waits that it could shorten
     without, once = (
         training_costs(
             model=model(name),
