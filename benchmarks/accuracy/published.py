@@ -1,6 +1,6 @@
 """Published figures that are facts with a citation, embedded because no measured file is needed to check them.
 
-Micro-batch sizes, model chunks and (for H100) the whole layout are not published: predictions take the fastest that fits.
+For H100 the layout is not published: predictions take the fastest that fits.
 """
 
 from __future__ import annotations
@@ -18,29 +18,38 @@ class ScalingRow:
     global_batch_size: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    virtual_pipeline_parallel_size: int
+    micro_batch_size: int
     tflops_per_gpu: float
     """By the paper's formula, recomputation counted: 96 B s L h^2 (1 + s/6h + V/16Lh) / (n t)."""
 
 
 NARAYANAN_2021_TABLE_1 = tuple(
     ScalingRow(
-        model=model, gpus=gpus, global_batch_size=batch, tensor_parallel_size=t, pipeline_parallel_size=p, tflops_per_gpu=rate
+        model=model,
+        gpus=gpus,
+        global_batch_size=batch,
+        tensor_parallel_size=t,
+        pipeline_parallel_size=p,
+        virtual_pipeline_parallel_size=v,
+        micro_batch_size=b,
+        tflops_per_gpu=rate,
     )
-    for model, t, p, gpus, batch, rate in (
-        ("gpt-1.7b", 1, 1, 32, 512, 137.0),
-        ("gpt-3.6b", 2, 1, 64, 512, 138.0),
-        ("gpt-7.5b", 4, 1, 128, 512, 142.0),
-        ("gpt-18b", 8, 1, 256, 1024, 135.0),
-        ("gpt-39b", 8, 2, 512, 1536, 138.0),
-        ("gpt-76b", 8, 4, 1024, 1792, 140.0),
-        ("gpt-145b", 8, 8, 1536, 2304, 148.0),
-        ("gpt-310b", 8, 16, 1920, 2160, 155.0),
-        ("mt-nlg-530b", 8, 35, 2520, 2520, 163.0),
-        ("gpt-1t", 8, 64, 3072, 3072, 163.0),
+    for model, t, p, v, b, gpus, batch, rate in (
+        ("gpt-1.7b", 1, 1, 1, 16, 32, 512, 137.0),
+        ("gpt-3.6b", 2, 1, 1, 16, 64, 512, 138.0),
+        ("gpt-7.5b", 4, 1, 1, 16, 128, 512, 142.0),
+        ("gpt-18b", 8, 1, 1, 8, 256, 1024, 135.0),
+        ("gpt-39b", 8, 2, 1, 4, 512, 1536, 138.0),
+        ("gpt-76b", 8, 4, 3, 2, 1024, 1792, 140.0),
+        ("gpt-145b", 8, 8, 2, 2, 1536, 2304, 148.0),
+        ("gpt-310b", 8, 16, 2, 1, 1920, 2160, 155.0),
+        ("mt-nlg-530b", 8, 35, 3, 1, 2520, 2520, 163.0),
+        ("gpt-1t", 8, 64, 1, 1, 3072, 3072, 163.0),
     )
 )
-"""arXiv 2104.04473, table 1: Selene (A100 80GB, 8 x 200 Gb/s), s = 2048, V = 51,200, everything recomputed, fp16, interleaved
-schedule with scatter/gather; the software of 2021."""
+"""arXiv 2104.04473, table 1: Selene (A100 80GB, 8 x 200 Gb/s), s = 2048, V = 51,200, everything recomputed, fp16, the software
+of 2021. Micro-batches and model chunks are those of the authors' script, Megatron-LM's examples/sc21/run_table_1.sh."""
 
 SHOEYBI_2019 = {"petaflops": 15.1, "scaling": 0.76, "single_gpu_tflops": 39.0}
 """arXiv 1909.08053, abstract and section 5.1: GPT-2 8.3B on 512 V100 (DGX-2H), 8-way tensor times 64-way data parallel,
