@@ -48,9 +48,10 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
     candidate = Candidates.alone(config)
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    code = int(legality(**nouns, candidates=candidate))
+    code = int(legality(**nouns, candidates=candidate, strategy=problem.strategy))
     if code:
-        found = Estimate(feasible=False, reasons=explain(code, **nouns, config=config), parallel=config)
+        reasons = explain(code, **nouns, config=config, strategy=problem.strategy)
+        found = Estimate(feasible=False, reasons=reasons, parallel=config)
     else:
         found = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
         found = replace(found, parallel=config)

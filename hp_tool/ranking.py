@@ -96,7 +96,8 @@ def costed_chunks(
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     longest_s = longest_step_s(problem)
     keep_heap()
-    for chunk in legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns):
+    axes = default_axes(query=query.parallel, **nouns)
+    for chunk in legal_chunks(axes=axes, strategy=problem.strategy, **nouns):
         shape = chunk.candidates.shape
         costs: TrainingCosts = problem.costs(chunk.candidates)
         if correction is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hp_tool.cost.adapters import target_names
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.exchange_overlap import merges_passes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, zero_stages
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, zero_stages
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
@@ -24,6 +25,8 @@ def check_training(model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, p
     _check_states(workload)
     _check_adapters(model, workload)
     _check_offload(gpu, workload)
+    if merges_passes(workload):
+        _check_merged_passes(model, workload, parallel)
 
 
 def check_two_kinds(query: Query, *, model: ModelSpec) -> None:
@@ -111,6 +114,26 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             raise InputError(
                 f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}", field="training.lora.target_modules"
             )
+
+
+def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """What Megatron Core's overlap_moe_expert_parallel_comm wants of model and workload; sizes are the space's business."""
+    asked = parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,)
+    full = any((spec.granularity if isinstance(spec, Recompute) else spec) == "full" for spec in asked)
+    field = "training.overlap.expert_parallel"
+    if workload.framework != "megatron-core":
+        raise UnsupportedError(f"{workload.framework} does not merge passes to hide all-to-alls; leave it out", field=field)
+    if not model.num_experts:
+        raise InputError(f"{model.name} has no experts whose all-to-alls could be hidden; leave it out", field=field)
+    if model.num_nextn_predict_layers > 1:
+        raise InputError("merged passes take at most one multi-token-prediction layer; leave it out", field=field)
+    if workload.lora is not None or workload.packed:
+        raise UnsupportedError("merged passes are not modelled under lora or with packed rows; leave it out", field=field)
+    if full:
+        raise InputError(
+            "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave one of them out",
+            field="parallel.recompute",
+        )
 
 
 def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:

@@ -10,10 +10,11 @@ from hp_tool.cost.balanced import splits
 from hp_tool.cost.candidates import ONE_F_ONE_B, BoolArray, Candidates, IntArray
 from hp_tool.cost.elementwise import anywhere, maximum
 from hp_tool.cost.schedules.legality import least_micro_batches, schedule_broken, schedule_rule
+from hp_tool.cost.strategy_rules import STRATEGY_REASONS, explain_strategy, strategy_broken
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import gib
@@ -33,6 +34,7 @@ REASONS = (
     "schedule_not_applicable",
     "kinds_not_divisible",
     "encoder_decoder_not_split",
+    *STRATEGY_REASONS,
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
@@ -40,7 +42,14 @@ MEMORY = "memory"
 """The reason of a legal configuration that does not fit."""
 
 
-def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, candidates: Candidates) -> IntArray:
+def legality(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    candidates: Candidates,
+    strategy: Strategy = DEFAULT_STRATEGY,
+) -> IntArray:
     """0 where the framework would accept the configuration, else the broken rules as bits; shape of the candidates."""
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
@@ -63,6 +72,7 @@ def legality(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorklo
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
         # Megatron Core's schedules and context parallelism know no cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
+        *strategy_broken(model=model, workload=workload, candidates=c, strategy=strategy),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
@@ -144,11 +154,22 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 
 
 def explain(
-    code: int, *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, config: ParallelConfig
+    code: int,
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    config: ParallelConfig,
+    strategy: Strategy = DEFAULT_STRATEGY,
 ) -> tuple[Reason, ...]:
     """The broken rules of one configuration, with numbers and the mend."""
     names = [name for bit, name in enumerate(REASONS) if code >> bit & 1]
-    return tuple(_explain(name, model, cluster, workload, config) for name in names)
+    return tuple(
+        explain_strategy(name, model=model, config=config, strategy=strategy)
+        if name in STRATEGY_REASONS
+        else _explain(name, model, cluster, workload, config)
+        for name in names
+    )
 
 
 def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, config: ParallelConfig) -> Reason:

@@ -15,6 +15,7 @@ from hp_tool.cost.block import BlockBytes, BlockTime, Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.elementwise import maximum, minimum, where
+from hp_tool.cost.exchange_overlap import behind_other_pass
 from hp_tool.cost.experts import expert_bytes, expert_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.modules import dropped_bytes, names_modules, repeated_seconds
@@ -100,18 +101,22 @@ def layer_time(
     strategy: Strategy,
     moe: bool = False,
     split_backward: bool = False,
+    merged: bool = False,
     s: Shapes | None = None,
 ) -> LayerTime:
     """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient; the last is told apart
     where `split_backward` asks for it.
 
-    `s` replaces the sizes that follow from the workload where micro-batches differ.
+    With `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow
+    from the workload where micro-batches differ.
     """
     s = s or shapes(model=model, workload=workload, candidates=candidates)
     machine: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "s": s}
     attention = attention_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
     if moe:
         second = expert_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
+        if merged:
+            second = behind_other_pass(second, attention=attention)
     else:
         second = mlp_time(**machine, gpu=cluster.gpu)
     both = attention + second

@@ -17,6 +17,8 @@ FRACTIONS = {
     "data_parallel": ("data_parallel_overlap",),
 }
 """Constants of FrameworkEfficiency behind each field of OverlapSpec."""
+MERGED = "expert_parallel"
+"""Switched on it is no share of a pass, see `exchange_overlap`."""
 
 
 def with_overlap(
@@ -30,7 +32,7 @@ def with_overlap(
     changed: dict[str, Any] = {}
     for field, names in FRACTIONS.items():
         wanted = getattr(overlap, field)
-        if wanted is None:
+        if wanted is None or (wanted and field == MERGED):
             continue
         shares = {name: (getattr(framework, name) or getattr(newest, name)) if wanted else 0.0 for name in names}
         if wanted and not any(shares.values()):

@@ -24,6 +24,7 @@ from hp_tool.cost.encoder_decoder import (
     mean_layer_bytes,
     mean_layer_time,
 )
+from hp_tool.cost.exchange_overlap import merged_share, merges_passes
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
 from hp_tool.cost.memory import memory
@@ -37,10 +38,9 @@ from hp_tool.cost.step import TIME_PARTS, time_parts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
-DEFAULT_STRATEGY = Strategy()
 _TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "step_s")
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
@@ -142,15 +142,18 @@ def training_costs(
         sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
         times = _spread(layer_time(**machine, candidates=kinds, **timing), kind_of)
         ends = _spread(head_time(**machine, candidates=kinds), kind_of)
+    m = micro_batches(candidates, workload=workload)
     first, last = sizes, sizes
     if model.num_experts:
         sparse = _spread(layer_bytes(model=model, workload=workload, candidates=kinds, moe=True), kind_of)
         first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (stages.first, stages.last))
-        sparse_times = layer_time(**machine, candidates=kinds, **timing, moe=True)
-        times = _mix(times, _spread(sparse_times, kind_of), stages.pace_moe_fraction)
+        sparse_times = _spread(layer_time(**machine, candidates=kinds, **timing, moe=True), kind_of)
+        if merges_passes(workload):
+            merged = _spread(layer_time(**machine, candidates=kinds, **timing, moe=True, merged=True), kind_of)
+            sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=m))
+        times = _mix(times, sparse_times, stages.pace_moe_fraction)
     states = state_costs(**machine, candidates=candidates)
 
-    m = micro_batches(candidates, workload=workload)
     held = memory(
         model=model,
         workload=workload,
@@ -194,6 +197,6 @@ def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
 
 
 def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
-    """The mean layer of a stage with this share of mixture-of-experts layers."""
+    """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
     names = [f.name for f in fields(dense)]
     return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

@@ -99,6 +99,9 @@ class Strategy:
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
 
 
+DEFAULT_STRATEGY = Strategy()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelQuery:
     """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent (free)."""

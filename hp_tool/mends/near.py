@@ -64,7 +64,7 @@ def near(
         num_gpus=problem.cluster.num_gpus,
         changes=changes,
     )
-    legal = every.take(legality(**nouns, candidates=every) == 0)
+    legal = every.take(legality(**nouns, candidates=every, strategy=problem.strategy) == 0)
     candidates = _with_fewest_layers(problem, legal)
     if len(candidates) == 0:
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
+from hp_tool.cost.exchange_overlap import merges_passes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -82,7 +83,7 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
         micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
-        recompute=_recompute(query, ("none", "full") if balanced else ("none", "selective", "full")),
+        recompute=_recompute(query, _recomputations(workload)),
         zero_stage=_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
         known_zero_stages=zero_stages(workload.framework),
         data_parallel_shard_size=shards,
@@ -127,6 +128,14 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
     """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication."""
     largest = min(max(workload.sequence_length // CONTEXT_TOKENS, 1), num_gpus)
     return tuple(1 << k for k in range(largest.bit_length()))
+
+
+def _recomputations(workload: TrainingWorkload) -> tuple[RecomputeName, ...]:
+    """What is tried where a query says nothing."""
+    if facts(workload.framework).balances_blocks:
+        return "none", "full"
+    # Merged passes cannot run whole layers again.
+    return ("none", "selective") if merges_passes(workload) else ("none", "selective", "full")
 
 
 def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int, int], ...]:

@@ -16,6 +16,7 @@ from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates, IntArray
 from hp_tool.cost.feasibility import legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.space.axes import Axes
@@ -49,7 +50,13 @@ def enumerate_space(*, axes: Axes, model: ModelSpec, cluster: ClusterSpec, workl
 
 
 def legal_chunks(
-    *, axes: Axes, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, size: int = CHUNK
+    *,
+    axes: Axes,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    size: int = CHUNK,
 ) -> Iterator[Space]:
     """Every legal combination once, in chunks of about `size`; at least one chunk, which may be empty.
 
@@ -72,7 +79,7 @@ def legal_chunks(
     counts = {"world_size_mismatch": dropped} if dropped else {}
     for start in range(0, total, BLOCK):
         block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
-        codes = legality(model=model, cluster=cluster, workload=workload, candidates=block)
+        codes = legality(model=model, cluster=cluster, workload=workload, candidates=block, strategy=strategy)
         replicas = block.data_parallel_size * block.context_parallel_size > 1
         weights = np.where(replicas, grids[0].each, grids[1].each)
         add_counts(counts, rejection_counts(codes, weights=weights))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,8 @@ class Reducer:
             return None
         problem, config = reduced_problem(self.problem, parallel=parallel, fidelity=fidelity)
         one = Candidates.from_configs([config])
-        code = legality(model=problem.model, cluster=problem.cluster, workload=problem.workload, candidates=one)
+        nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
+        code = legality(**nouns, candidates=one, strategy=problem.strategy)
         if code[0]:
             return None
         costs = problem.costs(one)

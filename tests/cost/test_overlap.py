@@ -54,8 +54,8 @@ def test_older_software_borrows_the_newest_share() -> None:
 
 def test_what_nobody_measured_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", overlap=OverlapSpec(expert_parallel=True))
-    assert caught.value.field == "training.overlap.expert_parallel"
+        efficiency(gpu=gpu("h100-sxm-80gb"), framework="nanotron", overlap=OverlapSpec(context_parallel=True))
+    assert caught.value.field == "training.overlap.context_parallel"
 
 
 def test_every_switch_has_its_constants() -> None:

@@ -13,11 +13,11 @@ from hp_tool.cost.head import head_time
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.shapes import shapes
-from hp_tool.cost.training import DEFAULT_STRATEGY, training_costs
+from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, Strategy
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 
