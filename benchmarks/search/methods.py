@@ -19,7 +19,7 @@ from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.table import CandidateTable
 
 METHODS = ("hp_tool", "hp_tool_carried", "optuna_tpe", "optuna_gp", "random", "enumeration")
-MAX_MISSES = 200
+MAX_MISSES = 20
 """Proposals of a baseline that name no row of the cell, or one already run, before a row is drawn for it."""
 ENUMERATED = ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "zero_stage")
 """Order of the loops of NVIDIA's auto-configurator, outermost first, each from small to large."""
@@ -71,8 +71,8 @@ class Ours:
 
 class Baseline:
     """One of Optuna's samplers over the same axes as categories. It minimises log seconds; a failed run counts as the
-    slowest seen. Proposals that name no row cost nothing, nor does asking for a row again: both are told as what they are
-    to the sampler and asked anew, which is kind to the sampler.
+    slowest seen. Proposals that name no row cost nothing, nor does asking for a row again: the sampler is told that they
+    failed and is asked anew, and after MAX_MISSES of them a row is drawn for it.
     """
 
     def __init__(self, *, table: CandidateTable, sampler: BaseSampler, seed: int) -> None:
@@ -90,10 +90,7 @@ class Baseline:
             if row is not None and row not in self._values:
                 self._trials[row] = trial
                 return row
-            if row is None:
-                self.study.tell(trial, state=TrialState.FAIL)
-            else:
-                self.study.tell(trial, self._values[row])
+            self.study.tell(trial, state=TrialState.FAIL)
         row = int(self._rng.choice([r for r in range(len(self._table)) if r not in self._values]))
         self.study.enqueue_trial(self._table.params(row))
         self._trials[row] = self.study.ask(self._distributions)
