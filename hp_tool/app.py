@@ -6,21 +6,21 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hp_tool.correction import Correction, Corrections, corrected_estimate
-from hp_tool.cost.breakdown import estimate_alone, estimate_row
+from hp_tool.correction import Corrections, corrected_estimate
+from hp_tool.cost.breakdown import estimate_alone
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import explain, legality
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, as_asked, default_zero_stage
+from hp_tool.described import described, described_misses, with_missed_targets
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.fronts import devices_front, fewest_devices, memory_front
 from hp_tool.mends import mends
 from hp_tool.misses import nearest_misses, with_all_zero_stages
-from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.problem import resolve_training
 from hp_tool.ranking import cost_space
 from hp_tool.space import scheduled_chunks
-from hp_tool.targets import missed_targets
 
 MAX_TOP = 1_000
 Front = Literal["memory", "gpus"]
@@ -55,8 +55,7 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
     else:
         found = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
         found = replace(found, parallel=config)
-        if missed := missed_targets(found, problem):
-            found = replace(found, feasible=False, reasons=found.reasons + missed)
+        found = with_missed_targets(found, problem)
     if found.feasible or not with_mends:
         return found
     return replace(found, mends=mends(query=query, problem=problem, asked=found))
@@ -101,8 +100,8 @@ def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda 
             space = further
         else:
             off = nearest_misses(query=query, problem=problem, correction=correction).candidates
-            misses = _with_missed_targets(_described(off, problem, correction), problem)
-    recommendations = _described(space.candidates, problem, correction)
+            misses = described_misses(off, problem, correction)
+    recommendations = described(space.candidates, problem, correction)
     summary = SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start)
     return RecommendationResult(
         recommendations=recommendations, space=summary, rejections=space.rejections, nearest_misses=misses
@@ -118,44 +117,10 @@ def pareto(*, query: Query, against: Front, corrections: Corrections = lambda pr
     problem = resolve_training(query)
     correction = corrections(problem)
     if against == "memory":
-        return _described(memory_front(query=query, problem=problem, correction=correction).candidates, problem, correction)
+        return described(memory_front(query=query, problem=problem, correction=correction).candidates, problem, correction)
     found = devices_front(query=query, problem=problem, correction=correction)
-    rows = [row for smaller, space in found for row in _described(space.candidates, smaller, correction)]
+    rows = [row for smaller, space in found for row in described(space.candidates, smaller, correction)]
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
-
-
-def _with_missed_targets(rows: tuple[Recommendation, ...], problem: TrainingProblem) -> tuple[Recommendation, ...]:
-    """The rows with every limit they miss among their estimate's reasons."""
-
-    def told(found: Estimate) -> Estimate:
-        missed = missed_targets(found, problem)
-        return replace(found, feasible=found.feasible and not missed, reasons=found.reasons + missed)
-
-    return tuple(replace(row, estimate=told(row.estimate)) for row in rows)
-
-
-def _described(chosen: Candidates, problem: TrainingProblem, correction: Correction | None) -> tuple[Recommendation, ...]:
-    """The chosen candidates in full, ranked in their order."""
-    if len(chosen) == 0:
-        return ()
-    costs = problem.costs(chosen)
-    nouns: dict[str, Any] = {
-        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile
-    }  # fmt: skip
-    return tuple(
-        Recommendation(
-            rank=rank + 1,
-            parallel=config,
-            estimate=replace(estimate_row(rank, costs=costs, candidates=chosen, **nouns), parallel=config),
-            calibrated_estimate=None
-            if correction is None
-            else replace(
-                corrected_estimate(rank, costs=costs, candidates=chosen, problem=problem, correction=correction),
-                parallel=config,
-            ),
-        )
-        for rank, config in ((rank, as_asked(chosen.config(rank), problem.parallel)) for rank in range(len(chosen)))
-    )
 
 
 def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core") -> ParallelConfig:

@@ -31,15 +31,19 @@ def with_all_zero_stages(
 
 
 def nearest_misses(*, query: Query, problem: TrainingProblem, correction: Correction | None = None) -> CostedRows:
-    """The NEAREST candidates: first those that miss one limit alone, memory or time, then by how far they are off: bytes over
-    the capacity, or seconds over the longest step that max_days and max_cost allow, whichever is the larger multiple.
-    """
-    capacity = problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
-    longest_s = longest_step_s(problem)
+    """The `nearest` of a whole space, in which nothing is acceptable."""
     kept: list[CostedRows] = []
     for rows, _ in costed_chunks(query=query, problem=problem, correction=correction):
-        both = CostedRows.concatenate([*kept, rows])
-        size, time = both.memory_total_bytes / capacity, both.step_s / longest_s
-        missed = (size > 1.0).astype(np.int64) + (time > 1.0)
-        kept = [both.take(np.lexsort((both.step_s, np.maximum(size, time), missed))[:NEAREST])]
+        kept = [nearest(CostedRows.concatenate([*kept, rows]), problem=problem)]
     return kept[0]
+
+
+def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
+    """The NEAREST of candidates none of which is acceptable: first those that miss one limit alone, memory or time, then by
+    how far they are off: bytes over the capacity, or seconds over the longest step that max_days and max_cost allow,
+    whichever is the larger multiple.
+    """
+    capacity = problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
+    size, time = rows.memory_total_bytes / capacity, rows.step_s / longest_step_s(problem)
+    missed = (size > 1.0).astype(np.int64) + (time > 1.0)
+    return rows.take(np.lexsort((rows.step_s, np.maximum(size, time), missed))[:NEAREST])

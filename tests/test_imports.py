@@ -36,6 +36,7 @@ FLOORS = (
         "recompute_rules",
         "tuning",
         "correction",
+        "described",
         "learning",
         "fronts",
     },

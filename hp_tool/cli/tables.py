@@ -131,12 +131,17 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         known = rows[0].calibrated_estimate.provenance["calibration"]
         assert isinstance(known, dict)
         console.print(f"ranked after {known['measurements']} measurements on this cluster; before: the cost model alone")
-    for miss in answer.nearest_misses:
-        console.print(f"nearest: {arithmetic(miss.parallel)}")
-        for reason in miss.estimate.reasons:
-            console.print(f"  [red]{reason.code}[/red]: {reason.message}")
+    print_misses(console, answer.nearest_misses)
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+
+
+def print_misses(console: Console, misses: Sequence[Recommendation]) -> None:
+    """What came nearest where nothing is acceptable, and what each lacks by the best that is known of it."""
+    for miss in misses:
+        console.print(f"nearest: {arithmetic(miss.parallel)}")
+        for reason in (miss.calibrated_estimate or miss.estimate).reasons:
+            console.print(f"  [red]{reason.code}[/red]: {reason.message}")
 
 
 def print_front(answer: RecommendAnswer) -> None:

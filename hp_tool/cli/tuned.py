@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from hp_tool.cli.tables import arithmetic, configuration_cells
+from hp_tool.cli.tables import arithmetic, configuration_cells, print_misses
 from hp_tool.domain.result import Recommendation
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import SECONDS_PER_HOUR, duration
@@ -33,6 +33,7 @@ def print_result(result: TuneResult) -> None:
         best = result.recommendations[0]
         how = _how(best)
         console.print(f"best: {arithmetic(best.parallel)} ({how})", style="bold", highlight=False)
+    print_misses(console, result.nearest_misses)
     grid = ""
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,11 +12,15 @@ from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.correction import Correction, corrected_estimate
 from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.candidates import BoolArray
+from hp_tool.described import described_misses
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.errors import HpToolError
+from hp_tool.misses import NEAREST, nearest
+from hp_tool.problem import TrainingProblem
 from hp_tool.ranking import CostedSpace
 from hp_tool.search.fidelity import NORMAL_QUANTILE, standing
 from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
@@ -60,6 +64,8 @@ class TuneResult:
     space: SpaceSummary
     rejections: dict[str, int]
     search: SearchSummary
+    nearest_misses: tuple[Recommendation, ...] = ()
+    """Where nothing is recommended: what lacks least of memory, days or money, as far as is known, infeasible."""
 
 
 def make_result(
@@ -96,6 +102,7 @@ def make_result(
         measured_s={row: step_s for row, step_s in whole.items() if step_s <= limit_s},
     )
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
+    near = [] if shown else _nearest(fits=fits, median_s=median_s, memory_bytes=table.memory_bytes, without=failed)
     spent = spent_by(list(runs))
     return TuneResult(
         id=problem.query.id,
@@ -104,6 +111,7 @@ def make_result(
         recommendations=_describe(problem, shown, calibration=calibration, measured=measured),
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=seconds),
         rejections=problem.space.rejections,
+        nearest_misses=_describe(problem, near, calibration=calibration, measured=measured) if near else (),
         search=SearchSummary(
             id=search_id,
             state=state,
@@ -117,13 +125,16 @@ def make_result(
     )
 
 
-def nothing_feasible(*, query: Query, space: CostedSpace, search_id: str, seconds: float) -> TuneResult:
-    """The result of a search that had nothing to run."""
+def nothing_feasible(
+    *, query: Query, problem: TrainingProblem, space: CostedSpace, search_id: str, seconds: float
+) -> TuneResult:
+    """The result of a search that had nothing to run, with what comes nearest."""
     return TuneResult(
         id=query.id,
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
+        nearest_misses=described_misses(nearest(space, problem=problem).candidates, problem),
         search=SearchSummary(
             id=search_id,
             state=SearchState.SUCCEEDED,
@@ -156,6 +167,12 @@ def rank(
             order.remove(best_measured)
             order.insert(0, best_measured)
     return order
+
+
+def _nearest(*, fits: BoolArray, median_s: FloatArray, memory_bytes: FloatArray, without: Collection[int]) -> list[int]:
+    """NEAREST rows where none is good enough: what fits by its time, then the rest by its size. Not what failed to run."""
+    order = np.lexsort((np.where(fits, median_s, memory_bytes), ~fits)).tolist()
+    return [row for row in order if row not in without][:NEAREST]
 
 
 def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]) -> tuple[FloatArray, FloatArray]:

@@ -97,7 +97,9 @@ def run_search(
         problem = build_problem(query=query, query_json=record.query, hardware=launcher.hardware())
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
-            return _end(store, lease, nothing_feasible(query=query, space=problem, search_id=lease.search_id, seconds=seconds))
+            asked = resolve_search(query)
+            nothing = nothing_feasible(query=query, problem=asked, space=problem, search_id=lease.search_id, seconds=seconds)
+            return _end(store, lease, nothing)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **_size(problem)})
         sampler = CostModelSampler(

@@ -118,7 +118,9 @@ def test_a_server_gives_the_same_kind_of_answer(engine, monkeypatch):
 
 
 def test_exit_codes(engine):
-    assert run(QUICKSTART, "--set", "model=gpt3-175b").exit_code == 3
+    too_large = run(QUICKSTART, "--set", "model=gpt3-175b")
+    assert too_large.exit_code == 3
+    assert too_large.stdout.count("nearest: TP") == 3 and "memory:" in too_large.stdout
     engine.outcome = lambda request: Measurement(status="crashed", cause="broken", wall_s=1.0)
     failed = run(QUICKSTART, "--json")
     assert failed.exit_code == 1

@@ -84,7 +84,14 @@ def test_what_misses_the_deadline_is_not_recommended(store, query):
         row.measurement.step_s if row.measurement else row.calibrated_estimate.time.step_s for row in result.recommendations
     ]
     assert known and max(known) <= limit_s * (1 + 1e-9)
-    assert tune(query=within(min(times) / 2), store=store, launcher=CpuEngine()).recommendations == ()
+    missed = tune(query=within(min(times) / 2), store=store, launcher=CpuEngine())
+    assert missed.recommendations == ()
+    best = missed.nearest_misses[0]
+    assert best.measurement is not None or best.calibrated_estimate.time.step_s >= min(times) / 2
+    assert len(missed.nearest_misses) == 3
+    for row in missed.nearest_misses:
+        assert not row.calibrated_estimate.feasible
+        assert [reason.code for reason in row.calibrated_estimate.reasons] == ["target_missed"]
 
 
 def test_the_result_is_stored_as_json_and_answered_again_on_resume(store, query):
@@ -155,6 +162,9 @@ def test_nothing_feasible_is_an_answer(store, query):
     assert result.search.stopped_because == "nothing_feasible"
     assert result.space.legal > 0 == result.space.feasible
     assert not engine.requests
+    sizes = [row.estimate.memory.total_bytes for row in result.nearest_misses]
+    assert len(sizes) == 3 and sizes == sorted(sizes)
+    assert {reason.code for row in result.nearest_misses for reason in row.estimate.reasons} == {"memory"}
 
 
 def test_a_failed_search_is_resumed_where_it_was(store, query):
