@@ -33,6 +33,10 @@ from service.api.views import EventView, MeasurementView, PageView, SearchView, 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
 
+BATCH_LINES = 256
+BATCH_BYTES = 1 << 16
+"""What one request of a batch holds: small beside what sockets buffer."""
+
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
     404: NotFoundError,
     409: ConflictError,
@@ -88,8 +92,15 @@ class Client:
     def batch(
         self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
     ) -> Iterator[str]:
-        """One answer line per query line, in order, as they come; neither side holds the whole."""
-        content = (line.rstrip(b"\n") + b"\n" for line in lines)
+        """One answer line per query line, in order, as they come; neither side holds the whole.
+
+        Lines go in requests of few: one that the server answers before it was sent to its end would fill the buffers between
+        the two, and each would wait for the other to read.
+        """
+        for content in _requests(lines):
+            yield from self._batch(content, task=task, top=top, calibration=calibration)
+
+    def _batch(self, content: bytes, *, task: str, top: int, calibration: bool) -> Iterator[str]:
         params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
         headers = {"Content-Type": NDJSON}
         try:
@@ -202,6 +213,19 @@ class Client:
 
     def _unreachable(self, error: httpx.TransportError) -> StoreError:
         return StoreError(f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable")
+
+
+def _requests(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines in bodies of at most BATCH_LINES lines, closed at the line that brings them to BATCH_BYTES."""
+    body, count = bytearray(), 0
+    for line in lines:
+        body += line.rstrip(b"\n") + b"\n"
+        count += 1
+        if count == BATCH_LINES or len(body) >= BATCH_BYTES:
+            yield bytes(body)
+            body, count = bytearray(), 0
+    if body:
+        yield bytes(body)
 
 
 def _with_result(answer: JsonObject) -> JsonObject:

@@ -1,19 +1,22 @@
-"""`hp-tool batch QUERIES.jsonl`: one answer a line, in order; a bad line harms only itself."""
+"""`hp-tool batch QUERIES`: one answer a line, in order; a bad line harms only itself."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, TextIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from hp_tool.cli.corrections import CalibrationOption, stored_corrections
+from hp_tool.cli import queries as query_files
+from hp_tool.cli.corrections import CalibrationOption
 from hp_tool.errors import InputError
 
-MAX_LINE_BYTES = 1_000_000
+FLUSH_LINES = 64
+"""What a killed batch may lose is answered again; what a reader of the output waits for is this many lines."""
 
 
 def register(app: typer.Typer) -> None:
@@ -22,57 +25,77 @@ def register(app: typer.Typer) -> None:
 
 
 def batch(
-    queries: Annotated[str, typer.Argument(metavar="QUERIES", help="JSON lines, one query each; - reads standard input.")],
+    queries: Annotated[
+        str, typer.Argument(metavar="QUERIES", help="JSON lines, a YAML stream or a CSV grid; - reads standard input.")
+    ],
     output: Annotated[str, typer.Option(help="File for the answers; - writes standard output.")] = "-",
-    task: Annotated[Literal["estimate", "recommend"], typer.Option(help="What to ask for each line.")] = "estimate",
+    task: Annotated[Literal["estimate", "recommend"], typer.Option(help="What to ask for each query.")] = "estimate",
     top: Annotated[int, typer.Option(min=1, max=1000, help="recommend: rows at most.")] = 10,
+    format: Annotated[
+        Literal["jsonl", "yaml", "csv"] | None, typer.Option(help="What QUERIES holds; by its suffix, else jsonl.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(metavar="QUERY", help="csv: the query that every row is laid over.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes that answer.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what --output has already and go on behind it.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="A table of the outcome on standard error.")] = False,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Let this server answer.")] = None,
     calibration: CalibrationOption = True,
 ) -> None:
     """Answer many queries. Exits 0 if it could run; lines it could not answer carry status error."""
-    with _reading(queries) as source, _writing(output) as sink:
-        answers = (
-            _remote(source, server=server, task=task, top=top, calibration=calibration)
-            if server
-            else _local(source, task=task, top=top, calibration=calibration)
-        )
-        done = failed = 0
-        for answer in answers:
-            sink.write(answer + "\n")
-            done += 1
-            failed += '"status":"error"' in answer or '"status": "error"' in answer
-    sys.stderr.write(f"{done} answered, {failed} of them with status error\n")
+    from hp_tool.cli.batches import answering, sink, sources
+    from hp_tool.cli.batches.summary import Summary
+
+    kind = format or sources.format_of(queries)
+    if base is not None and kind != "csv":
+        raise InputError("--base belongs to CSV grids: other formats hold whole queries", field="--base")
+    if server and jobs > 1:
+        raise InputError("--jobs are processes on this machine; the server has its own", field="--jobs")
+    asked = answering.Asked(task=task, top=top, calibration=calibration)
+    counted = Summary(reading=summary)
+    with _reading(queries) as source, sink.writing(output, resume=resume) as stream:
+        items = sources.items(source, format=kind, base=_base(base))
+        if resume:
+            kept, last = sink.keep_whole_lines(stream)
+            sink.skip_answered(items, kept=kept, last=last, task=task)
+            sys.stderr.write(f"{kept} answers kept\n")
+        if server:
+            answers = answering.by_server(items, asked, server=server)
+        elif jobs > 1:
+            answers = answering.by_processes(items, asked, jobs=jobs)
+        else:
+            answers = answering.here(items, asked)
+        for number, answer in enumerate(_shown(answers, source), start=1):
+            stream.write(answer.encode() + b"\n")
+            counted.add(answer)
+            if number % FLUSH_LINES == 0:
+                stream.flush()
+    sys.stderr.write(f"{counted.lines} answered, {counted.errors} of them with status error\n")
+    if summary:
+        counted.print()
 
 
-def _local(source: BinaryIO, *, task: Literal["estimate", "recommend"], top: int, calibration: bool) -> Iterator[str]:
-    from hp_tool import answers
+def _base(path: str | None) -> dict[str, Any]:
+    from hp_tool import schema
 
-    with stored_corrections(wanted=calibration) as corrections:
-        for line in _lines(source):
-            if len(line) > MAX_LINE_BYTES:
-                error = InputError(f"the line is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
-                yield answers.error_line(b"", error)
-            else:
-                yield answers.answer_line(line, task=task, top=top, corrections=corrections)
+    return {} if path is None else schema.parse_mapping(query_files.read_text(path))
 
 
-def _remote(
-    source: BinaryIO, *, server: str, task: Literal["estimate", "recommend"], top: int, calibration: bool
-) -> Iterator[str]:
-    from service.client import Client
+def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
+    """The answers, with a bar on standard error where that is a terminal: how far the queries have been read."""
+    if not sys.stderr.isatty():
+        yield from answers
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    with Client(server=server) as client:
-        yield from client.batch(lines=_lines(source), task=task, top=top, calibration=calibration)
-
-
-def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Lines without blank ones; one that is too long is cut just past the limit, the rest of it skipped."""
-    while line := source.readline(MAX_LINE_BYTES + 1):
-        whole = line
-        while not whole.endswith(b"\n") and len(whole) > MAX_LINE_BYTES and (whole := source.readline(MAX_LINE_BYTES + 1)):
-            pass
-        if line.strip():
-            yield line
+    total = os.fstat(source.fileno()).st_size if source.seekable() else None
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]:,} answered"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, done=0)
+        for number, answer in enumerate(answers, start=1):
+            yield answer
+            if number % FLUSH_LINES == 0:
+                bar.update(task, done=number, completed=None if total is None else source.tell())
 
 
 @contextlib.contextmanager
@@ -85,15 +108,3 @@ def _reading(path: str) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", field="QUERIES") from None
-
-
-@contextlib.contextmanager
-def _writing(path: str) -> Iterator[TextIO]:
-    if path == "-":
-        yield sys.stdout
-        return
-    try:
-        with Path(path).open("w", encoding="utf-8") as stream:
-            yield stream
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}", field="--output") from None
