@@ -33,6 +33,12 @@ class EstimateAnswer:
     calibrated_estimate: Estimate | None = None
     """The same after what was measured on this cluster; None where nothing was."""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from hp_tool.html import estimate_html
+
+        return estimate_html(self.estimate, self.calibrated_estimate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendAnswer:
@@ -51,6 +57,12 @@ class RecommendAnswer:
     """Configurations that no other beats in two objectives at once; None unless asked for."""
     query: dict[str, Any] | None = None
     """As in EstimateAnswer."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from hp_tool.html import recommendations_html
+
+        return recommendations_html(self.recommendations, space=self.space, misses=self.nearest_misses)
 
 
 def uncalibrated(problem: object) -> None:

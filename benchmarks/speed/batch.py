@@ -63,8 +63,8 @@ def main() -> None:
         return
     for one in found:
         print(
-            f"{one['lines']:,} lines, {one['jobs']} jobs: {one['per_second']:,.0f} lines/s ({one['per_cpu_second']:,.0f} a second "
-            f"of processor time), at most {one['peak_bytes'] / 2**20:.0f} MiB a process"
+            f"{one['lines']:,} lines, {one['jobs']} jobs: {one['per_second']:,.0f} lines/s ({one['per_cpu_second']:,.0f} "
+            f"a second of processor time), at most {one['peak_bytes'] / 2**20:.0f} MiB a process"
         )
 
 

@@ -69,7 +69,8 @@ def _print(found: Assessment) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hp_tool.cli.tables import arithmetic, print_estimate
+    from hp_tool.cli.tables import print_estimate
+    from hp_tool.layouts import arithmetic
     from hp_tool.units import duration, gib
 
     console = Console()

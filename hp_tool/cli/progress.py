@@ -51,7 +51,7 @@ class SearchProgress:
 
 
 def _label(payload: dict[str, Any]) -> str:
-    from hp_tool.cli.tables import arithmetic
+    from hp_tool.layouts import arithmetic
     from hp_tool.schema import parse
 
     return arithmetic(parse(ParallelConfig, payload["parallel"]))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hp_tool.api import SHORT_KEYS
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 
@@ -25,16 +26,6 @@ Setting = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of a query by its path, such as parallel.micro_batch_size=[1,2]."),
 ]
-
-FLAGS = {
-    "model": "model",
-    "gpu": "cluster.gpu",
-    "num_gpus": "cluster.num_gpus",
-    "sequence_length": "training.sequence_length",
-    "global_batch_size": "training.global_batch_size",
-    "precision": "training.precision",
-    "total_tokens": "training.total_tokens",
-}
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
@@ -54,7 +45,7 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
 
 def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """Values by dotted path that flags and --set give. Raises InputError."""
-    given = {FLAGS[name]: value for name, value in flags.items() if value is not None}
+    given = {SHORT_KEYS[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
-from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.layouts import serving_arithmetic
 from hp_tool.units import duration, gib
 
 
@@ -14,7 +15,7 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     """One configuration: its verdict, memory by part, latencies with their intervals and tails."""
     console = _console()
     if estimate.parallel is not None:
-        console.print(layout(estimate.parallel, replicas=estimate.replicas))
+        console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
     for reason in estimate.reasons:
         console.print(f"[red]{reason.code}[/red]: {reason.message}")
     if estimate.memory is not None:
@@ -57,7 +58,7 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         e = row.estimate
         assert e.ttft_s is not None and e.tpot_s is not None and e.request_latency_s is not None and e.memory is not None
         table.add_row(
-            str(row.rank), layout(row.parallel, replicas=e.replicas), duration(e.ttft_s), duration(e.tpot_s),
+            str(row.rank), serving_arithmetic(row.parallel, replicas=e.replicas), duration(e.ttft_s), duration(e.tpot_s),
             duration(e.request_latency_s), f"{e.output_tokens_per_second_per_gpu:,.0f}", f"{e.running_requests:,.0f}",
             gib(e.memory.total_bytes),
         )  # fmt: skip
@@ -68,20 +69,6 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     )
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
-
-
-def layout(config: ServingConfig, *, replicas: int | None) -> str:
-    """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism where they are used."""
-    sizes = {
-        "TP": config.tensor_parallel_size,
-        "PP": config.pipeline_parallel_size,
-        "attention DP": config.attention_data_parallel_size,
-    }
-    shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "TP"]
-    if replicas is not None:
-        shown.append(f"{replicas} replica{'s' if replicas != 1 else ''}")
-    experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
-    return " x ".join(shown) + experts
 
 
 def _console() -> Console:

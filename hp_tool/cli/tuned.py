@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from hp_tool.cli.tables import arithmetic, configuration_cells, print_misses
+from hp_tool.cli.tables import print_misses
 from hp_tool.domain.result import Recommendation
+from hp_tool.layouts import arithmetic, configuration_cells
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import SECONDS_PER_HOUR, duration
 

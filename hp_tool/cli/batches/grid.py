@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hp_tool.api import SHORT_KEYS
 from hp_tool.errors import InputError
 
 SHORT = {
@@ -24,15 +25,10 @@ SHORT = {
     "sp": "parallel.sequence_parallel",
     "recompute": "parallel.recompute",
     "zero": "parallel.zero_stage",
-    "gpu": "cluster.gpu",
-    "num_gpus": "cluster.num_gpus",
     "gpus_per_node": "cluster.gpus_per_node",
-    "sequence_length": "training.sequence_length",
-    "global_batch_size": "training.global_batch_size",
-    "precision": "training.precision",
-    "total_tokens": "training.total_tokens",
+    **SHORT_KEYS,
 }
-"""Columns that need no dotted path: Megatron's abbreviations, and the flags of `hp-tool estimate`."""
+"""Columns that need no dotted path: abbreviations of the sizes, and the flags of `hp-tool estimate`."""
 
 
 def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:

@@ -1,0 +1,109 @@
+"""hp_tool from Python: `hp_tool.estimate` and `hp_tool.recommend`, the commands of the same names.
+
+    import hp_tool
+
+    answer = hp_tool.recommend(model="llama-3-70b", gpu="h100-sxm-80gb", num_gpus=64,
+                               sequence_length=8192, global_batch_size=128)
+    best = answer.recommendations[0]
+    best.parallel.tensor_parallel_size, best.estimate.time.step_s, best.estimate.memory.total_bytes
+
+The answers are the frozen dataclasses whose JSON `--json` prints; a notebook shows them as tables. Errors are HpToolError.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+if TYPE_CHECKING:
+    from hp_tool.answers import EstimateAnswer, RecommendAnswer
+    from hp_tool.domain.query import Query
+
+SHORT_KEYS = {
+    "model": "model",
+    "gpu": "cluster.gpu",
+    "num_gpus": "cluster.num_gpus",
+    "sequence_length": "training.sequence_length",
+    "global_batch_size": "training.global_batch_size",
+    "precision": "training.precision",
+    "total_tokens": "training.total_tokens",
+}
+"""Keys of a query that are common enough to be given without their path: as arguments here, as flags, as columns of a grid."""
+
+
+class QueryKeys(TypedDict, total=False):
+    """Keys of a query as arguments. Sections are mappings of what docs/queries.md lists; the others are short for a path."""
+
+    model: str | Mapping[str, Any]
+    """Catalogue name, path to a config.json, or its fields."""
+    gpu: str
+    """cluster.gpu: a catalogue name."""
+    num_gpus: int
+    """cluster.num_gpus: devices in all."""
+    sequence_length: int
+    """training.sequence_length: tokens."""
+    global_batch_size: int
+    """training.global_batch_size: sequences per optimizer step."""
+    precision: str
+    """training.precision: bf16, fp8, ..."""
+    total_tokens: float
+    """training.total_tokens: adds days, GPU-hours, cost and energy."""
+    id: str
+    kind: Literal["training", "inference"]
+    """Left out, training, or inference where that section is given."""
+    cluster: str | Mapping[str, Any]
+    training: Mapping[str, Any]
+    inference: Mapping[str, Any]
+    parallel: Mapping[str, Any]
+    objective: str
+    constraints: Mapping[str, Any]
+    targets: Mapping[str, Any]
+
+
+def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> EstimateAnswer:
+    """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
+
+    `query`: one, its mapping, or a file; `keys` are laid over it. One that does not fit is an answer with
+    `estimate.feasible` False, its reasons, and what mends it. Raises HpToolError for what cannot be answered.
+    """
+    from hp_tool.answers import estimate_answer
+
+    return estimate_answer(make_query(query, **keys))
+
+
+def recommend(
+    query: Query | Mapping[str, Any] | Path | None = None,
+    /,
+    *,
+    top: int = 10,
+    pareto: Literal["memory", "gpus"] | None = None,
+    **keys: Unpack[QueryKeys],
+) -> RecommendAnswer:
+    """The best `top` of all legal configurations that fit, fastest first; the axes that `parallel` leaves out vary.
+
+    `pareto`: also those that no other beats in step time and memory, or number of devices. Otherwise as `estimate`.
+    """
+    from hp_tool.answers import recommend_answer
+
+    return recommend_answer(make_query(query, **keys), top=top, pareto=pareto)
+
+
+def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
+    """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
+    from hp_tool import documents, schema
+
+    if isinstance(query, Path):
+        data = schema.parse_mapping(documents.read_text(query))
+    elif query is None or isinstance(query, Mapping):
+        data = copy.deepcopy(dict(query or {}))
+    else:
+        data = schema.query_mapping(query)
+    for key, value in keys.items():
+        if isinstance(value, Mapping) and key != "model":
+            schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
+        else:
+            schema.lay(data, {SHORT_KEYS.get(key, key): value})
+    data.setdefault("kind", "inference" if "inference" in data else "training")
+    return schema.parse_query(data)

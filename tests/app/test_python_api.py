@@ -1,0 +1,101 @@
+"""hp_tool as a Python package: what the commands answer, from arguments, mappings and files."""
+
+from __future__ import annotations
+
+import html.parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hp_tool
+from hp_tool import answers, schema
+from hp_tool.errors import InputError
+
+LLAMA: Any = {
+    "model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 128
+}  # fmt: skip
+ROOT = Path(__file__).parents[2]
+
+
+class Words(html.parser.HTMLParser):
+    """Text of the cells, and whether tags are balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_arguments_are_the_query_they_stand_for() -> None:
+    written = {
+        "kind": "training",
+        "model": "llama-3-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"sequence_length": 8192, "global_batch_size": 128, "attention": "flash"},
+        "parallel": {"tensor_parallel_size": 8},
+    }
+    made = hp_tool.make_query(**LLAMA, training={"attention": "flash"}, parallel={"tensor_parallel_size": 8})
+    assert made == schema.parse_query(written) == hp_tool.make_query(written) == hp_tool.make_query(made)
+
+
+def test_arguments_are_laid_over_a_file_and_leave_a_mapping_as_it_was() -> None:
+    path = ROOT / "examples" / "gpt3-175b.yaml"
+    changed = hp_tool.make_query(path, num_gpus=512, parallel={"micro_batch_size": 2})
+    assert changed.parallel.tensor_parallel_size == 8
+    assert changed.parallel.micro_batch_size == 2
+    given: dict[str, Any] = {"model": "gpt-22b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8}}
+    hp_tool.make_query(given, num_gpus=16, sequence_length=2048, global_batch_size=16)
+    assert given["cluster"]["num_gpus"] == 8
+
+
+def test_the_answers_are_those_of_the_commands() -> None:
+    asked = hp_tool.make_query(**LLAMA)
+    assert hp_tool.estimate(asked) == answers.estimate_answer(asked)
+    top = hp_tool.recommend(**LLAMA, top=3)
+    assert top.recommendations == answers.recommend_answer(asked, top=3).recommendations
+
+
+def test_a_wrong_argument_names_the_nearest_key() -> None:
+    with pytest.raises(InputError, match="did you mean model"):
+        hp_tool.estimate(**(LLAMA | {"modell": "x"}))
+    with pytest.raises(AttributeError, match="recomend"):
+        hp_tool.recomend  # noqa: B018
+
+
+def test_a_notebook_shows_training() -> None:
+    found = hp_tool.recommend(**LLAMA, top=3)
+    words = Words(found._repr_html_()).words
+    assert words.count(f"{found.recommendations[0].estimate.mfu:.1%}") >= 1  # type: ignore[union-attr]
+    assert "TP" in words and "recompute" in words
+    infeasible = hp_tool.estimate(**LLAMA)  # a replica on every GPU
+    assert "memory: needs" in " ".join(Words(infeasible._repr_html_()).words)
+    assert "optimizer" in Words(infeasible._repr_html_()).words
+    none = hp_tool.recommend(**(LLAMA | {"num_gpus": 2}))
+    assert "no configuration is acceptable" in Words(none._repr_html_()).words
+
+
+def test_a_notebook_shows_serving() -> None:
+    serving: Any = {
+        "model": "qwen3-32b", "gpu": "h200-sxm-141gb", "num_gpus": 8,
+        "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm"},
+    }  # fmt: skip
+    assert "TPOT" in Words(hp_tool.recommend(**serving)._repr_html_()).words
+    assert "kv_cache" in Words(hp_tool.estimate(**serving)._repr_html_()).words
+
+
+def test_what_users_wrote_is_escaped() -> None:
+    from hp_tool.html import _table
+
+    assert "<script>" not in _table(("<script>",), [("<script>",)])
