@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
@@ -13,6 +14,7 @@ import yaml
 
 from hp_tool import app, catalog, schema
 from hp_tool.catalog import library
+from hp_tool.cli.batches import sources
 from hp_tool.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +88,29 @@ def test_the_readme_shows_what_its_commands_print(
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     (command,) = [line for block in blocks(README, "bash") for line in block.splitlines() if "pytest" in line]
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+ELSEWHERE = {"search.md"}
+"""Pages whose Python runs in the tests of what they explain."""
+PYTHON = [
+    (page.name, block)
+    for page in PAGES
+    if page.name not in ELSEWHERE
+    for block in blocks(page.read_text(encoding="utf-8"), "python")
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON, ids=[page for page, _ in PYTHON])
+def test_python_of_the_documentation_runs(page: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(compile(block, page, "exec"), {"__name__": "documentation"})
+
+
+def test_the_grid_of_the_documentation_is_answered() -> None:
+    (grid,) = blocks((ROOT / "docs" / "batch.md").read_text(encoding="utf-8"), "csv")
+    queries = [schema.parse_query(item) for item in sources.items(io.BytesIO(grid.encode()), format="csv", base={})]
+    assert [query.id for query in queries][:2] == ["dense tp=4 mbs=1", "dense tp=4 mbs=2"]
+    assert all(app.estimate(query=query, with_mends=False).time is not None for query in queries)
 
 
 QUERIES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if "kind" in yaml.safe_load(path.read_bytes())]
