@@ -47,6 +47,17 @@ class ConflictError(HpToolError):
     code = "conflict"
 
 
+class LimitError(HpToolError):
+    """A rate or quota is used up; nothing is wrong with the request itself. HTTP 429 with Retry-After."""
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, *, retry_after_s: float, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, field=field, code=code)
+        self.retry_after_s = retry_after_s
+        """When to try again, at the earliest."""
+
+
 class LauncherError(HpToolError):
     """The cluster engine refused or could not be reached; the run, not the search, is at fault."""
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from hp_tool import __version__
-from hp_tool.domain.ports import Store
+from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.query import Query
 from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
@@ -20,12 +20,14 @@ from service.api import (
     events,
     formats,
     health,
+    keys,
     measurements,
     openapi,
     problems,
     searches,
 )
 from service.dashboard import pages
+from service.keys import Keyring
 from service.security import Gate
 from service.settings import Settings
 
@@ -34,7 +36,7 @@ with a few real profiling runs, and learn from what was measured. Errors are pro
 at fault."""
 
 
-def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
+def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastAPI:
     """The application over `store`; without one it opens the settings' database, and closes it when the application ends.
 
     Raises StoreError where the database does not answer or has another version's schema.
@@ -58,12 +60,13 @@ def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.store = opened
+    app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, batch, searches, events, measurements, formats, calibrations, catalog):
+    for module in (estimates, batch, searches, events, measurements, formats, calibrations, catalog, keys):
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
     app.include_router(health.router)
     pages.install(app)
-    openapi.install(app, bodies={"Query": Query, "MeasurementReport": MeasurementReport})
-    app.add_middleware(Gate, settings=settings)
+    openapi.install(app, bodies={"Query": Query, "MeasurementReport": MeasurementReport, "NewKey": keys.NewKey})
+    app.add_middleware(Gate, settings=settings, keyring=keyring)
     return app

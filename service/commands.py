@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from service.key_commands import keys
+
 DatabaseUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL; default HP_DATABASE_URL, else the user's SQLite file.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add `serve` and `worker`. Imports stay inside: the command line must start without the web framework."""
+    """Add `serve`, `worker` and `keys`. Imports stay inside: the command line must start without the web framework."""
+    app.add_typer(keys, name="keys")
 
     @app.command()
     def serve(
@@ -18,7 +21,7 @@ def register(app: typer.Typer) -> None:
         port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")] = None,
         database_url: DatabaseUrl = None,
     ) -> None:
-        """Run the API and the dashboard. Anything but loopback needs HP_API_KEY."""
+        """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
         from service import server
         from service.settings import from_environment
 

@@ -5,21 +5,25 @@ One plain ASGI middleware, because Starlette's own answer in plain text and buff
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
 
+from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError
 from service.api.problems import problem
+from service.keys import Keyring, Principal
+from service.rates import Rates
 from service.settings import Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
+COMPUTING = frozenset({"/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"})
+"""POST because a query is large, not because anything changes."""
+ADMINISTRATION = ("/v1/keys", "/v1/audit")
 
 RESPONSE_HEADERS = {
     "Content-Security-Policy": (
@@ -37,11 +41,13 @@ RESPONSE_HEADERS = {
 class Gate:
     """Refuses what must not reach a route; everything it refuses is a problem+json like any other error."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
         self.app = app
         self.settings = settings
+        self.keyring = keyring
+        self.rates = Rates()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -59,17 +65,22 @@ class Gate:
             check_host(request, self.settings)
             check_origin(scope["method"], request)
             if scope["path"] not in OPEN_PATHS:
-                check_key(request, self.settings)
+                principal = await self.keyring.principal(request)
+                scope.setdefault("state", {})["principal"] = principal
+                check_scope(principal, method=scope["method"], path=scope["path"])
+                self.check_rate(principal)
             limit = self.settings.max_batch_bytes if scope["path"] == BATCH_PATH else self.settings.max_body_bytes
             check_announced_size(request, limit)
         except HpToolError as error:
-            response = problem(error)
-            if error.code == "unauthorized":
-                # Basic lets a browser ask for the key: any user name, the key as password.
-                response.headers["WWW-Authenticate"] = 'Basic realm="hp-tool", charset="UTF-8"'
-            await response(scope, receive, send_with_headers)
+            await problem(error)(scope, receive, send_with_headers)
             return
         await self.app(scope, _counted(receive, limit), send_with_headers)
+
+    def check_rate(self, principal: Principal) -> None:
+        """A stored key asks no more often than it may; the operator as often as they like."""
+        if principal.key is not None:
+            rate = principal.key.requests_per_second or self.settings.requests_per_second
+            self.rates.take(principal.key.id, per_second=rate)
 
 
 def check_host(headers: Headers, settings: Settings) -> None:
@@ -98,14 +109,21 @@ def check_origin(method: str, headers: Headers) -> None:
         raise HpToolError("changing requests from pages of other sites are refused", code="cross_origin")
 
 
-def check_key(headers: Headers, settings: Settings) -> None:
-    """Where a key is set, the request carries it: `Authorization: Bearer KEY`, or Basic with the key as password."""
-    if settings.api_key is None:
-        return
-    given = _key_of(headers.get("authorization", ""))
-    # Constant time: how long the comparison takes tells nothing about how much of the key was right.
-    if not hmac.compare_digest(given.encode(), settings.api_key.encode()):
-        raise HpToolError("send the key as 'Authorization: Bearer KEY'", code="unauthorized")
+def check_scope(principal: Principal, *, method: str, path: str) -> None:
+    """The key allows what the request asks for."""
+    needed = needed_scope(method=method, path=path)
+    if principal.scope < needed:
+        raise HpToolError(
+            f"key {principal.key_id} has scope {principal.scope.name.lower()}; this needs {needed.name.lower()}",
+            code="forbidden",
+        )
+
+
+def needed_scope(*, method: str, path: str) -> Scope:
+    """A route that nobody listed here and that changes something needs the right to submit."""
+    if path.startswith(ADMINISTRATION):
+        return Scope.ADMIN
+    return Scope.READ if method in SAFE_METHODS or path in COMPUTING else Scope.SUBMIT
 
 
 def check_announced_size(headers: Headers, limit: int) -> None:
@@ -115,18 +133,6 @@ def check_announced_size(headers: Headers, limit: int) -> None:
         raise InputError("Content-Length is not a number", code="bad_request")
     if int(announced) > limit:
         raise _too_large(limit)
-
-
-def _key_of(authorization: str) -> str:
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return ""
 
 
 def _counted(receive: Receive, limit: int) -> Receive:

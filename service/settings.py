@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hp_tool.errors import InputError
 
@@ -22,9 +23,16 @@ class Settings:
     """Address to listen on. Anything but loopback needs an api_key."""
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
-    """Every request but the health checks must carry it; None: no check, loopback only."""
+    """The operator's, who may do everything. Where it is set, every request but the health checks carries it or a stored key;
+    None: who brings no key is the operator, on loopback only."""
     allowed_hosts: tuple[str, ...] = ()
     """Names a request's Host header may carry; empty: the loopback names on loopback, any name elsewhere."""
+    requests_per_second: float = 100.0
+    """What a stored key may send, where the key itself says nothing."""
+    max_gpu_seconds_per_search: float | None = None
+    """Ceiling of a search's budget; None: none."""
+    max_gpu_seconds_per_day: float | None = None
+    """What all searches together may use in a day (UTC); None: no ceiling."""
     max_body_bytes: int = MIB
     """Largest request body, and largest line of a batch."""
     max_batch_bytes: int = 256 * MIB
@@ -41,6 +49,10 @@ class Settings:
                 field="host",
                 code="api_key_required",
             )
+        for name in ("requests_per_second", "max_gpu_seconds_per_search", "max_gpu_seconds_per_day"):
+            amount = getattr(self, name)
+            if amount is not None and not 0 < amount < float("inf"):
+                raise InputError(f"{name} is {amount}; it must be a number above 0", field=name)
         if not 0 <= self.port < 65536:
             raise InputError(f"port {self.port} is not between 0 and 65535", field="port")
 
@@ -81,6 +93,33 @@ def from_environment(
         database_url=database_url or environment.get("HP_DATABASE_URL") or None,
         host=host or environment.get("HP_HOST", "127.0.0.1"),
         port=port if port is not None else int(text_port),
-        api_key=environment.get("HP_API_KEY") or None,
+        api_key=read_secret(environment, "HP_API_KEY"),
+        requests_per_second=_amount(environment, "HP_REQUESTS_PER_SECOND") or 100.0,
+        max_gpu_seconds_per_search=_amount(environment, "HP_MAX_GPU_SECONDS_PER_SEARCH"),
+        max_gpu_seconds_per_day=_amount(environment, "HP_MAX_GPU_SECONDS_PER_DAY"),
         allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
     )
+
+
+def read_secret(environment: Mapping[str, str], name: str) -> str | None:
+    """A secret from the variable `name`, or from the file that `name`_FILE names, as container engines hand them over."""
+    path = environment.get(f"{name}_FILE")
+    if not path:
+        return environment.get(name) or None
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name}_FILE={path} cannot be read: {error}", field=f"{name}_FILE") from error
+    if not secret:
+        raise InputError(f"{name}_FILE={path} is empty", field=f"{name}_FILE")
+    return secret
+
+
+def _amount(environment: Mapping[str, str], name: str) -> float | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{name}={text!r} is not a number", field=name) from None

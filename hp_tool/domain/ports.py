@@ -6,11 +6,12 @@ every database behind the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus, ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
@@ -119,10 +120,14 @@ class Store(Protocol):
         priority: int = 0,
         paused: bool = False,
         idempotency_key: str | None = None,
+        api_key_id: str | None = None,
+        limits: Sequence[GpuSecondsLimit] = (),
     ) -> SearchRecord:
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
 
         The same owner's idempotency key answers the first search again; with another query it is a ConflictError.
+        Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
+        counted one after another.
         """
 
     def get_search(self, *, search_id: str) -> SearchRecord: ...
@@ -143,8 +148,11 @@ class Store(Protocol):
 
     def request_pause(self, *, search_id: str) -> SearchRecord: ...
 
-    def resume_search(self, *, search_id: str) -> SearchRecord:
-        """Queue a paused or failed search again (its finished runs stay), or take back a pause not yet followed."""
+    def resume_search(self, *, search_id: str, limits: Sequence[GpuSecondsLimit] = ()) -> SearchRecord:
+        """Queue a paused or failed search again (its finished runs stay), or take back a pause not yet followed.
+
+        What a failed one may still spend is held against `limits` again.
+        """
 
     # Searches: their coordinator
     def claim_search(self, *, holder: str, lease_s: float, search_id: str | None = None) -> tuple[SearchRecord, Lease] | None:
@@ -212,6 +220,7 @@ class Store(Protocol):
         search_id: str | None = None,
         problem_digest: str | None = None,
         digest: str | None = None,
+        owner: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[MeasurementRecord]:

@@ -78,6 +78,8 @@ class SearchRecord:
     query: JsonObject
     """The parsed query."""
     owner: str | None = None
+    api_key_id: str | None = None
+    """The key it was submitted with, whose quota it uses."""
     priority: int = 0
     """Higher is claimed first."""
     requested: Literal["cancel", "pause"] | None = None

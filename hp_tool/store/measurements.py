@@ -60,6 +60,7 @@ class Measurements(StoreBase):
         search_id: str | None = None,
         problem_digest: str | None = None,
         digest: str | None = None,
+        owner: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[MeasurementRecord]:
@@ -73,6 +74,7 @@ class Measurements(StoreBase):
             "search_id": search_id,
             "problem_digest": problem_digest,
             "digest": digest,
+            "owner": owner,
         }
         query = sa.select(MEASUREMENT)
         for name, wanted in filters.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -91,6 +92,8 @@ class Runs(StoreBase):
             if run.state is RunState.ABANDONED:
                 raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
             at = now(connection)
+            owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
+            measurement = replace(measurement, owner=owner.scalar_one())  # a worker measures on behalf of who asked
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
             return _changed(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
 

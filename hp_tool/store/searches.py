@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
+from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, Page, RunState, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, NotFoundError
@@ -14,6 +16,7 @@ from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_search, now
 from hp_tool.store.codec import encode
 from hp_tool.store.paging import fetch_page
+from hp_tool.store.quotas import admit, gpu_seconds_of
 from hp_tool.store.types import new_id, row_dict
 
 SEARCH = tables.searches
@@ -30,6 +33,8 @@ class Searches(StoreBase):
         priority: int = 0,
         paused: bool = False,
         idempotency_key: str | None = None,
+        api_key_id: str | None = None,
+        limits: Sequence[GpuSecondsLimit] = (),
     ) -> SearchRecord:
         query = encode(query, field="query")
         with self._writing() as connection:
@@ -46,12 +51,14 @@ class Searches(StoreBase):
             )
             if stands != new:
                 return read_search(connection, stands)
+            admit(connection, limits, query=query, at=at)
             state = SearchState.PAUSED if paused else SearchState.QUEUED
             values = {
                 "id": new,
                 "state": state,
                 "query": query,
                 "owner": owner,
+                "api_key_id": api_key_id,
                 "priority": priority,
                 "lease_token": 0,
                 "last_event": 0,
@@ -112,7 +119,7 @@ class Searches(StoreBase):
                 update_search(connection, search_id, at=at, state=SearchState.PAUSED)
             return read_search(connection, search_id)
 
-    def resume_search(self, *, search_id: str) -> SearchRecord:
+    def resume_search(self, *, search_id: str, limits: Sequence[GpuSecondsLimit] = ()) -> SearchRecord:
         with self._writing() as connection:
             row = locked_search(connection, search_id)
             if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
@@ -121,6 +128,8 @@ class Searches(StoreBase):
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested=None)
             elif row.state != SearchState.QUEUED:
+                if row.state == SearchState.FAILED:  # it had ended, so what is left of its budget was no longer reserved
+                    admit(connection, limits, query=row.query, at=at, spent=gpu_seconds_of(connection, search_id))
                 fresh = {"error": None, "stopped_because": None, "finished_at": None, "requested": None}
                 update_search(connection, search_id, at=at, state=SearchState.QUEUED, **fresh)
             return read_search(connection, search_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from hp_tool.store.access import Access
 from hp_tool.store.coordination import Coordination
 from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
@@ -11,8 +12,8 @@ from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge):
-    """`hp_tool.domain.ports.Store` on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access):
+    """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def ping(self) -> None:
         with self._reading() as connection:

@@ -29,6 +29,7 @@ searches = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("query", json_column(), nullable=False),
     sa.Column("owner", sa.String(200)),
+    sa.Column("api_key_id", ID),
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("requested", sa.String(16)),
     sa.Column("lease_holder", sa.String(200)),
@@ -46,6 +47,7 @@ searches = sa.Table(
     sa.Column("finished_at", UtcDateTime),
     sa.Index(None, "created_at", "id"),
     sa.Index(None, "owner", "created_at", "id"),
+    sa.Index(None, "api_key_id"),
     sa.Index(None, "state", "priority", "created_at"),
 )
 
@@ -81,6 +83,7 @@ runs = sa.Table(
     sa.Column("finished_at", UtcDateTime),
     sa.UniqueConstraint("search_id", "number"),
     sa.UniqueConstraint("search_id", "digest", "attempt"),
+    sa.Index(None, "finished_at"),
 )
 
 measurements = sa.Table(
@@ -148,4 +151,34 @@ idempotency_keys = sa.Table(
     sa.Column("fingerprint", DIGEST, nullable=False),
     sa.Column("resource_id", ID, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
+api_keys = sa.Table(
+    "hp_api_keys",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("owner", sa.String(200), nullable=False),
+    sa.Column("scope", sa.Integer, nullable=False),
+    sa.Column("secret_sha256", DIGEST, nullable=False),
+    sa.Column("requests_per_second", sa.Double),
+    sa.Column("gpu_seconds_per_day", sa.Double),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("revoked_at", UtcDateTime),
+    sa.Index(None, "created_at", "id"),
+)
+
+audit = sa.Table(
+    "hp_audit",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("owner", sa.String(200)),
+    sa.Column("api_key_id", ID),
+    sa.Column("action", sa.String(200), nullable=False),
+    sa.Column("resource", sa.String(500), nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("request_id", sa.String(64)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index(None, "created_at", "id"),
+    sa.Index(None, "owner", "created_at", "id"),
 )

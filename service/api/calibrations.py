@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, status
 
 from hp_tool.learning import calibrate
-from service.api.dependencies import StoreDep
+from service.api.dependencies import StoreDep, SystemStoreDep
 from service.api.views import CalibrationView, PageView
 
 router = APIRouter(prefix="/calibrations", tags=["calibrations"])
@@ -17,10 +17,11 @@ Framework = Annotated[str | None, Query(max_length=100)]
 
 
 @router.post("", status_code=status.HTTP_201_CREATED)
-def make(store: StoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
+def make(store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
     """Fit the stored measurements, of one GPU or framework where given: the newest version of every series they speak of.
 
-    A series that has learnt nothing since keeps its version. Estimates take up the newest one within seconds.
+    Whoever may submit may do this: it learns from everybody's measurements, and shows none of them. A series that has
+    learnt nothing since keeps its version. Estimates take up the newest one within seconds.
     """
     made = calibrate(store=store, gpu=gpu, framework=framework)
     return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from fastapi import Depends, Query, Request
 
 from hp_tool.answers import uncalibrated
 from hp_tool.correction import Corrections
+from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Store
+from service.keys import Principal
+from service.ownership import PrincipalStore
 from service.settings import Settings
 
 
@@ -17,8 +20,21 @@ def get_settings(request: Request) -> Settings:
     return settings
 
 
+def get_principal(request: Request) -> Principal:
+    """Who asks, as the gate found out."""
+    principal: Principal = request.state.principal
+    return principal
+
+
 def get_store(request: Request) -> Store:
-    store: Store = request.app.state.store
+    """The store as far as the one who asks may use it."""
+    state = request.app.state
+    return cast(Store, PrincipalStore(store=state.store, principal=get_principal(request), settings=state.settings))
+
+
+def get_system_store(request: Request) -> AccessStore:
+    """All of it, for routes that only administrators reach, or that speak of nobody in particular."""
+    store: AccessStore = request.app.state.store
     return store
 
 
@@ -33,4 +49,5 @@ def get_corrections(
 
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]
+SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 CorrectionsDep = Annotated[Corrections, Depends(get_corrections)]

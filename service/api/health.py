@@ -7,7 +7,7 @@ from typing import Literal
 
 from fastapi import APIRouter
 
-from service.api.dependencies import StoreDep
+from service.api.dependencies import SystemStoreDep
 from service.api.problems import RESPONSES
 
 router = APIRouter(tags=["health"])
@@ -27,7 +27,7 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses=RESPONSES)
-def readyz(store: StoreDep) -> Health:
+def readyz(store: SystemStoreDep) -> Health:
     """The database answers too; 503 where it does not."""
     store.ping()
     return Health()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from http import HTTPStatus
 
@@ -11,14 +12,26 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError, MissingExtraError, NotFoundError, StoreError
+from hp_tool.errors import (
+    ConflictError,
+    HpToolError,
+    InputError,
+    LauncherError,
+    LimitError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+)
 
 MEDIA_TYPE = "application/problem+json"
 
 # Looked up by code first, then by class: many codes share a class, few need a status of their own.
 STATUS_BY_CODE: dict[str, int] = {
     "unauthorized": 401,
+    "key_expired": 401,
+    "key_revoked": 401,
     "cross_origin": 403,
+    "forbidden": 403,
     "payload_too_large": 413,
     "unknown_host": 421,
 }
@@ -26,6 +39,7 @@ STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (InputError, 422),
     (NotFoundError, 404),
     (ConflictError, 409),
+    (LimitError, 429),
     (LauncherError, 502),
     (StoreError, 503),
     (MissingExtraError, 501),
@@ -61,7 +75,13 @@ def status_of(error: HpToolError, *, path_parameters: Collection[str] = ()) -> i
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
     """The response an error becomes."""
     status = status_of(error, path_parameters=path_parameters)
-    return _response(status, code=error.code, detail=error.message, field=error.field)
+    response = _response(status, code=error.code, detail=error.message, field=error.field)
+    if isinstance(error, LimitError):
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    if status == HTTPStatus.UNAUTHORIZED:
+        # Basic lets a browser ask for the key: any user name, the key as password.
+        response.headers["WWW-Authenticate"] = 'Basic realm="hp-tool", charset="UTF-8"'
+    return response
 
 
 def install(app: FastAPI) -> None:

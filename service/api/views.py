@@ -39,6 +39,8 @@ class SearchView:
     state: SearchState
     requested: Literal["cancel", "pause"] | None
     """What its worker was asked to do and has not yet done."""
+    owner: str | None
+    """Whose key submitted it; None: the operator's, or no key was asked for."""
     query: dict[str, Any]
     progress: dict[str, Any]
     """Counts and the best so far, as the coordinator last said them."""
@@ -59,6 +61,7 @@ class SearchView:
             id=record.id,
             state=record.state,
             requested=record.requested,
+            owner=record.owner,
             query=record.query,
             progress=record.progress,
             summary=(record.result or {}).get("search"),

@@ -2,17 +2,24 @@
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from hp_tool.errors import InputError
+from hp_tool.domain.access import KeyRecord
+from hp_tool.errors import InputError, NotFoundError
 from service.api import problems
+from service.keys import Keyring
 from service.security import Gate
 from service.settings import Settings, from_environment
 
 KEY = "correct horse"
+
+
+def no_stored_key(key_id: str) -> KeyRecord:
+    raise NotFoundError(f"no key {key_id!r}")
 
 
 def client(**settings: object) -> TestClient:
@@ -31,7 +38,8 @@ def client(**settings: object) -> TestClient:
     async def bug() -> None:
         raise RuntimeError("secret")
 
-    app.add_middleware(Gate, settings=Settings(**settings))  # type: ignore[arg-type]
+    given = Settings(**settings)  # type: ignore[arg-type]
+    app.add_middleware(Gate, settings=given, keyring=Keyring(find=no_stored_key, api_key=given.api_key))
     return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
 
@@ -124,3 +132,20 @@ def test_a_bug_tells_nothing_of_its_inside() -> None:
     assert "secret" not in response.text
     assert code(client().get("/nowhere")) == (404, "not_found")
     assert code(client().get("/echo")) == (405, "method_not_allowed")
+
+
+def test_a_key_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    assert from_environment({"HP_API_KEY_FILE": str(file)}).api_key == KEY
+    file.write_text("\n")
+    for wrong in (str(file), str(tmp_path / "none")):  # an operator who names a file does not want to run without a key
+        with pytest.raises(InputError) as caught:
+            from_environment({"HP_API_KEY_FILE": wrong})
+        assert caught.value.field == "HP_API_KEY_FILE"
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "nan", "inf", "many"])
+def test_ceilings_are_amounts(amount: str) -> None:
+    with pytest.raises(InputError, match=r"(?i)max_gpu_seconds_per_day"):
+        from_environment({"HP_MAX_GPU_SECONDS_PER_DAY": amount})

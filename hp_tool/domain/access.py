@@ -1,0 +1,67 @@
+"""Who may do what in the service, what they may use up, and what was done: keys, limits, the audit log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+
+ANY_KEY = None
+"""In a limit: it holds for all searches together."""
+
+
+class Scope(IntEnum):
+    """What a key allows; each includes the ones before it."""
+
+    READ = 1
+    """Ask for predictions, and look at what is one's own."""
+    SUBMIT = 2
+    """Spend GPU time: submit and steer searches; report measurements."""
+    ADMIN = 3
+    """Everything of everybody; keys and the audit log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """An API key. The secret itself is nowhere: it was shown once, when the key was made."""
+
+    id: str
+    """Public; the first part of the key that its owner sends."""
+    owner: str
+    """Whose it is. Keys of one owner see the same searches, so a key can be replaced by the next."""
+    scope: Scope
+    secret_sha256: str = field(repr=False)
+    requests_per_second: float | None = None
+    """None: the service's default."""
+    gpu_seconds_per_day: float | None = None
+    """What searches submitted with it may spend in a day (UTC); None: no quota."""
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSecondsLimit:
+    """GPU-seconds that profile runs may take in one day (UTC)."""
+
+    per_day: float
+    api_key_id: str | None = ANY_KEY
+    """Whose searches count; ANY_KEY: everybody's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """Something that was changed, or refused: who, when, what, and how it ended."""
+
+    id: str
+    created_at: datetime
+    owner: str | None
+    """None: the operator, who needs no stored key."""
+    api_key_id: str | None
+    action: str
+    """Method and route: `POST /v1/searches/{search_id}/cancel`."""
+    resource: str
+    """The path that was asked for."""
+    outcome: str
+    """The HTTP status, or `ok` for the command line."""
+    request_id: str | None = None

@@ -1,0 +1,51 @@
+"""The port through which a service keeps its keys and its audit log: a store that can do that too."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import Page
+
+
+class AccessStore(Store, Protocol):
+    """The store with what only a service needs. Each method is one transaction, as all of a Store's."""
+
+    def add_key(
+        self,
+        *,
+        key_id: str,
+        owner: str,
+        scope: Scope,
+        secret_sha256: str,
+        lifetime_s: float | None = None,
+        requests_per_second: float | None = None,
+        gpu_seconds_per_day: float | None = None,
+    ) -> KeyRecord:
+        """Store a new key, which expires `lifetime_s` from now by the database's clock; None: never."""
+
+    def get_key(self, *, key_id: str) -> KeyRecord: ...
+
+    def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
+        """Newest first, revoked and expired ones too."""
+
+    def revoke_key(self, *, key_id: str) -> KeyRecord:
+        """Make it worthless for ever; revoking twice is harmless and keeps the first instant."""
+
+    def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
+        """What ended runs took since midnight UTC, and what searches that have not ended may still take."""
+
+    def add_audit(
+        self,
+        *,
+        owner: str | None,
+        api_key_id: str | None,
+        action: str,
+        resource: str,
+        outcome: str,
+        request_id: str | None = None,
+    ) -> None: ...
+
+    def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
+        """Newest first."""

@@ -1,0 +1,153 @@
+"""API keys: made, recognised, and who stands behind a request.
+
+A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 256-bit secret. A slow hash protects what people
+can remember; a random secret of this size cannot be guessed from its digest, and every request pays for the hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+
+from hp_tool.domain.access import KeyRecord, Scope
+from hp_tool.domain.access_store import AccessStore
+from hp_tool.errors import HpToolError, NotFoundError
+
+FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+REMEMBERED_S = 5.0
+"""How long a key is trusted without asking the database: so long a revoked one may live on in other processes."""
+MOST_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who asks."""
+
+    owner: str | None
+    """None: the operator."""
+    scope: Scope
+    key: KeyRecord | None = None
+    """None: no stored key was needed."""
+
+    @property
+    def key_id(self) -> str | None:
+        """The public part of the key; None for the operator."""
+        return None if self.key is None else self.key.id
+
+
+OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
+"""Whoever started the service: knows HP_API_KEY, or sits at the machine where no key is asked for."""
+
+
+def issue(
+    *,
+    store: AccessStore,
+    owner: str,
+    scope: Scope,
+    lifetime_s: float | None = None,
+    requests_per_second: float | None = None,
+    gpu_seconds_per_day: float | None = None,
+) -> tuple[KeyRecord, str]:
+    """Make a key. The second value is what its owner sends; it can never be shown again."""
+    key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    record = store.add_key(
+        key_id=key_id,
+        owner=owner,
+        scope=scope,
+        secret_sha256=_digest(secret),
+        lifetime_s=lifetime_s,
+        requests_per_second=requests_per_second,
+        gpu_seconds_per_day=gpu_seconds_per_day,
+    )
+    return record, f"hp_{key_id}_{secret}"
+
+
+class Keyring:
+    """Recognises keys. One per process; used on its event loop only."""
+
+    def __init__(self, *, find: Callable[[str], KeyRecord], api_key: str | None) -> None:
+        """`find`: a stored key by its id, or NotFoundError.
+
+        `api_key`: the operator's; None: who brings no key is the operator.
+        """
+        self._find = find
+        self._api_key = api_key
+        self._remembered: dict[str, tuple[KeyRecord, float]] = {}
+
+    async def principal(self, headers: Headers) -> Principal:
+        """Who sent these headers.
+
+        Raises:
+            HpToolError: `unauthorized` (no such key), `key_expired`, `key_revoked`.
+        """
+        given = _given(headers)
+        if given is None and self._api_key is None:
+            return OPERATOR
+        given = given or ""
+        # Constant time: how long the comparison takes tells nothing about how much of the key was right.
+        if self._api_key is not None and hmac.compare_digest(given.encode(), self._api_key.encode()):
+            return OPERATOR
+        key = await self._stored(given)
+        if key.revoked_at is not None:
+            raise HpToolError(f"key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC", code="key_revoked")
+        if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
+            raise HpToolError(f"key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC", code="key_expired")
+        return Principal(owner=key.owner, scope=key.scope, key=key)
+
+    def forget(self, key_id: str) -> None:
+        """Ask the database again: the key was revoked here."""
+        self._remembered = {digest: known for digest, known in self._remembered.items() if known[0].id != key_id}
+
+    async def _stored(self, token: str) -> KeyRecord:
+        form = FORM.fullmatch(token)
+        if form is None:
+            raise _unauthorized()
+        key_id, digest = form[1], _digest(form[2])
+        key, asked_at = self._remembered.get(digest, (None, 0.0))
+        if key is not None and key.id == key_id and time.monotonic() - asked_at < REMEMBERED_S:
+            return key
+        try:
+            key = await run_in_threadpool(self._find, key_id)
+        except NotFoundError:
+            raise _unauthorized() from None
+        if not hmac.compare_digest(digest, key.secret_sha256):
+            raise _unauthorized()
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[digest] = key, time.monotonic()
+        return key
+
+
+def _given(headers: Headers) -> str | None:
+    """The key in the Authorization header: `Bearer KEY`, or Basic with the key as password. None: there is no such header."""
+    authorization = headers.get("authorization")
+    if authorization is None:
+        return None
+    kind, _, value = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _unauthorized() -> HpToolError:
+    return HpToolError("send a valid key as 'Authorization: Bearer KEY'", code="unauthorized")

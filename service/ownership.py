@@ -1,0 +1,126 @@
+"""The store as one caller may use it. Routes are given nothing else, so none of them can forget to ask whose a search is.
+
+What someone submitted, ran or reported is theirs and the administrators'; what was learnt from it, the calibrations, is
+everybody's. Another's search is answered as if it did not exist: whether it does is not the caller's to know.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from hp_tool.domain.access import GpuSecondsLimit, Scope
+from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.records import JsonObject, MeasurementRecord, NewMeasurement, SearchRecord
+from hp_tool.errors import HpToolError, InputError, NotFoundError
+from service.keys import Principal
+from service.settings import Settings
+
+SHARED = frozenset(
+    {"latest_calibration", "list_calibrations", "measured_clusters", "get_registration", "list_registrations", "ping"}
+)
+"""Methods that tell nothing of anyone in particular."""
+
+
+class PrincipalStore:
+    """A `Store` that sees what its principal may see, signs what it writes, and spends no more than it may."""
+
+    def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
+        self._store = store
+        self._principal = principal
+        self._settings = settings
+
+    def create_search(self, *, query: JsonObject, **given: Any) -> SearchRecord:
+        """Queue it as the principal's. A budget of GPU-seconds is filled in where a ceiling asks for one.
+
+        Raises InputError `gpu_seconds_ceiling` for a budget above it, LimitError where today's quota is used up.
+        """
+        principal = self._principal
+        return self._store.create_search(
+            query=with_budget(query, ceiling=self._ceiling()),
+            **given | {"owner": principal.owner, "api_key_id": principal.key_id, "limits": self._limits()},
+        )
+
+    def resume_search(self, *, search_id: str) -> SearchRecord:
+        self.get_search(search_id=search_id)
+        return self._store.resume_search(search_id=search_id, limits=self._limits())
+
+    def get_search(self, *, search_id: str) -> SearchRecord:
+        record = self._store.get_search(search_id=search_id)
+        if not self._may_see(record.owner):
+            raise NotFoundError(f"no search {search_id!r}", field="search_id")
+        return record
+
+    def add_measurement(self, *, measurement: NewMeasurement, **given: Any) -> MeasurementRecord:
+        return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **given)
+
+    def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
+        record = self._store.get_measurement(measurement_id=measurement_id)
+        if not self._may_see(record.owner):
+            raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
+        return record
+
+    def __getattr__(self, name: str) -> Any:
+        """Every other method by what it takes: of one search, of one owner, or shared; what is neither, administrators only."""
+        method = getattr(self._store, name)
+        if self._principal.scope >= Scope.ADMIN or name in SHARED:
+            return method
+        takes = _parameters(getattr(type(self._store), name))
+        if "owner" in takes:
+            return lambda **given: method(**given | {"owner": self._principal.owner})
+        if "search_id" in takes:
+            return self._of_own_search(method)
+        raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
+
+    def _of_own_search(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*, search_id: str, **given: Any) -> Any:
+            self.get_search(search_id=search_id)
+            return method(search_id=search_id, **given)
+
+        return checked
+
+    def _may_see(self, owner: str | None) -> bool:
+        return self._principal.scope >= Scope.ADMIN or owner == self._principal.owner
+
+    def _limits(self) -> tuple[GpuSecondsLimit, ...]:
+        """Today's quotas: the service's, and the key's."""
+        key = self._principal.key
+        limits = []
+        if self._settings.max_gpu_seconds_per_day is not None:
+            limits.append(GpuSecondsLimit(per_day=self._settings.max_gpu_seconds_per_day))
+        if key is not None and key.gpu_seconds_per_day is not None:
+            limits.append(GpuSecondsLimit(per_day=key.gpu_seconds_per_day, api_key_id=key.id))
+        return tuple(limits)
+
+    def _ceiling(self) -> float | None:
+        """The largest budget of one search."""
+        bounds = [limit.per_day for limit in self._limits()]
+        if self._settings.max_gpu_seconds_per_search is not None:
+            bounds.append(self._settings.max_gpu_seconds_per_search)
+        return min(bounds, default=None)
+
+
+def with_budget(query: JsonObject, *, ceiling: float | None) -> JsonObject:
+    """The query with a budget of GPU-seconds within the ceiling: without one a search could promise nothing.
+
+    It depends on settings alone, not on what is left today, so that a request sent twice is the same request.
+    """
+    if ceiling is None:
+        return query
+    search = query.get("search") or {}
+    budget = search.get("budget_gpu_seconds")
+    if budget is not None and budget > ceiling:
+        raise InputError(
+            f"a search may use {ceiling:g} GPU-seconds here, this one asks for {budget:g}",
+            field="search.budget_gpu_seconds",
+            code="gpu_seconds_ceiling",
+        )
+    return query | {"search": search | {"budget_gpu_seconds": ceiling if budget is None else budget}}
+
+
+@cache
+def _parameters(method: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(method).parameters)
