@@ -128,9 +128,14 @@ def resolve_training(query: Query) -> TrainingProblem:
 
 def resolve_model(query: Query) -> ModelSpec:
     """The model a query names or describes. Raises InputError, NotFoundError."""
-    if isinstance(query.model, ModelSpec):
-        return checked_model(query.model)
-    return catalogue_model(query.model) if isinstance(query.model, str) else model_from_mapping(query.model)
+    return named_model(query.model)
+
+
+def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
+    """A catalogue name, a path, a mapping or a shape as a shape. Raises InputError, NotFoundError."""
+    if isinstance(model, ModelSpec):
+        return checked_model(model)
+    return catalogue_model(model) if isinstance(model, str) else model_from_mapping(model)
 
 
 def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None]:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from hp_tool.documents import load_yaml
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query, Targets
 from hp_tool.errors import InputError
 
@@ -234,20 +235,22 @@ def _check(query: Query) -> None:
     for section, ranges in _RANGES.items():
         values = getattr(query, section)
         for name, limits in ranges.items() if values is not None else ():
-            _check_range(getattr(values, name), limits, field=f"{section}.{name}")
-    _check_parallel(query)
+            check_range(getattr(values, name), limits, field=f"{section}.{name}")
+    check_parallel(query.parallel)
 
 
-def _check_range(value: float | None, limits: tuple[float, float], *, field: str) -> None:
+def check_range(value: float | None, limits: tuple[float, float], *, field: str) -> None:
+    """Raises InputError where a value is given and outside."""
     low, high = limits
     if value is not None and not low <= value <= high:  # not: NaN is in no range
         ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in limits)
         raise InputError(f"{field} must be from {ends}, got {value}", field=field, code="invalid_value")
 
 
-def _check_parallel(query: Query) -> None:
-    for name in query.parallel.__slots__:
-        value = getattr(query.parallel, name)
+def check_parallel(parallel: ParallelQuery) -> None:
+    """Sizes in range, no empty list. Raises InputError."""
+    for name in parallel.__slots__:
+        value = getattr(parallel, name)
         if value == ():
             raise InputError(
                 f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value"
@@ -256,4 +259,4 @@ def _check_parallel(query: Query) -> None:
             continue
         limits = {"zero_stage": (0, 3), "data_parallel_shard_size": (0, _PARALLEL_SIZE[1])}.get(name, _PARALLEL_SIZE)
         for one in value if isinstance(value, tuple) else (value,):
-            _check_range(one, limits, field=f"parallel.{name}")
+            check_range(one, limits, field=f"parallel.{name}")

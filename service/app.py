@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from hp_tool import __version__
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.query import Query
+from hp_tool.domain.sizing import SizingQuery
 from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
 from service.api import (
@@ -25,6 +26,7 @@ from service.api import (
     openapi,
     problems,
     searches,
+    sizings,
 )
 from service.dashboard import pages
 from service.keys import Keyring
@@ -63,10 +65,11 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, batch, searches, events, measurements, formats, calibrations, catalog, keys):
+    for module in (estimates, batch, searches, events, measurements, formats, sizings, calibrations, catalog, keys):
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
     app.include_router(health.router)
     pages.install(app)
-    openapi.install(app, bodies={"Query": Query, "MeasurementReport": MeasurementReport, "NewKey": keys.NewKey})
+    bodies = {"Query": Query, "SizingQuery": SizingQuery, "MeasurementReport": MeasurementReport, "NewKey": keys.NewKey}
+    openapi.install(app, bodies=bodies)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     return app

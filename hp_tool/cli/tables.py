@@ -15,7 +15,7 @@ from hp_tool.units import JOULES_PER_MWH, duration, gib
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
     """One configuration: its verdict, memory by part, time by part; and what measurements on its cluster make of it."""
-    console = _console()
+    console = wide_console()
     if estimate.parallel is not None:
         console.print(arithmetic(estimate.parallel))
     for reason in estimate.reasons:
@@ -108,7 +108,7 @@ def _print_mends(console: Console, mends: tuple[Mend, ...]) -> None:
 
 def print_recommendations(answer: RecommendAnswer) -> None:
     """The ranked configurations, and how many were turned away by which rule."""
-    console = _console()
+    console = wide_console()
     table = Table(title="best configurations by the cost model")
     rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
     heads, cells = configuration_cells([row.parallel for row in rows])
@@ -158,10 +158,10 @@ def print_front(answer: RecommendAnswer) -> None:
         days = f"{e.days:.1f}" if e.days is not None else "-"
         figures = (duration(e.time.step_s), f"{e.tokens_per_second:,.0f}", gib(e.memory.total_bytes), days)
         table.add_row(str(e.provenance["num_gpus"]), *configuration, *figures)
-    _console().print(table)
+    wide_console().print(table)
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """Standard output; wide enough for the tables where it is a file or a pipe."""
     console = Console()
     return console if console.is_terminal else Console(width=140)

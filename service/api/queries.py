@@ -27,14 +27,19 @@ def read_query(data: bytes) -> Query:
 
 def refuse_local(query: Query) -> None:
     """What is fine on one's own command line and not from afar."""
-    if isinstance(query.model, str):
-        catalog.model(query.model, allow_files=False)
+    refuse_model_file(query.model)
     if query.training is not None and query.training.sequence_lengths and _is_path(query.training.sequence_lengths):
         raise InputError("sequence_lengths names a file; the service reads none", field="training.sequence_lengths")
     if query.trainer is not None:
         raise UnsupportedError(
             "a worker runs no commands that come with a query; run `hp-tool tune` yourself", field="trainer.command"
         )
+
+
+def refuse_model_file(model: object) -> None:
+    """A name is looked up in the catalogue alone: a path would be the server's. Raises NotFoundError."""
+    if isinstance(model, str):
+        catalog.model(model, allow_files=False)
 
 
 async def _body(request: Request) -> Query:

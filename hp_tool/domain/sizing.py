@@ -1,0 +1,178 @@
+"""Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hp_tool.domain.hardware import ClusterQuery, Precision
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.result import Reason, Recommendation
+
+LawName = Literal["chinchilla-1", "chinchilla-2", "chinchilla-3", "chinchilla-corrected", "kaplan"]
+Style = Literal["llama", "gpt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsQuery:
+    """Experts in place of dense MLPs; a token's share of them is as wide as the dense MLP would be."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    num_experts: int
+    """Routed experts per layer."""
+    num_experts_per_tok: int
+    """Experts each token is sent to (top-k)."""
+    num_shared_experts: int = 0
+    """Experts every token passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityQuery:
+    """How often devices fail, and what a failure and a checkpoint cost."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    mtbf_per_gpu_hours: float | None = None
+    """Mean time between the failures of one device that stop a job; None: as published for Llama 3 (50,677 h)."""
+    checkpoint_s: float | None = None
+    """Time for which saving a checkpoint stops training; None: its bytes at the published rate of Megatron-LM's nodes."""
+    checkpoint_interval_s: float | None = None
+    """Training between two checkpoints; None: the interval that loses least."""
+    restart_s: float | None = None
+    """From a failure to training again; None: ten minutes to detect and diagnose, and the time to load the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingQuery:
+    """A budget. What is left out follows from a scaling law, from the cluster, or from both.
+
+    `model` or `parameters`, `tokens` and `flops`: any two of the three fix the training, any one fixes it with the law; with
+    `days` the answer is then the fewest devices of the cluster that meet this deadline. `days` alone: the training that the
+    whole cluster does in this time.
+    """
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    id: str | None = None
+    """Echoed back."""
+    cluster: str | ClusterQuery | None = None
+    """As in any query; None: shape and hyperparameters alone, without days."""
+    days: float | None = None
+    """Calendar days, time lost to failures included."""
+    model: str | ModelSpec | dict[str, Any] | None = None
+    """A shape that is fixed already, as in any query."""
+    parameters: float | None = None
+    """Parameters a token passes: all of a dense model's, of a mixture of experts the active ones."""
+    tokens: float | None = None
+    """Length of the training."""
+    flops: float | None = None
+    """Compute by the laws' own count, 6 x parameters x tokens."""
+    law: LawName = "chinchilla-corrected"
+    """How compute is divided between parameters and tokens."""
+    tokens_per_parameter: float | None = None
+    """Over-training: this ratio in place of the law's."""
+    style: Style = "llama"
+    """llama: RMSNorm, rotary positions, SwiGLU, grouped queries, untied embeddings. gpt: LayerNorm with biases, learned
+    positions, GELU, as many key/value heads as heads, tied embeddings."""
+    vocab_size: int | None = None
+    """Rounded up to a multiple of 1,024 (128 for each of 8 tensor-parallel ranks); None: 128,256 (llama) or 50,257 (gpt)."""
+    aspect_ratio: float | None = None
+    """hidden_size / num_hidden_layers; None: GPT-3's, 64 for small models to 128 for large ones."""
+    num_key_value_heads: int | None = None
+    """None: by style."""
+    experts: ExpertsQuery | None = None
+    """A mixture of experts; None: dense."""
+    sequence_length: int = 4096
+    """Tokens a sequence."""
+    global_batch_size: int | None = None
+    """Sequences a step; None: by the batch size law."""
+    precision: Precision = "bf16"
+    framework: str = "megatron-core"
+    parallel: ParallelQuery = ParallelQuery()
+    """Narrows the axes, as in any query."""
+    reliability: ReliabilityQuery = ReliabilityQuery()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A value, the rule that gives it, and who published the rule."""
+
+    name: str
+    value: float | int | str | tuple[float, ...]
+    unit: str = ""
+    rule: str
+    source: str
+    extrapolated: bool = False
+    """Outside the range in which the rule was fitted."""
+    alternatives: dict[str, float] | None = None
+    """What other published rules give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Training time that survives failures, as a share of the calendar's."""
+
+    fraction: float
+    mtbf_s: float
+    """Of the whole job."""
+    checkpoint_bytes: float
+    checkpoint_s: float
+    checkpoint_interval_s: float
+    young_interval_s: float
+    """First-order optimum sqrt(2 C M), for comparison."""
+    restart_s: float
+    source: str
+    """Where the figures that were not given come from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """The training a budget buys."""
+
+    feasible: bool
+    reasons: tuple[Reason, ...] = ()
+    model: ModelSpec
+    parameters: float
+    """All of the model's."""
+    active_parameters: float
+    """Those a token passes; the same for a dense model."""
+    tokens: float
+    tokens_per_parameter: float
+    """Active ones."""
+    flops: float
+    """Model FLOPs of the training as the cost model counts them (attention and output layer included)."""
+    law: Choice
+    """What divided compute between parameters and tokens."""
+    loss: Choice
+    """Predicted by the corrected Chinchilla fit, on its data and tokenizer."""
+    compute_overhead: float
+    """0.2: the same loss, trained compute-optimally by that fit, would take 1 / 1.2 of the compute."""
+    shape: tuple[Choice, ...]
+    """Why the model looks as it does; empty where it was given."""
+    hyperparameters: tuple[Choice, ...]
+    num_gpus: int | None = None
+    days: float | None = None
+    """Of uninterrupted training."""
+    effective_days: float | None = None
+    """days / goodput."""
+    gpu_hours: float | None = None
+    """Of effective_days."""
+    cost: float | None = None
+    """US dollars, of effective_days."""
+    goodput: Goodput | None = None
+    recommendation: Recommendation | None = None
+    """The fastest configuration, with the cost model's whole estimate."""
+    query: dict[str, Any] | None = None
+    """Valid input of `recommend` and `tune`: the way on from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingAnswer:
+    """What `hp-tool size` and POST /v1/sizings answer."""
+
+    id: str | None
+    """The query's."""
+    status: Literal["ok"] = "ok"
+    sizing: Sizing

@@ -1,0 +1,206 @@
+"""The shape of a model of a given size: depth against width, heads, MLP and vocabulary that devices divide evenly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from hp_tool.cost.parameters import expert_parameters, moe_layers, total_parameters
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.sizing import Choice, ExpertsQuery, Style
+from hp_tool.errors import InputError
+
+TENSOR_PARALLEL = 8
+"""Degree that shapes are made to divide by: the devices of the usual node."""
+TILE = 128
+"""Multiple of matrix dimensions on each rank that fills whole tiles of the tensor cores' matmuls."""
+TOLERANCE = 0.03
+"""Parameters off the target that are given up for a better divisible depth."""
+ASPECT_TOLERANCE = 1.4
+"""h/L off the rule that is accepted; published models of one size differ by more."""
+WHOLE_NODE = 10e9
+"""Parameters from which heads are made to divide by a whole node; smaller models need half of one at most."""
+DEFAULT_VOCABULARY = {"llama": 128_256, "gpt": 50_257}
+MAX_LAYERS = 256
+MAX_HEADS = 512
+_SMALL, _LARGE = (0.76e9, 64.0), (6.7e9, 128.0)
+"""Size and h/L of GPT-3's models between which the ratio doubles."""
+
+
+def aspect_ratio(*, parameters: float) -> float:
+    """h / L of GPT-3's models (arXiv 2005.14165, table 2.1): 64 up to 0.76B, 128 from 6.7B, geometric between.
+
+    Loss is flat around it: 3 % over a factor of 40 (arXiv 2001.08361, section 3.1). Llama's models have 102 to 130.
+    """
+    share = math.log(parameters / _SMALL[0]) / math.log(_LARGE[0] / _SMALL[0])
+    return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
+
+
+def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
+    """Parameters a token passes: all but the routed experts it is not sent to."""
+    total = total_parameters(model, sequence_length=sequence_length)
+    if not model.num_experts:
+        return total
+    idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts
+    return total - moe_layers(model) * idle * expert_parameters(model)
+
+
+def shaped(
+    *,
+    parameters: float,
+    style: Style,
+    sequence_length: int,
+    vocab_size: int | None = None,
+    ratio: float | None = None,
+    num_key_value_heads: int | None = None,
+    experts: ExpertsQuery | None = None,
+) -> ModelSpec:
+    """A model with about so many active parameters.
+
+    Of the depths divisible by 8, else 4, 2, 1 (pipeline stages), those within 3 % of the target whose h/L is within a factor
+    of 1.4 of the rule's; among them the nearest to the rule. Where there is none, size counts ten times as much as ratio.
+    """
+    target_ratio = ratio if ratio is not None else aspect_ratio(parameters=parameters)
+    vocabulary = _up(vocab_size or DEFAULT_VOCABULARY[style], TILE * TENSOR_PARALLEL)
+
+    def model(heads: int, layers: int) -> ModelSpec:
+        found = _model(heads, layers, parameters, style, vocabulary, sequence_length, num_key_value_heads)
+        return found if experts is None else _with_experts(found, experts)
+
+    options = list(_options(parameters, model, num_key_value_heads or 1))
+    for divisor in (8, 4, 2, 1):
+        good = [
+            one
+            for one in options
+            if one.num_hidden_layers % divisor == 0
+            and abs(active_parameters(one) / parameters - 1.0) <= TOLERANCE
+            and _off(one, target_ratio) <= math.log(ASPECT_TOLERANCE)
+        ]
+        if good:
+            return min(good, key=lambda one: _off(one, target_ratio))
+    if not options:
+        raise InputError(
+            f"no shape of {parameters:g} parameters has {num_key_value_heads} key/value heads and {vocabulary:,} words; "
+            "ask for more parameters or fewer of either",
+            field="parameters",
+        )
+    return min(options, key=lambda one: 10.0 * abs(math.log(active_parameters(one) / parameters)) + _off(one, target_ratio))
+
+
+def shape_choices(model: ModelSpec, *, style: Style, asked: float, ratio: float | None) -> tuple[Choice, ...]:
+    """Why a model that `shaped` made looks as it does."""
+    degree = _tensor_degree(model.num_attention_heads)
+    wide = model.hidden_size / model.num_hidden_layers
+    rule = f"{ratio:g} as asked" if ratio is not None else f"{aspect_ratio(parameters=asked):.0f} at this size"
+    table = "arXiv 2005.14165, table 2.1; flat around it: arXiv 2001.08361, section 3.1"
+    tiles = "matmul tiles of 128 on each tensor-parallel rank (NVIDIA, Matrix Multiplication Background User's Guide)"
+    mlp = ("8/3 hidden_size, the third matrix paid for", "arXiv 2002.05202") if model.gated_mlp else ("4 hidden_size", table)
+    width = model.intermediate_size or 4 * model.hidden_size
+    choices = [
+        Choice(name="hidden_size / num_hidden_layers", value=round(wide, 1), rule=f"near {rule}", source=table),
+        Choice(
+            name="num_hidden_layers",
+            value=model.num_hidden_layers,
+            rule="pipeline stages and model chunks divide it",
+            source="arXiv 2104.04473, section 2.2",
+        ),
+        Choice(
+            name="num_attention_heads",
+            value=model.num_attention_heads,
+            rule=f"head_dim {model.head_size}; tensor parallelism up to {degree} divides the heads",
+            source="arXiv 1909.08053, section 3; " + tiles,
+        ),
+        Choice(name="intermediate_size", value=width, rule=f"{mlp[0]}; a multiple of {TILE} x {degree}", source=mlp[1]),
+        Choice(
+            name="vocab_size",
+            value=model.vocab_size,
+            rule=f"a multiple of {TILE} x {TENSOR_PARALLEL}",
+            source="Megatron-LM, --make-vocab-size-divisible-by",
+        ),
+    ]
+    if style == "llama":
+        choices.append(
+            Choice(
+                name="num_key_value_heads",
+                value=model.kv_heads,
+                rule="8, one for each tensor-parallel rank of a node, unless given or fewer divide the heads",
+                source="grouped queries: arXiv 2305.13245; 8: arXiv 2307.09288 and 2407.21783",
+            )
+        )
+    if model.num_experts:
+        choices.append(
+            Choice(
+                name="moe_intermediate_size",
+                value=model.moe_intermediate_size or width,
+                rule="a token's experts together as wide as the dense MLP",
+                source="fine-grained experts: arXiv 2401.06066, section 3.1",
+            )
+        )
+    return tuple(choices)
+
+
+def _options(parameters: float, model: Callable[[int, int], ModelSpec], kv_heads: int) -> Iterator[ModelSpec]:
+    """Shapes of every width, each with the depths around that which the target asks for."""
+    step = math.lcm(8 if parameters >= WHOLE_NODE else 4, kv_heads)
+    for heads in range(step, MAX_HEADS + 1, step):
+        one, two = active_parameters(model(heads, 1)), active_parameters(model(heads, 2))
+        depth = 1.0 + (parameters - one) / (two - one)
+        if depth < 1.0:
+            return
+        rounded = {d * k for d in (8, 4, 2, 1) for k in (math.floor(depth / d), math.ceil(depth / d))}
+        yield from (model(heads, layers) for layers in sorted(rounded) if 1 <= layers <= MAX_LAYERS)
+
+
+def _model(
+    heads: int, layers: int, parameters: float, style: Style, vocabulary: int, sequence_length: int, kv_heads: int | None
+) -> ModelSpec:
+    head_size, degree = _head_size(parameters), _tensor_degree(heads)
+    h = heads * head_size
+    gated = style == "llama"
+    return ModelSpec(
+        name=f"{style}-{parameters / 1e9:.3g}b",
+        num_hidden_layers=layers,
+        hidden_size=h,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads or (degree if gated else None),
+        intermediate_size=_nearest(8 * h / 3, TILE * degree) if gated else 4 * h,
+        vocab_size=vocabulary,
+        tie_word_embeddings=not gated,
+        gated_mlp=gated,
+        normalization="rmsnorm" if gated else "layernorm",
+        max_position_embeddings=sequence_length,
+    )
+
+
+def _with_experts(model: ModelSpec, experts: ExpertsQuery) -> ModelSpec:
+    width = model.ffn_size / (experts.num_experts_per_tok + experts.num_shared_experts)
+    return replace(
+        model,
+        num_experts=experts.num_experts,
+        num_experts_per_tok=experts.num_experts_per_tok,
+        num_shared_experts=experts.num_shared_experts,
+        moe_intermediate_size=_nearest(width, TILE),
+    )
+
+
+def _head_size(parameters: float) -> int:
+    """128 from a billion parameters up, 64 below: GPT-3's and Llama's sizes between them."""
+    return 128 if parameters >= 1e9 else 64
+
+
+def _tensor_degree(heads: int) -> int:
+    """The largest power of two up to TENSOR_PARALLEL that divides the heads."""
+    return math.gcd(heads, TENSOR_PARALLEL)
+
+
+def _off(model: ModelSpec, ratio: float) -> float:
+    return abs(math.log(model.hidden_size / model.num_hidden_layers / ratio))
+
+
+def _nearest(value: float, multiple: int) -> int:
+    return max(round(value / multiple), 1) * multiple
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,30 @@
+"""POST /v1/sizings: the training that a budget buys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from hp_tool.budgets import parse_sizing, size_answer
+from hp_tool.domain.sizing import SizingAnswer, SizingQuery
+from service.api import openapi
+from service.api.answers import json_response
+from service.api.dependencies import CorrectionsDep
+from service.api.queries import refuse_model_file
+
+router = APIRouter(tags=["estimates"])
+
+
+async def _body(request: Request) -> SizingQuery:
+    query = parse_sizing(await request.body())
+    refuse_model_file(query.model)
+    return query
+
+
+@router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body("SizingQuery"))
+def sizings(query: Annotated[SizingQuery, Depends(_body)], corrections: CorrectionsDep) -> Any:
+    """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
+    devices for a deadline.
+    """
+    return json_response(size_answer(query, corrections=corrections))
