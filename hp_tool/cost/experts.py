@@ -50,8 +50,9 @@ def routed_tokens(model: ModelSpec, workload: TrainingWorkload, candidates: Cand
 
 
 def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Norm and router input (16 bits: the router's matmul is wide), router probabilities in fp32, permuted inputs of the
-    experts, pre-activations and activations of routed and shared experts.
+    """Norm and router input (16 bits: the router's matmul is wide), 8 bytes for each pair of token and expert (the fused
+    permutation's map, two int32 each), permuted inputs of the experts, pre-activations and activations of routed and
+    shared experts. Not counted: 32 bytes or so for each chosen pair, its probabilities and indices.
     """
     gates = 2.0 if model.gated_mlp else 1.0
     routed = routed_tokens(model, workload, candidates, s)

@@ -39,6 +39,8 @@ from megatron.core.transformer import (  # noqa: E402
     TransformerConfig,
     multi_latent_attention,
 )
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
+from megatron.core.transformer.moe.experts import SequentialMLP  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules  # noqa: E402
 
 LAYERS = 2
@@ -49,6 +51,7 @@ random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext(
 random._get_all_rng_states = lambda: ()
 # Checkpoints that discard their outputs ask Transformer Engine about fp8, which is off here.
 random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
+moe_utils.te_general_gemm = None  # where Transformer Engine is missing, so is the name
 random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
 
 
@@ -91,6 +94,14 @@ class _Norm(torch.autograd.Function):
         return torch.empty_like(x)
 
 
+class EvenExperts(SequentialMLP):
+    """Experts that all get as many tokens: how many is data, which fake tensors do not have."""
+
+    def forward(self, tokens: torch.Tensor, counts: Any, probs: torch.Tensor) -> Any:
+        even = SimpleNamespace(tolist=lambda: [len(tokens) // self.num_local_experts] * self.num_local_experts)
+        return super().forward(tokens, even, probs)
+
+
 class Storages(TorchDispatchMode):
     """Weak references to every storage that an operation made."""
 
@@ -115,13 +126,16 @@ class Storages(TorchDispatchMode):
 
 def kept_bytes(case: dict[str, Any]) -> float:
     """Bytes a layer of one case."""
-    t, sharded = case["tensor_parallel_size"], case["sequence_parallel"]
-    distributed.init_process_group("fake", rank=0, world_size=t, store=FakeStore())
-    parallel_state.initialize_model_parallel(t, create_gloo_process_groups=False)
+    t, sharded, ep = case["tensor_parallel_size"], case["sequence_parallel"], case.get("expert_parallel_size", 1)
+    distributed.init_process_group("fake", rank=0, world_size=t * ep, store=FakeStore())
+    parallel_state.initialize_model_parallel(
+        t, expert_model_parallel_size=ep, expert_tensor_parallel_size=1, create_gloo_process_groups=False
+    )
     random.model_parallel_cuda_manual_seed(0)
     latent = case.get("latent", False)
     config = (MLATransformerConfig if latent else TransformerConfig)(
         num_layers=LAYERS, perform_initialization=False, tensor_model_parallel_size=t, sequence_parallel=sharded, bf16=True,
+        expert_model_parallel_size=ep, expert_tensor_parallel_size=1,
         params_dtype=torch.bfloat16, attention_softmax_in_fp32=False, masked_softmax_fusion=False,
         bias_activation_fusion=True, bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False,
         activation_func=functional.silu if case["config"].get("gated_linear_unit") else functional.gelu,
@@ -131,7 +145,14 @@ def kept_bytes(case: dict[str, Any]) -> float:
     if encoder_length:
         layer = decoder_model_with_local_spec()
     else:
-        layer = get_gpt_layer_local_spec(normalization=config.normalization, multi_latent_attention=latent, qk_layernorm=latent)
+        layer = get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts,
+            normalization=config.normalization,
+            multi_latent_attention=latent,
+            qk_layernorm=latent,
+        )
+    if config.num_moe_experts:
+        layer.submodules.mlp.submodules.experts.module = EvenExperts
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = FusedNorm
     if latent:
         attention = layer.submodules.self_attention.submodules

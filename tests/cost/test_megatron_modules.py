@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,28 +27,34 @@ DEEPSEEK_V3 = ModelSpec(
     num_hidden_layers=2, hidden_size=7168, num_attention_heads=128, intermediate_size=18432, kv_lora_rank=512, q_lora_rank=1536,
     qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, gated_mlp=True, normalization="rmsnorm", vocab_size=1024,
 )  # fmt: skip
+# As of DeepSeek-V2-Lite: queries straight from the hidden state.
+LITE = replace(DEEPSEEK_V3, hidden_size=2048, num_attention_heads=16, intermediate_size=10944, q_lora_rank=None)
+LATENT_FAMILIES = {"deepseek": DEEPSEEK_V3, "lite": LITE}
 
 
 def shape(family: str) -> ModelSpec:
-    return DEEPSEEK_V3 if family == "deepseek" else FAMILIES[family]
+    return LATENT_FAMILIES.get(family) or FAMILIES[family]
 
 
 def in_megatrons_words(family: str, t: int, sharded: bool, modules: tuple[str, ...], attention: str) -> dict[str, Any]:
     case = megatron_case(shape(family), workload(family, attention), t=t, sharded=sharded, recompute="none")
     if modules:
         case["config"] |= {"recompute_granularity": "selective", "recompute_modules": list(modules)}
-    if family == "deepseek":
-        case["config"] |= {
-            "kv_lora_rank": DEEPSEEK_V3.kv_lora_rank,
-            "q_lora_rank": DEEPSEEK_V3.q_lora_rank,
-            "qk_head_dim": DEEPSEEK_V3.qk_nope_head_dim,
-            "qk_pos_emb_head_dim": DEEPSEEK_V3.qk_rope_head_dim,
-            "v_head_dim": DEEPSEEK_V3.v_head_dim,
-            "rope_type": "rope",
-            "num_query_groups": DEEPSEEK_V3.num_attention_heads,
-        }
-        case |= {"rotary": False, "latent": True}
-    return case
+    return case | latent_case(shape(family), case["config"]) if family in LATENT_FAMILIES else case
+
+
+def latent_case(model: ModelSpec, config: dict[str, Any]) -> dict[str, Any]:
+    """What changes in a case of latent attention."""
+    latent = {
+        "kv_lora_rank": model.kv_lora_rank,
+        "q_lora_rank": model.q_lora_rank,
+        "qk_head_dim": model.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "rope_type": "rope",
+        "num_query_groups": model.num_attention_heads,
+    }
+    return {"rotary": False, "latent": True, "config": config | latent}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,7 @@ def left_out(family: str, t: int, sharded: bool, modules: tuple[str, ...]) -> fl
         return norms + (4 * SEQUENCE * model.head_size * 2 if model.positions == "rotary" else 0)
     again = "mla_up_proj" in modules
     rope, ranks = model.qk_rope_head_dim or 0, (model.q_lora_rank or 0, model.kv_lora_rank)
-    latents = 2 * 4 * own + 4 * SEQUENCE * rope * (1 if again else 3)
+    latents = sum(rank > 0 for rank in ranks) * 4 * own + 4 * SEQUENCE * rope * (1 if again else 3)
     # Without recomputation this version's values are a copy, so that the storage they shared with the keys is free; what
     # runs with Transformer Engine keep it.
     latents -= 0 if again else 2 * tokens * model.num_attention_heads / t * (model.qk_nope_head_dim or 0)
