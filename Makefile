@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup quickstart test lint types format check benchmarks slurm slurm-stop clean
+.PHONY: help setup quickstart test lint types format check docs benchmarks slurm slurm-stop clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -32,6 +32,9 @@ format: setup  ## Mend what the linter can mend
 	$(BIN)/ruff format .
 
 check: lint types test  ## Everything a change must pass
+
+docs: setup  ## The documentation site into site/; a warning is an error
+	$(BIN)/mkdocs build --strict
 
 benchmarks: setup  ## Speed on this machine, and accuracy against HP_REFERENCE_DATA where that is set
 	$(BIN)/python -m benchmarks.speed

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from hp_tool import app, catalog, schema
 from hp_tool.catalog import library
 from hp_tool.cli.batches import sources
-from hp_tool.cli.main import main
+from hp_tool.cli.main import build, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -88,6 +89,50 @@ def test_the_readme_shows_what_its_commands_print(
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     (command,) = [line for block in blocks(README, "bash") for line in block.splitlines() if "pytest" in line]
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+def typed_commands() -> list[tuple[str, str]]:
+    """Every `hp-tool` command of the pages' shell blocks, with its page."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in (*blocks(text, "console"), *blocks(text, "bash")):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.search(r"(?:^\$ |&& |^)(?:\S*/)?hp-tool (.*)", line):
+                    found.append((page.name, re.split(r"\s[|>&<#]|;", match[1])[0]))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), typed_commands())
+def test_commands_of_the_documentation_exist_with_their_options(page: str, command: str) -> None:
+    words = shlex.split(command)
+    node: Any = typer.main.get_command(build())
+    while hasattr(node, "commands") and words and words[0] in node.commands:
+        node = node.commands[words.pop(0)]
+    assert not hasattr(node, "commands"), f"{page}: no command {command}"
+    known = {option for parameter in node.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"} <= known
+
+
+def test_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (query,) = blocks(text, "yaml")
+    (tmp_path / "query.yaml").write_text(query)
+    monkeypatch.chdir(tmp_path)
+    codes = []
+    for line in "".join(blocks(text, "console")).splitlines():
+        command, _, target = line.removeprefix("$ hp-tool ").partition(" > ")
+        if command.startswith("tune"):  # the quickstart has its own test
+            continue
+        monkeypatch.setattr(sys, "argv", ["hp-tool", *shlex.split(command)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        codes.append(ended.value.code)
+        printed = capsys.readouterr().out
+        if target:
+            (tmp_path / target).write_text(printed)
+    assert codes == [3, 0, 0, 0, 0]  # the first one does not fit
+    assert "--tensor-model-parallel-size" in printed
 
 
 ELSEWHERE = {"search.md"}

@@ -1,0 +1,129 @@
+"""Pages of the documentation site that come from code (an mkdocs hook): commands, routes, Python, every formula of the cost
+model, and the README, CONTRIBUTING and CHANGELOG. Links out of docs/ lead to those pages, or lose their target.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG.md": "changelog.md"}
+"""Files of the root, and the pages they become."""
+PACKAGES = {"cost": "Cost model", "space": "Space", "calibration": "Calibration", "domain": "Types"}
+"""Packages of hp_tool whose modules each become a page."""
+HOW_TO = "How to"
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+def modules(package: str) -> list[Path]:
+    """The package's modules that say something, in the order of their names."""
+    found = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
+    return [path for path in found if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+def page_of(module: Path) -> str:
+    """`hp_tool/cost/memory.py` -> `cost/memory.md`; a package's own page is its index."""
+    path = module.relative_to(ROOT / "hp_tool").with_suffix(".md")
+    return str(path.with_name("index.md") if path.stem == "__init__" else path)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Complete the navigation: the how-tos that mkdocs.yml does not list, and a section for each package."""
+    nav: list[Any] = config.nav or []
+    listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
+    (how_to,) = [section[HOW_TO] for section in nav if HOW_TO in section]
+    how_to += sorted(path.name for path in Path(config.docs_dir).glob("*.md") if path.name not in listed)
+    nav += [{title: [page_of(module) for module in modules(package)]} for package, title in PACKAGES.items()]
+    config.nav = nav
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
+    pages |= {"reference/commands.md": commands(), "reference/http.md": routes(), "reference/python.md": python()}
+    for package in PACKAGES:
+        for module in modules(package):
+            dotted = ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            members = "\n    options:\n      members: false" if module.stem == "__init__" else ""
+            pages[page_of(module)] = f"# {dotted.removeprefix('hp_tool.')}\n\n::: {dotted}{members}\n"
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mend links: pages of the root's files stand elsewhere now, and code is linked where it has a page."""
+    source = page.file.src_uri
+    root = next((ROOT / name for name, target in TOP.items() if target == source), Path(config.docs_dir) / source)
+
+    def mended(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        if "://" in target:
+            return match[0]
+        path = (root.parent / target).resolve()
+        found = _page_for(path, files)
+        if found is None:
+            return text
+        up = "../" * source.count("/")
+        return f"[{text}]({up}{found}{anchor})"
+
+    return LINK.sub(mended, markdown)
+
+
+def _page_for(path: Path, files: Files) -> str | None:
+    if path.is_relative_to(ROOT / "docs"):
+        name = str(path.relative_to(ROOT / "docs"))
+    elif path.is_relative_to(ROOT / "hp_tool"):
+        name = page_of(path / "__init__.py" if path.is_dir() else path)
+    else:
+        name = TOP.get(path.name, "") if path.parent == ROOT else ""
+    return name if files.get_file_from_path(name) else None
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as the command line itself describes them."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    from hp_tool.cli.main import build
+
+    command = typer.main.get_command(build())
+    docs = get_docs_for_click(obj=command, ctx=typer.Context(command), name="hp-tool", title="Commands")
+    # QUERY in angle or square brackets is no HTML and no link
+    return re.sub(r"<(?=[A-Z])", "&lt;", docs)
+
+
+def routes() -> str:
+    """Every route with its parameters and answers, from the same description that /openapi.json serves."""
+    from service.app import create_app
+    from service.settings import from_environment
+
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/pages.sqlite3"
+        app = create_app(from_environment(host=None, port=None, database_url=url))
+        description = app.openapi()
+        app.state.store.close()
+    lines = ["# HTTP", "", description["info"]["description"], "", "`GET /openapi.json` has the schemas.", ""]
+    for path, methods in description["paths"].items():
+        for method, route in methods.items():
+            lines += [f"## {method.upper()} {path}", "", route.get("description", route.get("summary", "")), ""]
+            rows = [(p["name"], p["in"], (p.get("description") or "").replace("|", "\\|")) for p in route.get("parameters", ())]
+            if rows:
+                lines += ["| parameter | in | |", "|---|---|---|", *(f"| `{a}` | {b} | {c} |" for a, b, c in rows), ""]
+            answers = ", ".join(f"{code} {answer.get('description', '')}" for code, answer in route["responses"].items())
+            lines += [f"Answers: {answers}", ""]
+    return "\n".join(lines)
+
+
+def python() -> str:
+    """The functions of `import hp_tool`, and what they answer."""
+    return "# Python\n\n" + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "answers", "errors")) + "\n"
