@@ -42,6 +42,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         text = (tmp_path / page).read_text(encoding="utf-8")
         assert all(f">{name}<" in text or f"{name}</span>" in text for name in names), page
     assert "hp-tool db backup" in (tmp_path / "reference" / "commands.html").read_text(encoding="utf-8")
-    assert "/v1/searches/{search_id}/clone" in (tmp_path / "reference" / "http.html").read_text(encoding="utf-8")
+    assert "/v1/searches/{search_id}/events" in (tmp_path / "reference" / "http.html").read_text(encoding="utf-8")
     assert "recommendations" in (tmp_path / "reference" / "python.html").read_text(encoding="utf-8")
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= {page.stem for page in tmp_path.glob("*.html")}
