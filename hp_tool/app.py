@@ -12,6 +12,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import explain, legality
 from hp_tool.described import described, described_misses, with_missed_targets
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
+from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
@@ -138,6 +139,8 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "m
         if value is not None:
             values[name] = value
     values.setdefault("zero_stage", default_zero_stage(framework))
+    if parallel.pipeline_layout is not None:
+        values = _laid_out(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
     schedule = values.get("pipeline_schedule")
     chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule == "zbv" else 1)
     scheduled_chunks((chunks,), schedule=schedule)
@@ -151,6 +154,16 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "m
     if values.get("data_parallel_shard_size") == values.get("data_parallel_size", parallel.data_parallel_size):
         values["data_parallel_shard_size"] = 0  # the whole group
     return ParallelConfig(**values)
+
+
+def _laid_out(values: dict[str, Any], *, chunks: int) -> dict[str, Any]:
+    """The values with the number of stages or of chunks a stage that a pipeline layout implies, where only one is given;
+    with neither, every chunk is a stage.
+    """
+    p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
+    if p is None:
+        return values | {"pipeline_parallel_size": max(chunks // (v or 1), 1)}
+    return values if v is not None else values | {"virtual_pipeline_parallel_size": max(chunks // p, 1)}
 
 
 def config_query(config: ParallelConfig) -> ParallelQuery:

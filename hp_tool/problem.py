@@ -13,6 +13,7 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.layout import LaidOutPipeline
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
 from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
 from hp_tool.cost.mixed import MixedPipeline
@@ -58,6 +59,13 @@ class TrainingProblem:
                 workload=self.workload,
                 strategy=self.strategy,
                 kinds=(first, second),
+                memory_headroom_fraction=self.constraints.memory_headroom_fraction,
+            ).costs(candidates)
+        if self.strategy.pipeline_layout is not None:
+            return LaidOutPipeline(
+                **nouns,
+                strategy=self.strategy,
+                layout=self.strategy.pipeline_layout,
                 memory_headroom_fraction=self.constraints.memory_headroom_fraction,
             ).costs(candidates)
         costs = training_costs(
@@ -166,7 +174,6 @@ def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | 
 
 
 _UNMODELLED_PARALLEL = (
-    "pipeline_layout",
     "attention_data_parallel_size",
     "max_num_seqs",
     "max_num_batched_tokens",

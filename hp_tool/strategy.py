@@ -9,6 +9,8 @@ from hp_tool.cost.placement import checked_order
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, Strategy, TokenDispatcher
+from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
+from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, parse_layout
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -28,7 +30,26 @@ def resolve_strategy(*, parallel: ParallelQuery, model: ModelSpec, workload: Tra
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
         hierarchical_context_parallel_sizes=_context_levels(parallel, model),
         moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version if model.num_experts else None),
+        pipeline_layout=_pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
     )
+
+
+def _pipeline_layout(text: str | None, *, model: ModelSpec, workload: TrainingWorkload) -> PipelineLayout | None:
+    """The layout, if it is this model's. Raises UnsupportedError for what is not modelled along with it."""
+    if text is None:
+        return None
+    for unsupported, what in (
+        (workload.framework != "megatron-core", f"framework {workload.framework}"),
+        (model.architecture != "decoder", f"architecture {model.architecture}"),
+        (workload.task == "lora" or workload.lora is not None, "LoRA"),
+        (workload.packed, "packed rows"),
+        (workload.offload not in (None, "none"), f"offload {workload.offload}"),
+    ):
+        if unsupported:
+            raise UnsupportedError(f"a pipeline_layout with {what} is not modelled; leave it out", field=LAYOUT_FIELD)
+    layout = parse_layout(text)
+    check_layout(layout, num_layers=model.num_hidden_layers, mtp_layers=model.num_nextn_predict_layers)
+    return layout
 
 
 def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:

@@ -59,7 +59,7 @@ def legality(
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
         (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
-        _layers_broken(model, cluster, c, framework=workload.framework),
+        strategy.pipeline_layout is None and _layers_broken(model, cluster, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         _sequence_broken(workload, c),

@@ -15,7 +15,7 @@ from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.loss import logit_bytes
 from hp_tool.cost.offload import offload_activations
 from hp_tool.cost.schedules.costs import chunks_in_flight, is_folded, splits_backward, waiting_in_flight
-from hp_tool.cost.section import Section
+from hp_tool.cost.section import Section, Stage
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import PREFETCHED_LAYERS
 from hp_tool.cost.stages import StageLayers
@@ -82,8 +82,8 @@ def memory(
     embedding_first, before, after = True, 0, 0
     if isinstance(c, Section):
         before, after = c.stages_before, p - c.stages_before - c.stages
-        embedding_first, embedding_last = c.holds_embedding, (c.stages == 1) & c.holds_embedding
-        output_first, output_last = (c.stages == 1) & c.holds_output, c.holds_output
+        embedding_first, embedding_last = c.holds_embedding, (c.stages == 1) * c.holds_embedding
+        output_first, output_last = (c.stages == 1) * c.holds_output, c.holds_output
     ends = []
     host: Column = states.host_bytes
     offloaded: Column = 0.0
@@ -91,7 +91,8 @@ def memory(
         (layers[0], stages.first, "first", p - 1 - before, embedding_first, output_first),
         (layers[1], stages.last, "last", after + stages.output_from_end, embedding_last, output_last),
     ):
-        chunk = chunk_activations(candidates=c, layer=layer, layers=end.layers / v)
+        layers_per_chunk = c.chunk_layers if isinstance(c, Stage) else end.layers / v
+        chunk = chunk_activations(candidates=c, layer=layer, layers=layers_per_chunk)
         saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
         logits = is_last * loss
         if scheduled and anywhere(splits_backward(c)):

@@ -58,7 +58,7 @@ class MixedPipeline:
         most = maximum((layers - second * fewest) // first, fewest)
         down, up = (self._split(rows, minimum(maximum(n, fewest), most)) for n in (floor(balanced), ceil(balanced)))
         better = (up.feasible > down.feasible) | ((up.feasible == down.feasible) & (up.step_s < down.step_s))
-        return _chosen(better, up, down)
+        return chosen(better, up, down)
 
     def stages(self, candidates: Candidates) -> tuple[Column, Column]:
         """Stages of each kind: its share of the devices."""
@@ -107,7 +107,7 @@ class MixedPipeline:
         parts |= {name: maximum(both[0].parts[name], both[1].parts[name]) for name in once}
         parts["pipeline_bubble"] = self._bubble(candidates, both, slowest=maximum(*seconds))
         full = both[1].memory_total_bytes / both[1].capacity_bytes > both[0].memory_total_bytes / both[0].capacity_bytes
-        worse = _chosen(full, both[1], both[0])
+        worse = chosen(full, both[1], both[0])
         return replace(
             worse,
             parts={name: parts[name] for name in TIME_PARTS},
@@ -135,7 +135,7 @@ def _stage_seconds(costs: TrainingCosts, m: FloatArray) -> Column:
     return sum(costs.parts[name] for name in STAGE_PARTS) / m
 
 
-def _chosen(condition: Any, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
+def chosen(condition: Any, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
     """Row by row one or the other."""
     names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "capacity_bytes", "step_s")
     columns: dict[str, Any] = {name: where(condition, getattr(yes, name), getattr(no, name)) for name in names}

@@ -17,10 +17,24 @@ class Section(Candidates):
     layers_before: Column
     stages: Column
     layers: Column
-    holds_embedding: bool
+    holds_embedding: Column
     """Its first stage is the pipeline's."""
-    holds_output: bool
+    holds_output: Column
     """Its last stage is the pipeline's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Section):
+    """A section of one stage, of a pipeline that is laid out by hand."""
+
+    dense_layers: Column
+    """Of `layers`, those without experts in a model that has them."""
+    extra_layers: Column
+    """Multi-token-prediction layers, beside `layers`."""
+    embeddings: Column
+    """Copies of the embedding: multi-token prediction wants one on its own stage too (Megatron Core, gpt_model.py)."""
+    chunk_layers: Column
+    """Layers a model chunk, the mean over those whose activations the stage holds at its fullest."""
 
 
 def section(candidates: Candidates, **said: Any) -> Section:

@@ -9,9 +9,12 @@ from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.parameters import moe_layers
-from hp_tool.cost.section import Section
+from hp_tool.cost.section import Section, Stage
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
+
+NO_LAYERS = 1e-9
+"""Layers of a stage that holds none: formulas ask for seconds a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
 def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) -> StageLayers:
     """The layers of both ends."""
     if isinstance(candidates, Section):
-        return _section_layers(model, candidates)
+        return _section_layers(model, candidates) if not isinstance(candidates, Stage) else _only_stage(model, candidates)
     p = candidates.pipeline_parallel_size
     if facts(framework).balances_blocks:
         return _balanced_layers(model, p)
@@ -118,3 +121,13 @@ def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
         pace=c.layers, first=ends[0], last=ends[1], pace_moe_fraction=ends[1].moe_fraction,
         fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
     )  # fmt: skip
+
+
+def _only_stage(model: ModelSpec, c: Stage) -> StageLayers:
+    """The same of one stage of a pipeline that is laid out: it is both ends."""
+    layers = c.layers + c.extra_layers
+    share = 1.0 - c.dense_layers / maximum(layers, 1) if model.num_experts else 0.0
+    both = End(layers=layers, moe_fraction=share)
+    return StageLayers(
+        pace=maximum(layers, NO_LAYERS), first=both, last=both, pace_moe_fraction=share, fewer_first=0, fewer_last=0, fewer=0
+    )

@@ -26,7 +26,7 @@ from hp_tool.cost.parameters import (
 )
 from hp_tool.cost.placement import dense_group, expert_group
 from hp_tool.cost.schedules.folded import folded_ends, with_mirrored_stage
-from hp_tool.cost.section import Section
+from hp_tool.cost.section import Section, Stage
 from hp_tool.cost.sharding import Sharding, sharding
 from hp_tool.cost.stages import End, stage_layers
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -77,7 +77,12 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
-    head = head + model.num_nextn_predict_layers * 2.0 * (model.hidden_size**2 + norm_weights(model))
+    extra = 2.0 * (model.hidden_size**2 + norm_weights(model))
+    if isinstance(candidates, Stage):
+        head = candidates.holds_output * head + candidates.extra_layers * extra
+        both = first + candidates.embeddings * embedding + head
+        return both, both
+    head = head + model.num_nextn_predict_layers * extra
     if model.architecture != "decoder":
         head = head + special_parameters(model, tensor_parallel_size=t)
     if isinstance(candidates, Section):
@@ -94,7 +99,9 @@ def end_matrices(model: ModelSpec, workload: TrainingWorkload, candidates: Candi
     more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     holds_extra = not isinstance(candidates, Section) or candidates.holds_output
-    extra = holds_extra * model.num_nextn_predict_layers * 2.0 * model.hidden_size**2
+    depths = candidates.extra_layers if isinstance(candidates, Stage) else holds_extra * model.num_nextn_predict_layers
+    extra = depths * 2.0 * model.hidden_size**2
+    first = first + extra if isinstance(candidates, Stage) else first
     return folded_ends(candidates, plain=(first, last + extra), layers=(first, last), ends=extra)
 
 

@@ -14,7 +14,7 @@ from hp_tool.cost.offload import activation_seconds
 from hp_tool.cost.placement import dense_group
 from hp_tool.cost.schedules.costs import is_folded, split_bubble_share, splits_backward
 from hp_tool.cost.schedules.folded import share_of_ends
-from hp_tool.cost.section import Section
+from hp_tool.cost.section import Section, Stage
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.cost.sharding import exposed, fully_sharded_seconds
 from hp_tool.cost.stages import StageLayers
@@ -79,7 +79,7 @@ def time_parts(
     extra = model.num_nextn_predict_layers
     output = (1.0 + extra) * (head.output + head.output_communication)
     body = compute + recompute + tensor + context + expert
-    if extra:
+    if extra and not isinstance(c, Stage):  # which counts them among its layers
         output = output + extra / layers * body
     embedding = head.embedding
     if isinstance(c, Section):

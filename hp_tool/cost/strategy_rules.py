@@ -10,10 +10,15 @@ from hp_tool.cost.elementwise import maximum
 from hp_tool.cost.exchange_overlap import merges_passes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
+from hp_tool.domain.pipeline_layout import PipelineLayout
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 
-CONTEXT_HEADS, EXCHANGE_OVERLAP = STRATEGY_REASONS = ("context_heads_not_divisible", "exchange_overlap_not_applicable")
+CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT = STRATEGY_REASONS = (
+    "context_heads_not_divisible",
+    "exchange_overlap_not_applicable",
+    "layout_not_applicable",
+)
 
 
 def strategy_broken(
@@ -23,6 +28,7 @@ def strategy_broken(
     return (
         _exchanged_heads_broken(model, candidates, strategy),
         _overlap_broken(candidates) if merges_passes(workload) else False,
+        _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
     )
 
 
@@ -52,6 +58,16 @@ def _overlap_broken(c: Candidates) -> Any:
     return (merged == 0) | (c.recompute_method >= FULL_UNIFORM)
 
 
+def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
+    """A layout fixes p v. Megatron Core runs it under 1F1B and its interleaving, and wants multi-token prediction in the last
+    chunk of its rank.
+    """
+    p, count = c.pipeline_parallel_size, len(layout.chunks)
+    broken = (p * c.virtual_pipeline_parallel_size != count) | (c.pipeline_schedule != ONE_F_ONE_B)
+    at = next((place for place, chunk in enumerate(layout.chunks) if chunk.mtp_layers), None)
+    return broken if at is None else broken | (at < count - p)
+
+
 def explain_strategy(name: str, *, model: ModelSpec, config: ParallelConfig, strategy: Strategy) -> Reason:
     """One of STRATEGY_REASONS with numbers and the mend."""
     t = config.tensor_parallel_size
@@ -64,6 +80,17 @@ def explain_strategy(name: str, *, model: ModelSpec, config: ParallelConfig, str
             f"{config.virtual_pipeline_parallel_size}); or leave the overlap out",
             needed=2,
             available=min(config.expert_parallel_size, config.virtual_pipeline_parallel_size),
+        )
+    if name == LAYOUT and strategy.pipeline_layout is not None:
+        count = len(strategy.pipeline_layout.chunks)
+        p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+        return Reason(
+            code=name,
+            message=f"pipeline_layout has {count} model chunks: choose a pipeline_parallel_size (here {p}) that times "
+            f"virtual_pipeline_parallel_size (here {v}) is {count}, the schedule 1f1b or interleaved, and m in the last chunk "
+            "of its rank",
+            needed=count,
+            available=p * v,
         )
     kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
     ranks = levels[0] if kind != "a2a" and levels is not None else config.context_parallel_size

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hp_tool.domain.pipeline_layout import PipelineLayout
+
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
 PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe"]
@@ -72,6 +74,7 @@ class ParallelConfig:
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     rank_order: str | None = None
     """This and what follows are the same for all candidates of a query, and None where it says nothing."""
+    pipeline_layout: str | None = None
     context_parallel_communication: ContextCommunication | None = None
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
     moe_token_dispatcher_type: TokenDispatcher | None = None
@@ -79,6 +82,7 @@ class ParallelConfig:
 
 OF_THE_QUERY = (
     "rank_order",
+    "pipeline_layout",
     "context_parallel_communication",
     "hierarchical_context_parallel_sizes",
     "moe_token_dispatcher_type",
@@ -97,6 +101,8 @@ class Strategy:
     """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None: as many of the former as
     share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
+    pipeline_layout: PipelineLayout | None = None
+    """None: equal stages, see `cost.stages`."""
 
 
 DEFAULT_STRATEGY = Strategy()
@@ -136,6 +142,8 @@ class ParallelQuery:
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
     per rank) and dualpipe (every stage kept twice). None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
+    """What each model chunk holds, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
+    pipeline_parallel_size x virtual_pipeline_parallel_size chunks. None: equal stages."""
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
     context_parallel_communication: ContextCommunication | None = None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -95,8 +96,10 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
     return ((field, words) for unsupported, field, words in rules if unsupported)
 
 
-def unprofiled_layout(cluster: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """(field, words) of what the ranks' layout asks and is not run."""
+def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Iterator[tuple[str, str]]:
+    """(field, words) of what the layout of ranks and stages asks and is not run."""
+    if strategy.pipeline_layout is not None:
+        yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
     if cluster.kinds:
         yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:

@@ -56,7 +56,7 @@ def near(
 ) -> Near | None:
     """The neighbours of `asked` on exactly so many axes that are legal and run under the schedule; None without any."""
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    axes = default_axes(query=ParallelQuery(), **nouns)
+    axes = default_axes(query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), **nouns)
     chunks = (asked.virtual_pipeline_parallel_size, *axes.virtual_pipeline_parallel_size)
     every = neighbours(
         asked=Candidates.alone(asked),

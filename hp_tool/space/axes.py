@@ -11,6 +11,7 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, RecomputeName, zero_stages
+from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
@@ -68,15 +69,20 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     balanced = facts(workload.framework).balances_blocks
     plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
+    stages = _values(query.pipeline_parallel_size) or whole or _divisors(layers, n)
+    laid_out = len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
+    if laid_out:  # which fixes p v
+        stages = _values(query.pipeline_parallel_size) or _divisors(laid_out, n)
     chunks = (
         _values(query.virtual_pipeline_parallel_size)
+        or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
         or plain
         or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0)
     )
     shards = _values(query.data_parallel_shard_size) or (0,)
     return Axes(
         tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
-        pipeline_parallel_size=_values(query.pipeline_parallel_size) or whole or _divisors(layers, n),
+        pipeline_parallel_size=stages,
         virtual_pipeline_parallel_size=chunks,
         context_parallel_size=_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
         expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),

@@ -55,7 +55,7 @@ def resolve_search(query: Query) -> TrainingProblem:
             "objective min_gpus is not searched with real runs; let `hp-tool recommend` find the number, then search on it",
             field="objective",
         )
-    asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster))
+    asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster, problem.strategy))
     for field, what in asked:
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem

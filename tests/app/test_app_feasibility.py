@@ -69,6 +69,21 @@ ILLEGAL = [
         {"cluster": {"gpu": None, "num_gpus": None, "stages": [{"gpu": "a100-sxm-80gb", "num_gpus": n} for n in (16, 48)]}},
         ("16 x a100-sxm-80gb and 48", "multiple of 4"),
     ),
+    (
+        "context_heads_not_divisible",
+        {"context_parallel_size": 16, "context_parallel_communication": "a2a"},
+        ("16 context ranks", "8 query and 8 key/value heads", "communication p2p"),
+    ),
+    (
+        "exchange_overlap_not_applicable",
+        {"model": "mixtral-8x7b", "recompute": "none", "training": {"overlap": {"expert_parallel": True}}},
+        ("expert_parallel_size above 1 (here 1)", "leave the overlap out"),
+    ),
+    (
+        "layout_not_applicable",
+        {"pipeline_layout": "Et*24|t*24L", "pipeline_parallel_size": 4},
+        ("2 model chunks", "(here 4)", "is 2"),
+    ),
 ]  # fmt: skip
 
 
@@ -156,6 +171,12 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"data_parallel_shard_size": 4, "zero_stage": 0}, InputError, "parallel.data_parallel_shard_size"),
         ({"rank_order": "tp-dp"}, InputError, "parallel.rank_order"),
         ({"model": "mixtral-8x7b", "rank_order": "tp-pp-dp"}, UnsupportedError, "parallel.rank_order"),
+        ({"pipeline_layout": "Et*24|t*23L"}, InputError, "parallel.pipeline_layout"),
+        (
+            {"pipeline_layout": "Et*24|t*24L", "training": {"offload": "activations"}},
+            UnsupportedError,
+            "parallel.pipeline_layout",
+        ),
         ({"cluster": {"network_oversubscription": 2.0}}, InputError, "cluster.nodes_per_leaf"),
         ({"pipeline_schedule": ["1f1b", "zb-h1"]}, InputError, "parallel.pipeline_schedule"),
         ({"pipeline_schedule": "zbv", "virtual_pipeline_parallel_size": 1}, InputError, "parallel.pipeline_schedule"),

@@ -166,6 +166,24 @@ def test_headline_days_of_gpt3_175b() -> None:
     assert 1.29 <= days["full"] / days["selective"] <= 1.35
 
 
+def test_a_layout_narrows_the_axes_and_stands_in_each_answer() -> None:
+    layout = "Et*8|t*9|t*9|t*6L"
+    query = {
+        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"sequence_length": 8192, "global_batch_size": 64}, "parallel": {"pipeline_layout": layout},
+    }  # fmt: skip
+    result = recommend(query=parse_query(query), top=20)
+    assert result.rejections["layout_not_applicable"] > 0
+    sizes = {
+        (one.parallel.pipeline_parallel_size, one.parallel.virtual_pipeline_parallel_size) for one in result.recommendations
+    }
+    assert sizes == {(4, 1), (2, 2)}
+    for one in result.recommendations[:3]:
+        found = estimate(query=parse_query(query | {"parallel": to_dict(one.parallel)}), with_mends=False)
+        assert found.parallel == one.parallel and one.parallel.pipeline_layout == layout
+        assert found.time == one.estimate.time and found.memory == one.estimate.memory
+
+
 def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_again() -> None:
     said = {
         "rank_order": "tp-dp-cp-ep-pp", "context_parallel_communication": "a2a+p2p",

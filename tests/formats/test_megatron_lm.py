@@ -50,6 +50,16 @@ def known_fields() -> set[str]:
     return names | set(inspect.signature(GPTModel.__init__).parameters) | OF_THE_LOOP
 
 
+def test_a_pipeline_laid_out_by_hand_comes_back_the_same() -> None:
+    layout = "Et*9|(t*10|)*6,t*11L"
+    setup = setup_of(llama(pipeline_layout=layout))
+    assert setup.parallel.virtual_pipeline_parallel_size == 2
+    assert {"num-virtual-stages-per-pipeline-rank", "account-for-loss-in-pipeline-split"}.isdisjoint(megatron_lm.flags(setup))
+    again = read_query(megatron_lm.command(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})
+    assert again["parallel"]["pipeline_layout"] == layout
+    same_work(setup_of(again), setup)
+
+
 @settings(max_examples=60, deadline=None)
 @given(queries())
 def test_what_was_exported_comes_back_the_same(query: dict) -> None:

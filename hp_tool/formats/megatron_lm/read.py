@@ -6,8 +6,9 @@ import math
 import re
 from typing import Any
 
+from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.megatron_lm.words import CONTEXT, POSITIONS, SHARDING, Flags
+from hp_tool.formats.megatron_lm.words import CONTEXT, LAYOUT, POSITIONS, SHARDING, Flags
 
 
 def read(given: Flags, *, num_gpus: int) -> dict[str, Any]:
@@ -145,6 +146,8 @@ class _Reader:
             "recompute": self.recompute(),
             "zero_stage": self.zero_stage(),
         }
+        if layout := self.text(LAYOUT, ""):
+            chosen["pipeline_layout"] = layout
         if chosen["context_parallel_size"] > 1:
             kinds = {foreign: ours for ours, foreign in CONTEXT.items()}
             kind = self.text("cp-comm-type", "p2p")
@@ -161,6 +164,8 @@ class _Reader:
         return max(self.num_gpus // math.prod(max(self.number(name, 1), 1) for name in sizes), 1)
 
     def chunks(self) -> int:
+        if layout := self.text(LAYOUT, ""):
+            return max(len(parse_layout(layout).chunks) // max(self.number("pipeline-model-parallel-size", 1), 1), 1)
         if self.on("num-layers-per-virtual-pipeline-stage"):
             held = self.number("num-layers-per-virtual-pipeline-stage") * self.number("pipeline-model-parallel-size", 1)
             return max(self.number("num-layers") // max(held, 1), 1)

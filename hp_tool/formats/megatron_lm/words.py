@@ -16,10 +16,11 @@ SAID = {
     "exp_avg_sq_precision", "attention", "dropout", "optimizer", "cross_entropy", "expert_capacity_factor", "overlap",
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
     "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
-    "context_parallel_communication",
+    "context_parallel_communication", "pipeline_layout",
 }  # fmt: skip
 """Fields of a setup that these flags express."""
 
+LAYOUT = "pipeline-model-parallel-layout"
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 PRECISIONS: dict[str, Flags] = {

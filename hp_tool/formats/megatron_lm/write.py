@@ -11,7 +11,7 @@ import shlex
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.words import CONTEXT, NORMS, POSITIONS, PRECISIONS, SAID, SHARDING, TOOL, Flags
+from hp_tool.formats.megatron_lm.words import CONTEXT, LAYOUT, NORMS, POSITIONS, PRECISIONS, SAID, SHARDING, TOOL, Flags
 from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
 
 
@@ -75,14 +75,17 @@ def _model(setup: TrainingSetup) -> Flags:
 def _parallel(setup: TrainingSetup) -> Flags:
     c, layers = setup.parallel, setup.model.num_hidden_layers
     stages = c.pipeline_parallel_size * c.virtual_pipeline_parallel_size
-    uneven = layers % stages != 0
+    layout = setup.strategy.pipeline_layout
+    uneven = layout is None and layers % stages != 0
     given: Flags = {
         "tensor-model-parallel-size": [str(c.tensor_parallel_size)],
         "pipeline-model-parallel-size": [str(c.pipeline_parallel_size)],
         **_switches({"sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1}),
         **_switches({"account-for-embedding-in-pipeline-split": uneven, "account-for-loss-in-pipeline-split": uneven}),
     }
-    if c.virtual_pipeline_parallel_size > 1:
+    if layout is not None:  # it says the number of chunks, too
+        given[LAYOUT] = [layout.text]
+    elif c.virtual_pipeline_parallel_size > 1:
         given["num-virtual-stages-per-pipeline-rank"] = [str(c.virtual_pipeline_parallel_size)]
     if c.context_parallel_size > 1:
         given["context-parallel-size"] = [str(c.context_parallel_size)]
