@@ -16,7 +16,7 @@ import numpy as np
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.elementwise import maximum
-from hp_tool.cost.mixed import STAGE_PARTS, chosen
+from hp_tool.cost.mixed import PACED_PARTS, chosen, stage_seconds
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.section import Stage
@@ -98,8 +98,7 @@ class LaidOutPipeline:
 
     def _together(self, rows: Candidates, each: Sequence[TrainingCosts], counts: Sequence[Column]) -> TrainingCosts:
         m, v = micro_batches(rows, workload=self.workload), rows.virtual_pipeline_parallel_size
-        once = self.profile.framework.step_overhead_s
-        seconds = [(sum(one.parts[name] for name in STAGE_PARTS) + one.parts["overhead"] - once) / m for one in each]
+        seconds = [stage_seconds(one, profile=self.profile, micro_batches=m) for one in each]
         fullest, slowest, slowest_s, all_s = each[0], each[0], seconds[0], counts[0] * seconds[0]
         largest = {name: each[0].parts[name] for name in TIME_PARTS}
         for one, count, stage_s in zip(each[1:], counts[1:], seconds[1:], strict=True):
@@ -107,7 +106,7 @@ class LaidOutPipeline:
             slowest = chosen(stage_s > slowest_s, one, slowest)
             slowest_s, all_s = maximum(stage_s, slowest_s), all_s + count * stage_s
             largest = {name: maximum(one.parts[name], so_far) for name, so_far in largest.items()}
-        parts = largest | {name: slowest.parts[name] for name in (*STAGE_PARTS, "overhead")}
+        parts = largest | {name: slowest.parts[name] for name in PACED_PARTS}
         # A stage's own bubble holds what it takes itself; the rest are transfers, which all have alike.
         parts["pipeline_bubble"] = each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v
         return replace(

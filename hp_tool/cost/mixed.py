@@ -28,6 +28,8 @@ from hp_tool.domain.workload import TrainingWorkload
 
 STAGE_PARTS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
 """Parts that a stage repeats for each micro-batch; the slower kind sets their pace."""
+PACED_PARTS = (*STAGE_PARTS, "overhead")
+"""Also waits for the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class MixedPipeline:
         first, second = self.stages(rows)
         # An equal split tells how long a layer takes on each kind, ends included.
         each = [self._section_costs(rows, kind, layers=layers / p, before=kind * first * layers / p) for kind in (0, 1)]
-        pace = [_stage_seconds(one, self._micro_batches(rows)) for one in each]
+        pace = self._stage_seconds(rows, each)
         balanced = layers * pace[1] / (first * pace[1] + second * pace[0])
         fewest = rows.virtual_pipeline_parallel_size
         most = maximum((layers - second * fewest) // first, fewest)
@@ -66,8 +68,9 @@ class MixedPipeline:
         first = p * self.kinds[0][0].num_gpus // self.num_gpus
         return first, p - first
 
-    def _micro_batches(self, candidates: Candidates) -> FloatArray:
-        return micro_batches(candidates, workload=self.workload)
+    def _stage_seconds(self, candidates: Candidates, both: Sequence[TrainingCosts]) -> list[Column]:
+        m = micro_batches(candidates, workload=self.workload)
+        return [stage_seconds(one, profile=kind[1], micro_batches=m) for one, kind in zip(both, self.kinds, strict=True)]
 
     def _section_costs(self, candidates: Candidates, kind: int, *, layers: Column, before: Column) -> TrainingCosts:
         first, second = self.stages(candidates)
@@ -99,11 +102,10 @@ class MixedPipeline:
             self._section_costs(candidates, 0, layers=on_first, before=0),
             self._section_costs(candidates, 1, layers=on_second, before=first * on_first),
         ]
-        m = self._micro_batches(candidates)
-        seconds = [_stage_seconds(one, m) for one in both]
+        seconds = self._stage_seconds(candidates, both)
         second_paces = seconds[1] > seconds[0]
-        parts = {name: where(second_paces, both[1].parts[name], both[0].parts[name]) for name in STAGE_PARTS}
-        once = (name for name in TIME_PARTS if name not in STAGE_PARTS)
+        parts = {name: where(second_paces, both[1].parts[name], both[0].parts[name]) for name in PACED_PARTS}
+        once = (name for name in TIME_PARTS if name not in PACED_PARTS)
         parts |= {name: maximum(both[0].parts[name], both[1].parts[name]) for name in once}
         parts["pipeline_bubble"] = self._bubble(candidates, both, slowest=maximum(*seconds))
         full = both[1].memory_total_bytes / both[1].capacity_bytes > both[0].memory_total_bytes / both[0].capacity_bytes
@@ -130,9 +132,10 @@ class MixedPipeline:
         return stages - slowest / c.virtual_pipeline_parallel_size + maximum(*transfers)
 
 
-def _stage_seconds(costs: TrainingCosts, m: FloatArray) -> Column:
-    """What the slowest stage of a section takes for one micro-batch."""
-    return sum(costs.parts[name] for name in STAGE_PARTS) / m
+def stage_seconds(costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: FloatArray) -> Column:
+    """What the slowest stage of a section takes for one micro-batch, waits for its host included."""
+    waits = costs.parts["overhead"] - profile.framework.step_overhead_s
+    return (sum(costs.parts[name] for name in STAGE_PARTS) + waits) / micro_batches
 
 
 def chosen(condition: Any, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
