@@ -30,6 +30,8 @@ from service.api import (
 )
 from service.dashboard import pages
 from service.keys import Keyring
+from service.metrics import Metrics
+from service.observation import Observer
 from service.security import Gate
 from service.settings import Settings
 
@@ -71,5 +73,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     pages.install(app)
     bodies = {"Query": Query, "SizingQuery": SizingQuery, "MeasurementReport": MeasurementReport, "NewKey": keys.NewKey}
     openapi.install(app, bodies=bodies)
+    app.state.metrics = metrics = Metrics(store=opened)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
+    app.add_middleware(Observer, metrics=metrics, store=opened)  # the last one added is the outermost
     return app

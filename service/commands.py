@@ -35,10 +35,10 @@ def register(app: typer.Typer) -> None:
         ] = 30.0,
     ) -> None:
         """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
-        import logging
-
+        from service import logs
+        from service.settings import log_settings
         from service.worker import work
 
-        logging.basicConfig(format="%(asctime)s %(message)s")
-        logging.getLogger("service").setLevel(logging.INFO)
+        form, level = log_settings()
+        logs.configure(form=form, level=level)
         work(database_url=database_url, lease_s=lease_s)

@@ -67,8 +67,8 @@ class Gate:
             if scope["path"] not in OPEN_PATHS:
                 principal = await self.keyring.principal(request)
                 scope.setdefault("state", {})["principal"] = principal
-                check_scope(principal, method=scope["method"], path=scope["path"])
                 self.check_rate(principal)
+                check_scope(principal, method=scope["method"], path=scope["path"])
             limit = self.settings.max_batch_bytes if scope["path"] == BATCH_PATH else self.settings.max_body_bytes
             check_announced_size(request, limit)
         except HpToolError as error:

@@ -7,10 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from hp_tool.errors import InputError
+from service.logs import Form
 
 MIB = 2**20
+T = TypeVar("T", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,10 @@ class Settings:
     """Ceiling of a search's budget; None: none."""
     max_gpu_seconds_per_day: float | None = None
     """What all searches together may use in a day (UTC); None: no ceiling."""
+    log_form: Form = "json"
+    """json: a line each; text: for people."""
+    log_level: str = "info"
+    """debug also tells of every quick successful read."""
     max_body_bytes: int = MIB
     """Largest request body, and largest line of a batch."""
     max_batch_bytes: int = 256 * MIB
@@ -89,16 +96,25 @@ def from_environment(
     text_port = environment.get("HP_PORT", "8000")
     if port is None and not text_port.isdecimal():
         raise InputError(f"HP_PORT={text_port!r} is not a number", field="HP_PORT")
+    log_form, log_level = log_settings(environment)
     return Settings(
         database_url=database_url or environment.get("HP_DATABASE_URL") or None,
         host=host or environment.get("HP_HOST", "127.0.0.1"),
         port=port if port is not None else int(text_port),
         api_key=read_secret(environment, "HP_API_KEY"),
         requests_per_second=_amount(environment, "HP_REQUESTS_PER_SECOND") or 100.0,
+        log_form=log_form,
+        log_level=log_level,
         max_gpu_seconds_per_search=_amount(environment, "HP_MAX_GPU_SECONDS_PER_SEARCH"),
         max_gpu_seconds_per_day=_amount(environment, "HP_MAX_GPU_SECONDS_PER_DAY"),
         allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
     )
+
+
+def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, str]:
+    """Form and level of the logs, of API and workers alike."""
+    forms: tuple[Form, ...] = ("json", "text")
+    return _choice(environment, "HP_LOG_FORMAT", forms), _choice(environment, "HP_LOG_LEVEL", ("info", "debug", "warning"))
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:
@@ -123,3 +139,12 @@ def _amount(environment: Mapping[str, str], name: str) -> float | None:
         return float(text)
     except ValueError:
         raise InputError(f"{name}={text!r} is not a number", field=name) from None
+
+
+def _choice(environment: Mapping[str, str], name: str, choices: tuple[T, ...]) -> T:
+    """One of the choices; the first where nothing is said."""
+    text = (environment.get(name) or choices[0]).lower()
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise InputError(f"{name}={text!r} is not one of {', '.join(choices)}", field=name)

@@ -18,6 +18,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease
 from hp_tool.errors import HpToolError
 from hp_tool.tuning.run import default_holder
+from service import logs
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -62,7 +63,8 @@ class Worker:
             return False
         if claimed is None:
             return False
-        self._search(claimed[1])
+        with logs.about(search=claimed[1].search_id):
+            self._search(claimed[1])
         return True
 
     def _search(self, lease: Lease) -> None:

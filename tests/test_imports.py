@@ -72,6 +72,7 @@ HOMES = {
     "starlette": {"service"},
     "uvicorn": {"service"},
     "httpx": {"service"},
+    "prometheus_client": {"service"},
     "typer": {"cli", "service"},
 }
 """Libraries that only some rooms may know."""

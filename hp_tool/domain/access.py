@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 
+from hp_tool.domain.records import RunState, SearchState
+
 ANY_KEY = None
 """In a limit: it holds for all searches together."""
 
@@ -65,3 +67,18 @@ class AuditRecord:
     outcome: str
     """The HTTP status, or `ok` for the command line."""
     request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The store at a glance."""
+
+    searches: dict[SearchState, int]
+    """How many of each state, zeros included."""
+    runs: dict[RunState, int]
+    gpu_seconds: float
+    """Devices x seconds of all profile runs ever."""
+    oldest_queued_s: float
+    """How long the search that waits longest has been in the queue; 0: none waits."""
+    expired_leases: int
+    """Running searches that no worker has taken over from one that fell silent."""

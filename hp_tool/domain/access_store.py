@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope
+from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope, Usage
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Page
 
@@ -49,3 +49,6 @@ class AccessStore(Store, Protocol):
 
     def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
         """Newest first."""
+
+    def usage(self) -> Usage:
+        """Searches and runs by state, GPU-seconds, and how long the queue is."""

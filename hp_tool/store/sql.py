@@ -10,9 +10,10 @@ from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
 from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
+from hp_tool.store.usage import UsageOf
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, UsageOf):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def ping(self) -> None:

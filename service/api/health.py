@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from service.api.dependencies import SystemStoreDep
 from service.api.problems import RESPONSES
@@ -31,3 +32,13 @@ def readyz(store: SystemStoreDep) -> Health:
     """The database answers too; 503 where it does not."""
     store.ping()
     return Health()
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "Prometheus text exposition", "content": {"text/plain": {}}}, **RESPONSES},
+)
+def metrics(request: Request) -> Response:
+    """Requests, queue, runs, GPU-seconds and prediction error, for Prometheus."""
+    return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -107,7 +107,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
         # The server logs the traceback; the caller does not see it, for it may hold values of others.
-        return _response(500, code="internal", detail="an internal error occurred; it has been logged", field=None)
+        request_id = getattr(request.state, "request_id", None)
+        detail = "an internal error occurred; it has been logged" + (f" as request {request_id}" if request_id else "")
+        response = _response(500, code="internal", detail=detail, field=None)
+        if request_id:  # sent outside of the layer that says it otherwise
+            response.headers["X-Request-ID"] = request_id
+        return response
 
 
 def _response(status: int, *, code: str, detail: str, field: str | None) -> JSONResponse:

@@ -1,0 +1,106 @@
+"""What Prometheus reads: requests as this process saw them, and the state of the database at the moment of asking."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterator
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hp_tool.domain.access_store import AccessStore
+from hp_tool.errors import HpToolError
+
+log = logging.getLogger(__name__)
+
+RECENT = 100
+"""Measurements that tell how well predictions do these days."""
+SOURCES: tuple[Literal["profile", "reported"], ...] = ("profile", "reported")
+SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self, *, store: AccessStore) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "hp_http_requests", "Answered requests", ["method", "route", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "hp_http_request_seconds",
+            "From a request's first byte to its answer's last, streams of events included",
+            ["method", "route"],
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._registry.register(StoreCollector(store))
+
+    def count(self, *, method: str, route: str, status: int, seconds: float) -> None:
+        """One request was answered. `route` is the pattern, not the path: a label must not have as many values as searches."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def text(self) -> bytes:
+        """The exposition; asks the database."""
+        return generate_latest(self._registry)
+
+
+class StoreCollector(Collector):
+    """Queue, runs, GPU-seconds and prediction error: one truth for all API processes, so it is read, not counted along."""
+
+    def __init__(self, store: AccessStore) -> None:
+        self._store = store
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: registering must not ask the database."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("hp_database_up", "1: the database answers")
+        try:
+            found = list(self._from_store())
+        except HpToolError as error:
+            log.warning("no metrics of the database: %s", error.message)
+            found = []
+        up.add_metric([], 1.0 if found else 0.0)
+        yield from (up, *found)
+
+    def _from_store(self) -> Iterator[Metric]:
+        usage = self._store.usage()
+        searches = GaugeMetricFamily("hp_searches", "Searches by state", labels=["state"])
+        for state, number in usage.searches.items():
+            searches.add_metric([state], number)
+        runs = GaugeMetricFamily("hp_runs", "Profile runs by state", labels=["state"])
+        for run_state, number in usage.runs.items():
+            runs.add_metric([run_state], number)
+        waiting = GaugeMetricFamily("hp_queue_oldest_seconds", "How long the search next in line has waited; 0: none waits")
+        waiting.add_metric([], usage.oldest_queued_s)
+        abandoned = GaugeMetricFamily("hp_searches_without_worker", "Running searches whose worker's lease ran out")
+        abandoned.add_metric([], usage.expired_leases)
+        spent = CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs")
+        spent.add_metric([], usage.gpu_seconds)
+        yield from (searches, runs, waiting, abandoned, spent, *self._prediction_error())
+
+    def _prediction_error(self) -> Iterator[Metric]:
+        error = GaugeMetricFamily(
+            "hp_prediction_error_ratio",
+            f"Median of |measured / predicted - 1| of step time over the last {RECENT} measurements",
+            labels=["source"],
+        )
+        bias = GaugeMetricFamily(
+            "hp_prediction_bias_ratio", "Median of measured / predicted - 1: which way predictions drift", labels=["source"]
+        )
+        for source in SOURCES:
+            ratios = []
+            for record in self._store.measurements(source=source, status="ok", limit=RECENT).items:
+                predicted, measured = record.predicted.get("step_s"), record.measurement.known_step_s
+                if predicted and measured:
+                    ratios.append(measured / predicted - 1.0)
+            if ratios:
+                error.add_metric([source], statistics.median(map(abs, ratios)))
+                bias.add_metric([source], statistics.median(ratios))
+        yield from (error, bias)
