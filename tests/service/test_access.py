@@ -138,11 +138,11 @@ def test_keys_are_made_listed_and_revoked_over_http(http: TestClient, store: Sql
 
 
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: TestClient, store: SqlStore) -> None:
-    slow, other = key(store, Scope.READ, requests_per_second=0.5), key(store, Scope.READ)
-    answers = [http.get("/v1/searches", headers=slow) for _ in range(4)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]  # a burst of BURST_S x 0.5
-    assert answers[2].json()["code"] == "rate_limited"
-    assert 1 <= int(answers[2].headers["retry-after"]) <= 2
+    slow, other = key(store, Scope.READ, requests_per_second=0.001), key(store, Scope.READ)
+    answers = [http.get("/v1/searches", headers=slow) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[1].json()["code"] == "rate_limited"
+    assert 900 < int(answers[1].headers["retry-after"]) <= 1000
     assert http.get("/v1/searches", headers=other).status_code == 200
 
 
