@@ -205,6 +205,12 @@ def _refuse_unmodelled(model: ModelSpec, workload: TrainingWorkload, parallel: P
         if getattr(parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
     schedules = parallel.pipeline_schedule if isinstance(parallel.pipeline_schedule, tuple) else (parallel.pipeline_schedule,)
+    if workload.sequence_lengths is not None and (model.sliding_window or workload.sequence_length) < workload.sequence_length:
+        raise UnsupportedError(
+            f"sequences of unequal length are not modelled with a sliding_window ({model.sliding_window}) shorter than "
+            "sequence_length; leave sliding_window out to count full attention",
+            field="model.sliding_window",
+        )
     if workload.packed and set(schedules) - {None, "1f1b", "interleaved"}:
         raise UnsupportedError(
             "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone",
@@ -217,6 +223,7 @@ def _refuse_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
     for given, what, field in (
         (model.num_experts is not None, "experts", "model.num_experts"),
         (model.kv_lora_rank is not None, "latent attention", "model.kv_lora_rank"),
+        (model.sliding_window is not None, "sliding-window attention", "model.sliding_window"),
         (model.num_nextn_predict_layers > 0, "multi-token prediction", "model.num_nextn_predict_layers"),
         (workload.sequence_lengths is not None, "unequal sequence lengths", "training.sequence_lengths"),
         (workload.optimizer == "muon", "optimizer muon", "training.optimizer"),

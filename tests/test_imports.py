@@ -74,6 +74,7 @@ HOMES = {
     "httpx": {"service"},
     "prometheus_client": {"service"},
     "typer": {"cli", "service"},
+    "transformers": set(),
 }
 """Libraries that only some rooms may know."""
 HEAVY = (

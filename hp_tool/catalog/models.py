@@ -13,7 +13,13 @@ from hp_tool.catalog import huggingface, library, records
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
 
-_MAY_BE_ZERO = {"num_shared_experts", "first_k_dense_replace", "num_nextn_predict_layers"}
+_MAY_BE_ZERO = {
+    "num_shared_experts",
+    "first_k_dense_replace",
+    "num_nextn_predict_layers",
+    "position_embedding_offset",
+    "type_vocab_size",
+}
 _MOST_LAYERS = 10_000
 _LARGEST_SIZE = 1 << 26
 """Far above any model; keeps a slip of the keyboard, or worse, from overflowing the arithmetic."""
@@ -103,6 +109,14 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
         raise InputError(
             f"num_experts_per_tok {spec.num_experts_per_tok} is more than num_experts {spec.num_experts}",
             field="model.num_experts_per_tok",
+        )
+    if spec.sliding_window_layers is not None and (
+        spec.sliding_window is None or spec.sliding_window_layers > spec.num_hidden_layers
+    ):
+        raise InputError(
+            f"sliding_window_layers {spec.sliding_window_layers} needs sliding_window and at most num_hidden_layers "
+            f"{spec.num_hidden_layers}",
+            field="model.sliding_window_layers",
         )
     _check_groups(spec)
     return spec

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; without one, all are listed.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, valid as input where one name is given.")]
+
+_ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalization"}
 
 
 def register(app: typer.Typer) -> None:
@@ -118,8 +120,23 @@ def _show(specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind) -> 
         items = [dataclasses.asdict(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
         return
-    fields = {key: value for key, value in dataclasses.asdict(specs[0]).items() if value is not None}
-    _table(("field", "value"), [(key, str(value)) for key, value in (fields | _metadata(kind, specs[0].name)).items()])
+    spec = specs[0]
+    fields = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
+    if kind == "models":  # of a model's many details those that are unusual
+        usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
+        fields = {key: value for key, value in fields.items() if key not in usual or value != usual[key]}
+    counted = _counted(cast("ModelSpec", spec)) if kind == "models" else {}
+    _table(("field", "value"), [(key, str(value)) for key, value in (fields | counted | _metadata(kind, spec.name)).items()])
+
+
+def _counted(spec: ModelSpec) -> dict[str, object]:
+    """A model's parameters, those that a token meets where it has experts, and what it is counted without."""
+    from hp_tool.cost.parameters import active_parameters, total_parameters
+
+    sizes = {"parameters": total_parameters(spec)}
+    if spec.num_experts:
+        sizes["active parameters"] = active_parameters(spec)
+    return {name: f"{size:,.0f}" for name, size in sizes.items()}
 
 
 def _metadata(kind: Kind, name: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ from hp_tool.cost.feasibility import host_memory_reason, memory_reason
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.modules import repeated_token_flops
+from hp_tool.cost.simplified import simplified
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -193,4 +194,4 @@ def _provenance(
             "row_fill": workload.tokens_per_row / workload.sequence_length,
             "attended_length": workload.attended_length,
         }
-    return known
+    return known | simplified(model)

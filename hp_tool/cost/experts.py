@@ -37,7 +37,7 @@ def activation_width(model: ModelSpec, candidates: Candidates) -> Column:
 
 def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
     """(output n, input k) of the shared experts' matrices on one rank; they split like a dense MLP."""
-    shared = model.num_shared_experts * expert_width(model) / s.t
+    shared = model.shared_expert_size / s.t
     return [((2.0 if model.gated_mlp else 1.0) * shared, s.h), (s.h, shared)]
 
 
@@ -57,7 +57,7 @@ def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Ca
     gates = 2.0 if model.gated_mlp else 1.0
     routed = routed_tokens(model, workload, candidates, s)
     width = activation_width(model, candidates)
-    shared = model.num_shared_experts * expert_width(model) / s.t
+    shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards

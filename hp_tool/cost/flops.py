@@ -8,6 +8,7 @@ from hp_tool.cost.adapters import token_adapter_parameters
 from hp_tool.cost.attention import head_widths
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, head_matrices, mlp_matrices, moe_layers
+from hp_tool.cost.window import windowed_length
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -37,7 +38,8 @@ class TokenFlops:
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     """FLOPs a token. Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and
-    mixtures of experts (top-k, shared experts and router); embeddings and norms are not counted. Of an encoder-decoder model
+    mixtures of experts (top-k, shared experts and router); embeddings and norms are not counted,
+    nor scores outside of a sliding window. Of an encoder-decoder model
     tokens are those of both sides."""
     visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
     if model.architecture == "encoder_decoder":
@@ -48,11 +50,12 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     blocks = (layers + extra - sparse) * mlp_matrices(model) + sparse * active_expert_matrices(model)
     matrices = 2.0 * ((layers + extra) * float(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
     adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
+    attended = windowed_length(model, workload.attended_length)
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))
     return TokenFlops(
         layers=matrices + adapters,
         frozen=matrices + logits if workload.lora is not None else 0.0,
-        attention=(layers + extra) * 2.0 * workload.attended_length * model.num_attention_heads * (query_key + value) * visible,
+        attention=(layers + extra) * 2.0 * attended * model.num_attention_heads * (query_key + value) * visible,
         logits=logits,
     )
 

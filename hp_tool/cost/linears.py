@@ -53,7 +53,7 @@ def layer_linears(model: ModelSpec, candidates: Candidates, *, moe: bool = False
         yield Linear(module="router", outputs=(experts,), inputs=float(model.hidden_size), source="mlp_input", split=1)
         local = experts / candidates.expert_parallel_size
         yield from _mlp(model, width, etp, count=local, routed=True)
-        width *= model.num_shared_experts
+        width = float(model.shared_expert_size)
     if width:
         yield from _mlp(model, width, t)
 

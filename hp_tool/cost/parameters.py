@@ -12,11 +12,6 @@ from hp_tool.domain.model import ModelSpec
 
 Size = IntArray | int
 
-RELATIVE_BUCKETS = 32
-"""Distances that relative positions tell apart (arXiv 1910.10683 section 2.1)."""
-TOKEN_TYPES = 2
-"""First and second sentence (arXiv 1810.04805)."""
-
 
 def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """Weights of one attention block's projections on one rank: h a d + 2 h k d + a d h, heads split t ways.
@@ -41,16 +36,32 @@ def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
-    """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank."""
+    """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank; norms of
+    queries and keys (of all heads: split with them) and sinks where the model has them.
+    """
     t = cast(IntArray, tensor_parallel_size)
     biases: FloatArray | float = 0.0
     latent_norms = 0.0
     if model.has_attention_bias:
         d = model.head_size
-        biases = model.num_attention_heads * d / t + 2.0 * d * maximum(model.kv_heads / t, 1.0) + model.hidden_size
+        biases = model.num_attention_heads * d / t + 2.0 * d * maximum(model.kv_heads / t, 1.0)
+    if model.has_attention_output_bias:
+        biases = biases + model.hidden_size
+    if model.query_key_norm is not None:
+        biases = biases + _query_key_norms(model, t)
+    if model.attention_sinks:
+        biases = biases + model.num_attention_heads / t
     if model.kv_lora_rank is not None:
         latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
     return attention_matrices(model, tensor_parallel_size=tensor_parallel_size) + biases + norm_weights(model) + latent_norms
+
+
+def _query_key_norms(model: ModelSpec, t: IntArray) -> FloatArray | float:
+    """Vectors of d for queries and for keys, or of the local heads' a d / t + k d / t."""
+    width: FloatArray | float = 2.0 * model.head_size
+    if model.query_key_norm == "all_heads":
+        width = model.head_size * (model.num_attention_heads / t + maximum(model.kv_heads / t, 1.0))
+    return model.vectors_per_norm * width
 
 
 def mlp_matrices(model: ModelSpec) -> float:
@@ -70,36 +81,52 @@ def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Float
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """One dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
-    return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
+    return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size) + _further_norms(model)
 
 
 def expert_parameters(model: ModelSpec) -> float:
     """All routed experts of one MoE layer."""
-    return (model.num_experts or 0) * _matrices(model) * model.hidden_size * _expert_width(model)
+    experts, width = model.num_experts or 0, _expert_width(model)
+    biases = experts * ((_matrices(model) - 1.0) * width + model.hidden_size) if model.expert_bias else 0.0
+    return experts * _matrices(model) * model.hidden_size * width + biases
 
 
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
-    """One MoE layer without its routed experts on one rank: attention, router (whole), shared experts, norm."""
+    """One MoE layer without its routed experts on one rank: attention, router and shared experts' gate (whole), shared
+    experts, norm.
+    """
     t = cast(IntArray, tensor_parallel_size)
-    router = model.hidden_size * (model.num_experts or 0)
-    shared = shared_expert_matrices(model)
-    return attention_parameters(model, tensor_parallel_size=tensor_parallel_size) + shared / t + router + norm_weights(model)
+    router = model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
+    router += (model.num_experts or 0) * model.router_bias
+    norms = norm_weights(model) + _further_norms(model)
+    attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
+    return attention + shared_expert_matrices(model) / t + router + norms
 
 
 def shared_expert_matrices(model: ModelSpec) -> float:
     """Weights of the shared experts of one MoE layer."""
-    return model.num_shared_experts * _matrices(model) * model.hidden_size * _expert_width(model)
+    return _matrices(model) * model.hidden_size * model.shared_expert_size
 
 
 def active_expert_matrices(model: ModelSpec) -> float:
     """Weights a token meets in one MoE block: top-k and shared experts, and the router."""
-    experts = (model.num_experts_per_tok or 0) + model.num_shared_experts
-    return model.hidden_size * (experts * _matrices(model) * _expert_width(model) + (model.num_experts or 0))
+    width = (model.num_experts_per_tok or 0) * _expert_width(model) + model.shared_expert_size
+    return model.hidden_size * (width * _matrices(model) + (model.num_experts or 0))
 
 
 def norm_weights(model: ModelSpec) -> float:
-    """Weights of one normalization: h for rmsnorm, 2h for layernorm."""
-    return (2.0 if model.normalization == "layernorm" else 1.0) * model.hidden_size
+    """Weights of one normalization: h for rmsnorm, 2h for layernorm, unless norm_vectors says otherwise."""
+    return float(model.vectors_per_norm * model.hidden_size)
+
+
+def final_norm_weights(model: ModelSpec) -> float:
+    """The norm behind the last layer, of an encoder-decoder model the decoder's."""
+    return norm_weights(model) if model.final_norm else 0.0
+
+
+def _further_norms(model: ModelSpec) -> float:
+    """A layer's norms beyond the one of attention and the one of the MLP, or short of them."""
+    return (model.norms_per_layer - 2) * norm_weights(model)
 
 
 def moe_layers(model: ModelSpec) -> int:
@@ -108,9 +135,13 @@ def moe_layers(model: ModelSpec) -> int:
 
 
 def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> FloatArray:
-    """The input embedding on one rank: V h / t, and learned positions, which every rank keeps whole."""
-    positions = (model.max_position_embeddings or sequence_length) if model.positions == "learned" else 0
-    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + positions * model.hidden_size
+    """The input embedding on one rank: V h / t; learned positions, token types and norm, which every rank keeps whole."""
+    rows = model.token_types
+    if model.positions == "learned":
+        rows += model.position_tables * ((model.max_position_embeddings or sequence_length) + model.position_embedding_offset)
+    sides = 2.0 if model.architecture == "encoder_decoder" else 1.0
+    whole = rows * model.hidden_size + (sides * norm_weights(model) if model.embedding_norm else 0.0)
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + whole
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
@@ -126,27 +157,34 @@ def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Flo
 def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray | float:
     """What other architectures have beside the layers, embedding and head of a decoder, on one of t ranks.
 
-    encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, a table of relative positions for
-    each side. encoder (BERT): two token types (2h); the masked language model's dense (h^2 + h), norm and output bias
-    (V / t); the pooler (h^2 + h) and the next-sentence classifier (2h + 2). All but cross attention and output bias are
-    whole on every rank (Megatron Core). Not counted: the output bias of Megatron's T5.
+    encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables of relative positions. encoder
+    (BERT): the masked language model's dense (h^2 + h) and norm; the pooler (h^2 + h) and the next-sentence classifier
+    (2h + 2). A bias of the output layer (V / t). All but cross attention and output bias are whole on every rank (Megatron
+    Core). Not counted: the output bias of Megatron's T5.
     """
-    h = float(model.hidden_size)
-    if model.architecture == "encoder":
-        output_bias = model.vocab_size / np.asarray(tensor_parallel_size)
-        return 2.0 * head_matrices(model) + 2.0 * h + norm_weights(model) + (2.0 * h + 2.0) + TOKEN_TYPES * h + output_bias
+    h, whole = float(model.hidden_size), 0.0
+    if model.head_dense_vectors:
+        whole += head_matrices(model) + (model.head_dense_vectors - 1) * h + norm_weights(model)
+    if model.has_sentence_head:
+        whole += h * h + h + 2.0 * h + 2.0
     if model.architecture == "encoder_decoder":
-        tables = 2.0 * RELATIVE_BUCKETS * model.num_attention_heads if model.positions == "relative" else 0.0
+        if model.positions == "relative":
+            tables = model.total_layers if model.relative_attention_every_layer else 2
+            whole += tables * model.relative_attention_num_buckets * model.num_attention_heads
         cross = model.decoder_layers * cross_parameters(model, tensor_parallel_size=tensor_parallel_size)
-        return cross + norm_weights(model) + tables
-    return 0.0
+        return cross + final_norm_weights(model) + whole + _output_bias(model, tensor_parallel_size)
+    return whole + _output_bias(model, tensor_parallel_size)
+
+
+def _output_bias(model: ModelSpec, t: Size) -> FloatArray | float:
+    return model.vocab_size / np.asarray(t) if model.has_output_bias else 0.0
 
 
 def head_matrices(model: ModelSpec) -> float:
     """Weights that a token meets between the layers and the output layer: the masked language model's dense of an encoder.
     The pooler and the classifier see one token of a sequence and are not counted.
     """
-    return float(model.hidden_size) ** 2 if model.architecture == "encoder" else 0.0
+    return float(model.hidden_size) ** 2 if model.head_dense_vectors else 0.0
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
@@ -155,7 +193,13 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     sparse = moe_layers(model)
     layers = float(special_parameters(model)) + (model.total_layers - sparse) * float(layer_parameters(model))
     layers += sparse * (float(moe_shared_parameters(model)) + expert_parameters(model))
-    return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + norm_weights(model)
+    return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + final_norm_weights(model)
+
+
+def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
+    """Parameters of the whole model without the routed experts that a token is not sent to."""
+    idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts if model.num_experts else 0.0
+    return total_parameters(model, sequence_length=sequence_length) - moe_layers(model) * idle * expert_parameters(model)
 
 
 def _matrices(model: ModelSpec) -> float:

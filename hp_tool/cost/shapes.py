@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
 from hp_tool.cost.elementwise import where
 from hp_tool.cost.lowprecision import is_narrow, quantized_bytes
+from hp_tool.cost.window import windowed_length
 from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -33,7 +34,8 @@ class Shapes:
     t: IntArray
     tokens: FloatArray
     attended: FloatArray | float
-    """Scores that fused attention computes for each token, before the causal half: s, less where rows are packed."""
+    """Scores that fused attention computes for each token, before the causal half: s, less where rows are packed or
+    layers have a sliding window."""
     sharded: BoolArray
     """Sequence parallelism on."""
     shards: FloatArray
@@ -71,7 +73,7 @@ def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidat
     return Shapes(
         t=t,
         tokens=workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size,
-        attended=workload.computed_attention_length,
+        attended=windowed_length(model, workload.computed_attention_length),
         sharded=sharded,
         shards=where(sharded, t, 1.0),
         h=float(model.hidden_size),

@@ -18,6 +18,7 @@ from hp_tool.cost.parameters import (
     cross_parameters,
     embedding_parameters,
     expert_parameters,
+    final_norm_weights,
     layer_parameters,
     moe_shared_parameters,
     norm_weights,
@@ -75,7 +76,9 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
     own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
-    head = output_parameters(model, tensor_parallel_size=t) * own_output + norm_weights(model)
+    head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
+    if model.architecture != "decoder" or model.has_output_bias:
+        head = head + special_parameters(model, tensor_parallel_size=t)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     extra = 2.0 * (model.hidden_size**2 + norm_weights(model))
     if isinstance(candidates, Stage):
@@ -83,8 +86,6 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
         both = first + candidates.embeddings * embedding + head
         return both, both
     head = head + model.num_nextn_predict_layers * extra
-    if model.architecture != "decoder":
-        head = head + special_parameters(model, tensor_parallel_size=t)
     if isinstance(candidates, Section):
         alone = candidates.stages == 1
         embedding, head = candidates.holds_embedding * embedding, candidates.holds_output * head

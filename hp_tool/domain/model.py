@@ -8,6 +8,10 @@ from typing import Literal
 Architecture = Literal["decoder", "encoder", "encoder_decoder"]
 Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rotary", "relative", "none"]
+Vectors = Literal["none", "weight", "weight_bias"]
+QueryKeyNorm = Literal["head", "all_heads"]
+
+_VECTORS: dict[Vectors, int] = {"none": 0, "weight": 1, "weight_bias": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +43,48 @@ class ModelSpec:
     gated_mlp: bool = False
     """SwiGLU-like MLP with three matrices instead of two."""
     normalization: Normalization = "layernorm"
-    """layernorm has weight and bias, rmsnorm a weight."""
+    """layernorm has weight and bias, rmsnorm a weight, unless norm_vectors says otherwise."""
+    norm_vectors: Vectors | None = None
+    """What a norm has: Cohere's layernorm a weight alone, OLMo's nothing; None: as normalization says."""
+    norms_per_layer: int = 2
+    """Norms of a layer without cross attention's: 1 where attention and MLP stand side by side behind one (GPT-J, Cohere),
+    4 where their outputs are normalized too (Gemma 2). Counted as parameters; time and activations are those of two."""
+    query_key_norm: QueryKeyNorm | None = None
+    """Norms of queries and keys: one vector for all heads (head: Qwen3), or one as wide as all heads (all_heads: OLMo 2);
+    None: none. Counted as parameters alone."""
+    embedding_norm: bool = False
+    """A norm behind the embedding (BLOOM, BERT), on each side of an encoder-decoder model."""
+    final_norm: bool = True
+    """A norm behind the last layer, on each side of an encoder-decoder model; post-norm models (BERT, BART) have none."""
     position_embedding: PositionEmbedding | None = None
     """None: learned for layernorm models without gates (GPT), rotary otherwise."""
     max_position_embeddings: int | None = None
     """Rows of a learned position embedding; None: the workload's sequence length."""
+    position_embedding_offset: int = 0
+    """Rows beside max_position_embeddings (OPT, BART: 2)."""
+    position_tables: int = 1
+    """Learned position embeddings: 2 where encoder and decoder have their own (BART)."""
+    relative_attention_num_buckets: int = 32
+    """Distances that relative positions tell apart (arXiv 1910.10683 section 2.1)."""
+    relative_attention_every_layer: bool = False
+    """Whether each layer has its own table of relative positions (UMT5), not the first of each side alone (T5)."""
+    sliding_window: int | None = None
+    """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no others; serving counts
+    full attention and says so."""
+    sliding_window_layers: int | None = None
+    """Layers with a sliding window, the others see all keys; None: every layer."""
     attention_bias: bool | None = None
     """Biases on the attention projections; None: as layernorm models without gates (GPT) have them, others not."""
+    attention_output_bias: bool | None = None
+    """A bias on attention's output projection (Qwen2 has one on the other three alone); None: like attention_bias."""
+    attention_sinks: bool = False
+    """A learned logit for each head that no key belongs to (gpt-oss)."""
     mlp_bias: bool | None = None
     """Biases on the MLP's matrices; None: like attention_bias."""
+    expert_bias: bool = False
+    """Biases on the routed experts' matrices (gpt-oss)."""
+    router_bias: bool = False
+    """A trained bias for each expert on the router."""
     num_experts: int | None = None
     """Routed experts per MoE layer; None: a dense model."""
     num_experts_per_tok: int | None = None
@@ -56,6 +93,10 @@ class ModelSpec:
     """Width of one routed expert; None: intermediate_size."""
     num_shared_experts: int = 0
     """Experts every token passes, each moe_intermediate_size wide."""
+    shared_expert_intermediate_size: int | None = None
+    """Width of the shared experts together (Qwen2-MoE); None: num_shared_experts x moe_intermediate_size."""
+    shared_expert_gate: bool = False
+    """A gate that weighs the shared experts' output (Qwen2-MoE)."""
     n_group: int | None = None
     """Group-limited routing (DeepSeek): groups of neighbouring experts; None: one, so no limit."""
     topk_group: int | None = None
@@ -76,6 +117,15 @@ class ModelSpec:
     """Extra multi-token-prediction layers."""
     num_decoder_layers: int | None = None
     """encoder_decoder only: decoder layers; None: num_hidden_layers."""
+    output_bias: bool | None = None
+    """A bias on the output layer (GPT-J, BERT); None: an encoder's has one."""
+    head_dense: Vectors | None = None
+    """The dense layer, and its norm, between layers and output layer (a masked language model's): none, without or with a
+    bias; None: an encoder has it with one."""
+    sentence_head: bool | None = None
+    """BERT's pooler and next-sentence classifier; None: an encoder has them."""
+    type_vocab_size: int | None = None
+    """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
 
     @property
     def decoder_layers(self) -> int:
@@ -97,6 +147,13 @@ class ModelSpec:
         return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_attention_heads
 
     @property
+    def shared_expert_size(self) -> int:
+        """Width of the shared experts of a layer together; 0 where there are none."""
+        if self.shared_expert_intermediate_size is not None and self.num_shared_experts:
+            return self.shared_expert_intermediate_size
+        return self.num_shared_experts * (self.moe_intermediate_size or self.ffn_size)
+
+    @property
     def ffn_size(self) -> int:
         return self.intermediate_size if self.intermediate_size is not None else 4 * self.hidden_size
 
@@ -108,6 +165,35 @@ class ModelSpec:
     @property
     def has_attention_bias(self) -> bool:
         return self.attention_bias if self.attention_bias is not None else self.is_gpt_like
+
+    @property
+    def has_attention_output_bias(self) -> bool:
+        return self.attention_output_bias if self.attention_output_bias is not None else self.has_attention_bias
+
+    @property
+    def vectors_per_norm(self) -> int:
+        """Weight and bias, a weight, or nothing."""
+        of_normalization: Vectors = "weight_bias" if self.normalization == "layernorm" else "weight"
+        return _VECTORS[self.norm_vectors or of_normalization]
+
+    @property
+    def has_output_bias(self) -> bool:
+        return self.output_bias if self.output_bias is not None else self.architecture == "encoder"
+
+    @property
+    def head_dense_vectors(self) -> int:
+        """Weight and bias, a weight, or nothing of the dense layer in the head."""
+        of_architecture: Vectors = "weight_bias" if self.architecture == "encoder" else "none"
+        return _VECTORS[self.head_dense or of_architecture]
+
+    @property
+    def has_sentence_head(self) -> bool:
+        return self.sentence_head if self.sentence_head is not None else self.architecture == "encoder"
+
+    @property
+    def token_types(self) -> int:
+        of_architecture = 2 if self.architecture == "encoder" else 0
+        return self.type_vocab_size if self.type_vocab_size is not None else of_architecture
 
     @property
     def has_mlp_bias(self) -> bool:

@@ -36,6 +36,21 @@ class Sizes(Protocol):
     def pipeline_schedule(self) -> Any: ...
 
 
+_USUAL: dict[str, tuple[Any, ...]] = {
+    "norm_vectors": (None,),
+    "norms_per_layer": (2,),
+    "query_key_norm": (None, "head"),
+    "embedding_norm": (False,),
+    "final_norm": (True,),
+    "attention_sinks": (False,),
+    "output_bias": (None, False),
+    "head_dense": (None, "none"),
+    "sentence_head": (None, False),
+    "type_vocab_size": (None, 0),
+}
+"""What a model's details may be in a run."""
+
+
 def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
     """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
     rules = (
@@ -54,6 +69,20 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
         ),
         (model.positions == "relative", "model.position_embedding", "position_embedding: relative"),
         (model.has_mlp_bias and not model.has_attention_bias, "model.mlp_bias", "mlp_bias without attention_bias"),
+        (
+            model.attention_output_bias not in (None, model.has_mlp_bias),
+            "model.attention_output_bias",
+            "an attention_output_bias other than mlp_bias",
+        ),
+        (
+            (model.sliding_window or training.sequence_length) < training.sequence_length,
+            "model.sliding_window",
+            "a sliding_window shorter than sequence_length",
+        ),
+        *(
+            (getattr(model, name) not in usual, f"model.{name}", f"{name}: {getattr(model, name)}")
+            for name, usual in _USUAL.items()
+        ),
         (training.framework != "megatron-core", "training.framework", f"framework: {training.framework}"),
         (training.precision not in ("bf16", "fp16", "fp32"), "training.precision", f"precision: {training.precision}"),
         (training.task != "pretrain" or training.lora is not None, "training.task", f"task: {training.task}"),

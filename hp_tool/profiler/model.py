@@ -62,6 +62,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         normalization="RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
         add_bias_linear=model.has_mlp_bias,
         add_qkv_bias=model.has_attention_bias,
+        qk_layernorm=model.query_key_norm is not None,
         hidden_dropout=training.dropout,
         attention_dropout=training.dropout,
         bf16=training.precision == "bf16",
@@ -119,11 +120,14 @@ def _layers(
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """Transformer Engine's layers where it is installed, else Megatron's own with the norms and attention of `layers`."""
     if torch.cuda.is_available() and util.find_spec("transformer_engine"):
-        return get_gpt_layer_with_transformer_engine_spec()
-    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    layer = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     attention = FlashAttention if request.training.attention == "flash" else LocalSpecProvider().core_attention()
     layer.submodules.self_attention.submodules.core_attention = attention
+    if config.qk_layernorm:
+        layer.submodules.self_attention.submodules.q_layernorm = Norm
+        layer.submodules.self_attention.submodules.k_layernorm = Norm
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage), layer_norm=Norm)
 
 
@@ -135,7 +139,8 @@ def _chunk(request: ProfileRequest, config: TransformerConfig, *, vp_stage: int,
         config=config,
         transformer_layer_spec=_layers(request, config, vp_stage=stage),
         vocab_size=model.vocab_size,
-        max_sequence_length=model.max_position_embeddings or request.training.sequence_length,
+        max_sequence_length=(model.max_position_embeddings or request.training.sequence_length)
+        + model.position_embedding_offset,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         share_embeddings_and_output_weights=model.tie_word_embeddings,

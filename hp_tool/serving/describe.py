@@ -9,6 +9,7 @@ from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.serving import ServingCosts
 from hp_tool.cost.inference.tails import tpot_quantile, ttft_quantile
+from hp_tool.cost.simplified import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory, Tail, Tails
 from hp_tool.serving.problem import ServingProblem
@@ -167,4 +168,5 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "weight_bytes_each": nouns.weight_bytes,
         "kv_element_bytes": nouns.kv_element_bytes,
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
+        **simplified(problem.model, serving=True),
     }

@@ -285,8 +285,8 @@ def test_defaults_of_the_configuration_classes() -> None:
 
 
 def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match=r"'mamba' cannot be read.*known: bert, .*t5") as caught:
-        catalog.model_from_mapping({"model_type": "mamba", "hidden_size": 64})
+    with pytest.raises(UnsupportedError, match=r"'mambo' cannot be read.*known: arcee, .*youtu") as caught:
+        catalog.model_from_mapping({"model_type": "mambo", "hidden_size": 64})
     assert caught.value.field == "model.model_type"
 
 

@@ -52,7 +52,7 @@ def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: 
         gpu=gpu,
         peak=peak_flops(gpu, precision=nouns.compute_precision),
     )
-    shared = model.num_shared_experts * moe_width(model) / t
+    shared = model.shared_expert_size / t
     always = matmuls_seconds(nouns, tokens, mlp_matrices(model, shared)) if model.num_shared_experts else 0.0
     router = matmuls_seconds(nouns, tokens, ((float(count), float(model.hidden_size)),))
     # Beyond the first grouped matmul's launch: the second one, and sorting the tokens by expert and back.

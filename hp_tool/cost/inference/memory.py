@@ -60,7 +60,7 @@ def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArr
     matrices = layers * weights(attention_matrices(model, t))
     matrices = matrices + (layers - mixtures) * weights(mlp_matrices(model, model.ffn_size / t))
     if mixtures:
-        shared = weights(mlp_matrices(model, model.num_shared_experts * moe_width(model) / t))
+        shared = weights(mlp_matrices(model, model.shared_expert_size / t))
         matrices = matrices + mixtures * (expert_weights(nouns, candidates) + shared)
     stage = np.ceil(layers / p) / layers * matrices * nouns.weight_bytes
     return stage + _ends(nouns, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)

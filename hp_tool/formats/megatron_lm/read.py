@@ -83,18 +83,17 @@ class _Reader:
         if self.on("num-experts"):
             width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
             shared = self.number("moe-shared-expert-intermediate-size", 0)
-            if shared % width:
-                raise UnsupportedError(
-                    f"shared experts of width {shared} are modelled in multiples of --moe-ffn-hidden-size {width}",
-                    field="--moe-shared-expert-intermediate-size",
-                )
             model |= {
                 "num_experts": self.number("num-experts"),
                 "num_experts_per_tok": self.number("moe-router-topk", 2),
                 "moe_intermediate_size": width,
-                "num_shared_experts": shared // width,
+                "num_shared_experts": 1 if shared % width else shared // width,
                 "first_k_dense_replace": self.leading_dense_layers(layers),
             }
+            if shared % width:
+                model["shared_expert_intermediate_size"] = shared
+        if self.on("qk-layernorm"):
+            model["query_key_norm"] = "head"
         if self.on("multi-latent-attention"):
             model |= {
                 "kv_lora_rank": self.number("kv-lora-rank", 32),

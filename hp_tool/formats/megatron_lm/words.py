@@ -10,6 +10,7 @@ SAID = {
     "architecture", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "vocab_size", "tie_word_embeddings", "gated_mlp", "normalization", "position_embedding",
     "attention_bias", "mlp_bias", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts",
+    "shared_expert_intermediate_size", "attention_output_bias", "query_key_norm",
     "first_k_dense_replace", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     "num_nextn_predict_layers",
     "sequence_length", "global_batch_size", "precision", "gradient_precision", "optimizer_precision",

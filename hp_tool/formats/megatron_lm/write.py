@@ -27,7 +27,8 @@ def flags(setup: TrainingSetup) -> Flags:
 
 def _model(setup: TrainingSetup) -> Flags:
     m, t = setup.model, setup.parallel.tensor_parallel_size
-    if m.architecture != "decoder" or m.positions not in POSITIONS or (m.has_mlp_bias and not m.has_attention_bias):
+    biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (None, m.has_mlp_bias)
+    if m.architecture != "decoder" or m.positions not in POSITIONS or biases or m.query_key_norm not in (None, "head"):
         raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
     given: Flags = {
         "num-layers": [str(m.num_hidden_layers)],
@@ -44,6 +45,7 @@ def _model(setup: TrainingSetup) -> Flags:
     if m.kv_heads != m.num_attention_heads:
         given |= {"group-query-attention": [], "num-query-groups": [str(m.kv_heads)]}
     given |= _switches({"swiglu": m.gated_mlp, "untie-embeddings-and-output-weights": not m.tie_word_embeddings})
+    given |= _switches({"qk-layernorm": m.query_key_norm is not None})
     given |= _switches({"disable-bias-linear": not m.has_mlp_bias, "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias})
     if m.num_experts:
         width = m.moe_intermediate_size or m.ffn_size
@@ -55,7 +57,7 @@ def _model(setup: TrainingSetup) -> Flags:
             "moe-grouped-gemm": [],
         }
         if m.num_shared_experts:
-            given["moe-shared-expert-intermediate-size"] = [str(m.num_shared_experts * width)]
+            given["moe-shared-expert-intermediate-size"] = [str(m.shared_expert_size)]
         if m.first_k_dense_replace:
             sparse = m.num_hidden_layers - m.first_k_dense_replace
             given["moe-layer-freq"] = [f"([0]*{m.first_k_dense_replace}+[1]*{sparse})"]

@@ -1,0 +1,119 @@
+"""Mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.llamas import LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED, latent_biases
+
+_DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
+_LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}
+_ROUTED = {
+    "num_experts": "n_routed_experts num_local_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    **same("moe_intermediate_size", "n_group", "topk_group", "first_k_dense_replace"),
+}
+
+
+def _deepseek(config: Config) -> dict[str, Any]:
+    refuse(config, "moe_layer_freq", unless=1, why=_DENSE_BETWEEN)
+    return latent_biases(config)
+
+
+def _leading_dense(config: Config) -> dict[str, Any]:
+    refuse(config, "decoder_sparse_step", unless=1, why=_DENSE_BETWEEN)
+    dense = config.get("mlp_only_layers", [])
+    refuse(config, "mlp_only_layers", unless=list(range(len(dense))), why="only leading layers may be dense")
+    return {"first_k_dense_replace": len(dense)}
+
+
+def _qwen2(config: Config) -> dict[str, Any]:
+    return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_leading_dense(config)}
+
+
+def _glm4(config: Config) -> dict[str, Any]:
+    return {"query_key_norm": "head"} if config.get("use_qk_norm") else {}
+
+
+def _granite_shared(config: Config) -> dict[str, Any]:
+    width = config.get("shared_intermediate_size", 0)
+    return {"num_shared_experts": 1, "shared_expert_intermediate_size": width} if width else {}
+
+
+def _ernie(config: Config) -> dict[str, Any]:
+    layers = config.get("num_hidden_layers", 0)
+    refuse(config, "moe_layer_interval", unless=1, why=_DENSE_BETWEEN)
+    if config.get("moe_layer_end_index", -1) != -1:
+        refuse(config, "moe_layer_end_index", unless=layers - 1, why="dense layers behind MoE layers are not modelled")
+    return {"first_k_dense_replace": config.get("moe_layer_start_index", 1)}
+
+
+def _dbrx(config: Config) -> dict[str, Any]:
+    attention, mlp = config.get("attn_config", {}), config.get("ffn_config", {})
+    return {
+        "num_key_value_heads": attention.get("kv_n_heads", 1),
+        "intermediate_size": mlp.get("ffn_hidden_size", 3584),
+        "num_experts": mlp.get("moe_num_experts", 4),
+        "num_experts_per_tok": mlp.get("moe_top_k", 1),
+    }
+
+
+_DEEPSEEK = LATENT.but(keys={**_ROUTED, **same("num_nextn_predict_layers")}, derive=_deepseek)
+_GRANITE = LLAMA.but(keys=_LOCAL, fixed={"mlp_bias": False})
+_OLMOE = LLAMA.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
+
+FAMILIES: dict[str, Family] = {
+    "mixtral": PLAIN.but(keys=_LOCAL),
+    "minimax_m2": PLAIN.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads"}),
+    "qwen2_moe": LLAMA.but(
+        keys={**_LOCAL, **same("moe_intermediate_size", "shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
+        defaults={"attention_bias": True},
+        fixed={**QKV_BIAS, "shared_expert_gate": True},
+        derive=_qwen2,
+    ),
+    "qwen3_moe": QWEN3.but(
+        keys={**_LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense
+    ),
+    "gpt_oss": Family(
+        keys={**_LOCAL, **same("attention_bias")},
+        fixed={**LLAMA_BLOCK, "mlp_bias": True, "expert_bias": True, "router_bias": True, "attention_sinks": True},
+        defaults={**UNTIED, "attention_bias": True},
+        full_attention_every=2,
+    ),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "dots1": QWEN3.but(keys=_ROUTED, defaults={"head_dim": None}),
+    "glm4_moe": LLAMA.but(
+        keys={**_ROUTED, **same("num_nextn_predict_layers")}, fixed=QKV_BIAS, defaults=UNTIED, derive=_glm4
+    ),
+    "ernie4_5_moe": LLAMA.but(
+        keys={
+            "num_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_k",
+            "num_shared_experts": "moe_num_shared_experts",
+            "attention_bias": "use_bias",
+            **same("moe_intermediate_size"),
+        },
+        fixed={"mlp_bias": False, "router_bias": True},
+        defaults=TIED,
+        derive=_ernie,
+    ),
+    "olmoe": _OLMOE,
+    "flex_olmo": _OLMOE,
+    "phimoe": LLAMA.but(
+        keys={**_LOCAL, "output_bias": "lm_head_bias"}, fixed={"normalization": "layernorm", "mlp_bias": False}
+    ),
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE.but(derive=_granite_shared),
+    "dbrx": Family(
+        keys={"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads",
+              "max_position_embeddings": "max_seq_len"},
+        fixed={**LLAMA_BLOCK, "normalization": "layernorm", "norm_vectors": "weight", "attention_bias": False,
+               "mlp_bias": False},
+        defaults=UNTIED,
+        derive=_dbrx,
+    ),
+}  # fmt: skip

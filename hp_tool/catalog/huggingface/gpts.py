@@ -1,0 +1,129 @@
+"""Dense decoders of GPT's kind: LayerNorm, MLPs of two matrices, learned, rotary or ALiBi positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.llamas import TIED, UNTIED
+
+_BLOCK = {"gated_mlp": False, "normalization": "layernorm"}
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+_NAMES = {
+    "num_hidden_layers": "n_layer num_layers num_hidden_layers",
+    "hidden_size": "n_embd hidden_size",
+    "num_attention_heads": "n_head num_heads num_attention_heads",
+    "intermediate_size": "n_inner intermediate_size",
+    "max_position_embeddings": "n_positions n_ctx max_position_embeddings",
+}
+_GPT2 = Family(keys=_NAMES, fixed={**_BLOCK, **_BIASES, "position_embedding": "learned"}, defaults=TIED)
+_GPTJ = Family(
+    keys=_NAMES,
+    fixed={
+        **_BLOCK, "position_embedding": "rotary", "attention_bias": False, "mlp_bias": True, "norms_per_layer": 1,
+        "output_bias": True,
+    },
+    defaults=UNTIED,
+)  # fmt: skip
+
+
+def _bigcode(config: Config) -> dict[str, Any]:
+    return {"num_key_value_heads": 1} if config.get("multi_query", True) else {}
+
+
+def _gpt_neo(config: Config) -> dict[str, Any]:
+    kinds = [kind for pattern, times in config.get("attention_types", []) for kind in pattern * times]
+    windows: dict[str, Any] = {}
+    if local := kinds.count("local"):
+        windows = {"sliding_window": config.get("window_size", 256), "sliding_window_layers": local}
+    return windows
+
+
+def _opt(config: Config) -> dict[str, Any]:
+    refuse(
+        config,
+        "word_embed_proj_dim",
+        unless=config.get("hidden_size"),
+        why="embeddings narrower than the layers are not modelled",
+    )
+    bias = config.get("enable_bias", True)
+    final = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
+    norms = {} if config.get("layer_norm_elementwise_affine", True) else {"norm_vectors": "none"}
+    return {"attention_bias": bias, "mlp_bias": bias, "final_norm": final, **norms}
+
+
+def _falcon(config: Config) -> dict[str, Any]:
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    new = config.get("new_decoder_architecture", False)
+    kv_heads = config.get("num_kv_heads", heads) if new else 1 if config.get("multi_query", True) else heads
+    two = config.get("num_ln_in_parallel_attn", 2) == 2 if new else not config.get("parallel_attn", True)
+    bias = config.get("bias", False)
+    return {
+        "num_key_value_heads": kv_heads,
+        "attention_bias": bias,
+        "mlp_bias": bias,
+        "norms_per_layer": 2 if two else 1,
+        "position_embedding": "none" if config.get("alibi", False) else "rotary",
+    }
+
+
+def _mpt(config: Config) -> dict[str, Any]:
+    attention = config.get("attn_config", {})
+    refuse(attention, "qk_ln", unless=False, why="norms of queries and keys before the heads are split are not modelled")
+    refuse(config, "no_bias", unless=True, why="the transformers class has no biases")
+    # The class has ALiBi alone, whatever attn_config says of learned or rotary positions.
+    fields: dict[str, Any] = {"intermediate_size": config.get("expansion_ratio", 4) * config["d_model"]}
+    if attention.get("kv_n_heads"):
+        fields["num_key_value_heads"] = attention["kv_n_heads"]
+    return fields
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": _GPT2,
+    "gpt-sw3": _GPT2,
+    "gpt_bigcode": _GPT2.but(derive=_bigcode),
+    "gpt_neo": _GPT2.but(fixed={"attention_bias": False, "attention_output_bias": True}, derive=_gpt_neo),
+    "openai-gpt": _GPT2.but(fixed={"final_norm": False}),
+    "ctrl": _GPT2.but(
+        keys={"intermediate_size": "dff"}, fixed={"position_embedding": "none", "output_bias": True}
+    ),
+    "biogpt": _GPT2.but(fixed={"position_embedding_offset": 2}),
+    "xglm": _GPT2.but(
+        keys={"hidden_size": "d_model", "num_attention_heads": "attention_heads", "intermediate_size": "ffn_dim"},
+        fixed={"position_embedding": "none"},
+    ),
+    "gptj": _GPTJ,
+    "codegen": _GPTJ,
+    "gpt_neox": Family(
+        keys=same("attention_bias"),
+        fixed={**_BLOCK, "position_embedding": "rotary", "mlp_bias": True},
+        defaults={**UNTIED, "attention_bias": True},
+    ),
+    "bloom": Family(
+        keys={**_NAMES, "hidden_size": "hidden_size n_embed"},
+        fixed={**_BLOCK, **_BIASES, "position_embedding": "none", "embedding_norm": True},
+        defaults=TIED,
+    ),
+    "opt": Family(
+        keys={"intermediate_size": "ffn_dim"},
+        fixed={**_BLOCK, "position_embedding": "learned", "position_embedding_offset": 2},
+        defaults=TIED,
+        derive=_opt,
+    ),
+    "mpt": Family(
+        keys={
+            "num_hidden_layers": "n_layers",
+            "hidden_size": "d_model",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+        },
+        fixed={
+            **_BLOCK, "norm_vectors": "weight", "position_embedding": "none", "attention_bias": False, "mlp_bias": False,
+        },
+        defaults=TIED,
+        derive=_mpt,
+    ),
+    "falcon": Family(
+        keys={**_NAMES, "intermediate_size": "ffn_hidden_size"}, fixed=_BLOCK, defaults=TIED, derive=_falcon
+    ),
+}  # fmt: skip

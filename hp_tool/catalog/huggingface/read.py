@@ -1,0 +1,84 @@
+"""Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and fixes things."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_tool.catalog.huggingface import encoders, experts, gpts, llamas, two_sided
+from hp_tool.catalog.huggingface.family import Config, Family, same
+from hp_tool.catalog.huggingface.refused import REFUSED
+from hp_tool.catalog.huggingface.windows import sliding_window
+from hp_tool.catalog.records import build, nearest
+from hp_tool.domain.model import ModelSpec
+from hp_tool.errors import UnsupportedError
+
+_FAMILIES: dict[str, Family] = {
+    **llamas.FAMILIES, **gpts.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES, **two_sided.FAMILIES,
+}  # fmt: skip
+_SAME = same(
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
+
+
+def is_config(mapping: Config) -> bool:
+    """Whether a mapping is a config.json's content: it names its model_type or architectures."""
+    return "model_type" in mapping or "architectures" in mapping
+
+
+def known_types() -> list[str]:
+    """The model_types that are read, sorted."""
+    return sorted(_FAMILIES)
+
+
+def refused_types() -> dict[str, str]:
+    """model_types that are known and not read, with the reason."""
+    return dict(REFUSED)
+
+
+def read_config(config: Config, *, name: str | None = None) -> ModelSpec:
+    """The model that a config.json describes.
+
+    UnsupportedError names a model_type or layout that cannot be read, with the reason or the known types; InputError names a
+    value that is missing or of the wrong type.
+    """
+    model_type = _model_type(config)
+    family = _FAMILIES[model_type]
+    given = {key: value for key, value in config.items() if value is not None}
+    fields: dict[str, Any] = {}
+    for ours, theirs in {**_SAME, **family.keys}.items():
+        found = next((key for key in theirs.split() if key in given), None)
+        if found is not None:
+            fields[ours] = given[found]
+    name = name or given.get("name") or str(given.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
+    known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(given)}
+    if isinstance(layers := known.get("num_hidden_layers"), int):
+        windows = sliding_window(given, layers=layers, full_attention_every=family.full_attention_every)
+        known = windows | known
+    return build(ModelSpec, known, field="model")
+
+
+def _model_type(config: Config) -> str:
+    model_type = config.get("model_type")
+    if model_type is None:
+        architectures = config.get("architectures")
+        first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+        stem = first.split("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower()
+        types = (*_FAMILIES, *REFUSED)
+        model_type = next((known for known in types if known.replace("_", "").replace("-", "") == stem), first)
+    if model_type in REFUSED:
+        raise UnsupportedError(f"model_type {model_type!r} cannot be read: {REFUSED[model_type]}", field="model.model_type")
+    if model_type not in _FAMILIES:
+        raise UnsupportedError(
+            f"model_type {model_type!r} cannot be read{nearest(str(model_type), _FAMILIES)}; "
+            f"known: {', '.join(sorted(_FAMILIES))}. Any other model can be given by its fields",
+            field="model.model_type",
+        )
+    return str(model_type)

@@ -1,0 +1,214 @@
+"""Parameter counts of models read from config.json are those that transformers builds, class by class, to the parameter.
+
+Each configuration class writes its config.json as save_pretrained does; the model is built on the meta device, without memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_tool import catalog
+from hp_tool.catalog import huggingface
+from hp_tool.cost.parameters import total_parameters
+from tests.conftest import skip_or_fail
+
+# Sizes that tell every part of a layer apart: no two of them are the same, and heads are wider than hidden / heads.
+SMALL = {
+    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 1000,
+    "max_position_embeddings": 72,
+    "pad_token_id": 1,
+}
+LATENT = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}
+ROUTED = {
+    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 56,
+    "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 6,
+}  # fmt: skip
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
+SIDES = {
+    "encoder_layers": 2, "decoder_layers": 3, "d_model": 96, "encoder_attention_heads": 6, "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 160, "decoder_ffn_dim": 160, "vocab_size": 1000, "max_position_embeddings": 72, "pad_token_id": 1,
+    "decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2,
+}  # fmt: skip
+T5 = {"num_layers": 2, "num_decoder_layers": 3, "d_model": 96, "num_heads": 6, "d_kv": 24, "d_ff": 160}
+DBRX = {
+    "d_model": 96, "n_heads": 6, "n_layers": 3, "max_seq_len": 72, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 160, "moe_num_experts": 8, "moe_top_k": 2, "hidden_size": 96},
+}  # fmt: skip
+
+DECODERS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32, "tie_word_embeddings": True}),
+    ("mistral", {"head_dim": 32}),
+    ("ministral", {"head_dim": 32}),
+    ("ministral3", {"head_dim": 32}),
+    ("qwen2", {}),
+    ("qwen3", {"head_dim": 32}),
+    ("qwen3", {"attention_bias": True}),
+    ("gemma", {"head_dim": 32}),
+    ("gemma2", {"head_dim": 32}),
+    ("gemma3_text", {"head_dim": 32}),
+    ("vaultgemma", {"head_dim": 32}),
+    ("phi", {}),
+    ("phi", {"qk_layernorm": True}),
+    ("phi3", {"pad_token_id": 0}),
+    ("olmo", {}),
+    ("olmo2", {}),
+    ("olmo3", {}),
+    ("granite", {"attention_bias": True}),
+    ("cohere", {}),
+    ("cohere", {"use_qk_norm": True}),
+    ("cohere2", {}),
+    ("stablelm", {"use_qkv_bias": True}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("starcoder2", {}),
+    ("smollm3", {}),
+    ("glm", {"head_dim": 16}),
+    ("glm4", {"head_dim": 16}),
+    ("helium", {"head_dim": 16, "attention_bias": True}),
+    ("exaone4", {}),
+    ("seed_oss", {"head_dim": 32}),
+    ("nemotron", {"head_dim": 16}),
+    ("arcee", {"head_dim": 16}),
+    ("ernie4_5", {"head_dim": 16, "use_bias": True}),
+    ("hunyuan_v1_dense", {"head_dim": 32}),
+    ("hyperclovax", {"head_dim": 32}),
+    ("jais2", {"head_dim": 16}),
+    ("cwm", {"head_dim": 16}),
+    ("persimmon", {}),
+    ("nanochat", {}),
+    ("minicpm3", {**LATENT, "num_key_value_heads": 6}),
+    ("youtu", {**LATENT, "num_key_value_heads": 6}),
+    ("gpt2", {}),
+    ("gpt_bigcode", {}),
+    ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["global"], 1]]}),
+    ("openai-gpt", {}),
+    ("ctrl", {"dff": 160}),
+    ("biogpt", {}),
+    ("xglm", {"ffn_dim": 160}),
+    ("gptj", {"rotary_dim": 8}),
+    ("codegen", {"rotary_dim": 8, "num_attention_heads": 8}),
+    ("gpt_neox", {}),
+    ("bloom", {}),
+    ("opt", {"ffn_dim": 160, "word_embed_proj_dim": 96}),
+    ("opt", {"ffn_dim": 160, "word_embed_proj_dim": 96, "enable_bias": False, "do_layer_norm_before": False}),
+    ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 3, "max_seq_len": 72}),
+    ("falcon", {}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    ("falcon", {"parallel_attn": False, "multi_query": False, "alibi": True, "num_kv_heads": 6}),
+    ("mixtral", LOCAL),
+    ("minimax_m2", {**LOCAL, "head_dim": 32}),
+    ("qwen2_moe", {**EXPERTS, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 104, "mlp_only_layers": [0]}),
+    ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
+    ("gpt_oss", {**LOCAL, "head_dim": 32}),
+    ("deepseek_v2", ROUTED),
+    ("deepseek_v3", ROUTED),
+    ("dots1", {**ROUTED, "head_dim": 32}),
+    ("glm4_moe", {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True}),
+    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 2}),
+    ("olmoe", EXPERTS),
+    ("flex_olmo", EXPERTS),
+    ("phimoe", {**LOCAL, "lm_head_bias": True, "attention_bias": True}),
+    ("granitemoe", LOCAL),
+    ("granitemoeshared", {**LOCAL, "shared_intermediate_size": 104}),
+    ("dbrx", DBRX),
+]  # fmt: skip
+ENCODERS: list[tuple[str, dict[str, Any]]] = [
+    ("bert", {"architectures": ["BertForMaskedLM"]}),
+    ("roberta", {}),
+    ("xlm-roberta", {}),
+    ("camembert", {}),
+    ("data2vec-text", {}),
+    ("electra", {"embedding_size": 96}),
+    ("ernie", {}),
+    ("distilbert", {"dim": 96, "hidden_dim": 160, "n_heads": 6, "n_layers": 3}),
+    ("megatron-bert", {"architectures": ["MegatronBertForMaskedLM"]}),
+    ("roberta-prelayernorm", {}),
+    ("xlm-roberta-xl", {"type_vocab_size": 3}),
+    ("nomic_bert", {"head_dim": 16}),
+    ("eurobert", {"head_dim": 16}),
+    ("modernbert", {"num_hidden_layers": 4, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
+]
+TWO_SIDED: list[tuple[str, dict[str, Any]]] = [
+    ("t5", T5),
+    ("t5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("mt5", T5),
+    ("umt5", T5),
+    ("bart", SIDES),
+    ("plbart", SIDES),
+    ("mvp", SIDES),
+    ("mbart", SIDES),
+    ("pegasus", SIDES),
+    ("blenderbot", SIDES),
+    ("blenderbot-small", SIDES),
+    ("m2m_100", SIDES),
+    ("marian", {**SIDES, "decoder_vocab_size": 1000}),
+]
+CASES = [
+    *(("AutoModelForCausalLM", *case) for case in DECODERS),
+    *(("AutoModelForMaskedLM", *case) for case in ENCODERS),
+    *(("AutoModelForSeq2SeqLM", *case) for case in TWO_SIDED),
+]
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Iterator[Any]:
+    """The library, quiet and offline."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import torch
+        import transformers as library
+    except ImportError:
+        skip_or_fail(component="TRANSFORMERS", reason="transformers is not installed")
+    library.logging.set_verbosity_error()
+    with torch.device("meta"):
+        yield library
+
+
+def configured(library: Any, model_type: str, changes: dict[str, Any]) -> Any:
+    """The class's configuration with SMALL's sizes under the names the class has for them."""
+    plain = library.AutoConfig.for_model(model_type)
+    names = {name: plain.attribute_map.get(name, name) for name in SMALL}
+    sizes = {names[name]: size for name, size in SMALL.items() if hasattr(plain, names[name])}
+    return library.AutoConfig.for_model(model_type, **(sizes | changes))
+
+
+@pytest.mark.parametrize(("head", "model_type", "changes"), CASES, ids=[f"{case[1]}-{n}" for n, case in enumerate(CASES)])
+def test_counts_are_those_of_transformers(transformers: Any, head: str, model_type: str, changes: dict[str, Any]) -> None:
+    config = configured(transformers, model_type, changes)
+    built = getattr(transformers, head).from_config(config)
+    read = catalog.model_from_mapping(config.to_diff_dict())
+    assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
+    assert read.num_hidden_layers in (2, 3, 4) and read.hidden_size == 96
+
+
+def test_bert_is_pretrained_with_both_heads(transformers: Any) -> None:
+    config = configured(transformers, "bert", {})
+    built = transformers.BertForPreTraining(config)
+    read = catalog.model_from_mapping(config.to_diff_dict())
+    assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_every_type_that_is_read_is_counted() -> None:
+    """Types without a configuration class of their own in transformers aside."""
+    counted = {model_type for _, model_type, _ in CASES}
+    assert set(huggingface.known_types()) - counted == {"gpt-sw3", "kimi_k2"}
+    assert not counted & set(huggingface.refused_types())
+    assert len(counted) >= 80
+
+
+def test_the_page_names_the_types_that_are_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| ")]
+    assert sorted(re.findall(r"`([^`]+)`", "".join(table))) == huggingface.known_types()
