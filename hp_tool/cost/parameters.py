@@ -70,18 +70,18 @@ def mlp_matrices(model: ModelSpec) -> float:
 
 
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
-    """A dense MLP and its norm on one rank."""
+    """A dense MLP on one rank, and the layer's norms but attention's."""
     t = cast(IntArray, tensor_parallel_size)
     biases: FloatArray | float = 0.0
     if model.has_mlp_bias:
         biases = (_matrices(model) - 1.0) * model.ffn_size / t + model.hidden_size
-    return mlp_matrices(model) / t + biases + norm_weights(model)
+    return mlp_matrices(model) / t + biases + _norms_beside_attention(model)
 
 
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
     """One dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
-    return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size) + _further_norms(model)
+    return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
 def expert_parameters(model: ModelSpec) -> float:
@@ -98,9 +98,8 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -
     t = cast(IntArray, tensor_parallel_size)
     router = model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
     router += (model.num_experts or 0) * model.router_bias
-    norms = norm_weights(model) + _further_norms(model)
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
-    return attention + shared_expert_matrices(model) / t + router + norms
+    return attention + shared_expert_matrices(model) / t + router + _norms_beside_attention(model)
 
 
 def shared_expert_matrices(model: ModelSpec) -> float:
@@ -124,9 +123,9 @@ def final_norm_weights(model: ModelSpec) -> float:
     return norm_weights(model) if model.final_norm else 0.0
 
 
-def _further_norms(model: ModelSpec) -> float:
-    """A layer's norms beyond the one of attention and the one of the MLP, or short of them."""
-    return (model.norms_per_layer - 2) * norm_weights(model)
+def _norms_beside_attention(model: ModelSpec) -> float:
+    """A layer's norms but the one counted with its attention."""
+    return (model.norms_per_layer - 1) * norm_weights(model)
 
 
 def moe_layers(model: ModelSpec) -> int:
