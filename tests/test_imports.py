@@ -31,6 +31,7 @@ FLOORS = (
         "api",
         "html",
         "layouts",
+        "plots",
         "budgets",
         "schema",
         "serving",
@@ -75,11 +76,13 @@ HOMES = {
     "prometheus_client": {"service"},
     "typer": {"cli", "service"},
     "transformers": set(),
+    "plotly": {"plots", "service"},
+    "kaleido": {"plots"},
 }
 """Libraries that only some rooms may know."""
 HEAVY = (
     *("torch", "megatron", "fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "optuna"),
-    *("ray", "scipy", "sklearn", "httpx"),
+    *("plotly", "ray", "scipy", "sklearn", "httpx"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -29,11 +30,14 @@ def recommend(
     pareto: Annotated[
         Literal["memory", "gpus"] | None, typer.Option(help="Also what no other beats in step time and memory, or devices.")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A picture of time and memory by part: .html, .png, .svg or .pdf.")
+    ] = None,
     calibration: CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit, fastest first."""
-    from hp_tool import answers, schema
+    from hp_tool import answers, plots, schema
     from hp_tool.cli.serving import print_serving_recommendations
     from hp_tool.cli.tables import print_front, print_recommendations
 
@@ -42,8 +46,12 @@ def recommend(
         "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
     }  # fmt: skip
     parsed = queries.read_query(query, flags, settings)
+    if plot is not None:
+        plots.check_path(plot)
     with stored_corrections(wanted=calibration) as corrections:
         answer = answers.recommend_answer(parsed, top=top, corrections=corrections, pareto=pareto)
+    if plot is not None and answer.recommendations:
+        plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
     if as_json:
         typer.echo(schema.to_json(answer))
     elif parsed.kind == "inference":
