@@ -42,6 +42,7 @@ FLOORS = (
         "tuning",
         "correction",
         "described",
+        "doctor",
         "learning",
         "fronts",
     },

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 import hp_tool
-from hp_tool.cli import batch, calibrate, catalog, db, estimate, export, import_, recommend, size, tune
+from hp_tool.cli import batch, calibrate, catalog, db, doctor, estimate, export, import_, recommend, size, tune
 from hp_tool.errors import ConflictError, HpToolError, InputError, MissingExtraError, NotFoundError
 
 BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError)
@@ -24,7 +24,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for module in (estimate, recommend, tune, size, calibrate, batch, catalog, db, export, import_):
+    for module in (estimate, recommend, tune, size, calibrate, batch, catalog, db, doctor, export, import_):
         module.register(app)
     for entry in importlib.metadata.entry_points(group="hp_tool.commands"):
         entry.load()(app)

@@ -82,3 +82,16 @@ class Usage:
     """How long the search that waits longest has been in the queue; 0: none waits."""
     expired_leases: int
     """Running searches that no worker has taken over from one that fell silent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseState:
+    """A database that answers, as it was found."""
+
+    revision: str | None
+    """Of its schema; None: there is none of ours."""
+    needed_revision: str
+    """This version's."""
+    clock_offset_s: float
+    """The database's clock minus this host's; 0 for SQLite, which runs inside its users."""
+    read_only: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope, Usage
+from hp_tool.domain.access import ANY_KEY, AuditRecord, DatabaseState, KeyRecord, Scope, Usage
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Page
 
@@ -52,3 +52,6 @@ class AccessStore(Store, Protocol):
 
     def usage(self) -> Usage:
         """Searches and runs by state, GPU-seconds, and how long the queue is."""
+
+    def state(self) -> DatabaseState:
+        """Schema, clock, and whether writing works; StoreError where the database does not answer."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from hp_tool.domain.access import DatabaseState
 from hp_tool.store.access import Access
 from hp_tool.store.coordination import Coordination
 from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
+from hp_tool.store.probe import state_of
 from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
 from hp_tool.store.usage import UsageOf
@@ -19,6 +21,10 @@ class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Us
     def ping(self) -> None:
         with self._reading() as connection:
             connection.execute(sa.select(1))
+
+    def state(self) -> DatabaseState:
+        with self._reading() as connection:
+            return state_of(connection)
 
     def close(self) -> None:
         self._engine.dispose()

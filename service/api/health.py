@@ -8,6 +8,9 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from hp_tool import doctor
+from hp_tool.doctor import Check
+from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
 from service.api.problems import RESPONSES
 
@@ -27,11 +30,21 @@ async def healthz() -> Health:
     return Health()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What was looked at; said only where nothing failed."""
+
+    status: Literal["ok"] = "ok"
+    checks: list[Check]
+
+
 @router.get("/readyz", responses=RESPONSES)
-def readyz(store: SystemStoreDep) -> Health:
-    """The database answers too; 503 where it does not."""
-    store.ping()
-    return Health()
+def readyz(store: SystemStoreDep) -> Readiness:
+    """The database answers, has the schema, and takes writes; 503 names what does not hold and the mend."""
+    checks = list(doctor.database_state(store.state()))
+    if wrong := [check for check in checks if check.status == "failed"]:
+        raise StoreError("; ".join(f"{check.detail}: {check.mend}" for check in wrong), code="not_ready")
+    return Readiness(checks=checks)
 
 
 @router.get(

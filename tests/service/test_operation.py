@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,3 +138,19 @@ def test_the_audit_log_tells_who_changed_what_and_who_was_refused(
     ]
     assert (rows[-1]["api_key_id"], rows[-1]["request_id"]) == (record.id, "r1")
     assert len(http.get("/v1/audit", params={"owner": "ada"}, headers=OPERATOR).json()["items"]) == 3
+
+
+def test_readiness_tells_what_is_wrong(http: TestClient, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = http.get("/readyz").json()
+    assert ready["status"] == "ok"
+    assert {check["name"]: check["status"] for check in ready["checks"]} == {"schema": "ok", "clock": "ok"}
+    old = replace(store.state(), revision="0001", read_only=True)
+    monkeypatch.setattr(store, "state", lambda: old)
+    answer = http.get("/readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert "hp-tool db upgrade" in answer.json()["detail"]
+    assert "can only be read" in answer.json()["detail"]
+    newer = replace(old, revision="9999", read_only=False)  # another host was updated first
+    monkeypatch.setattr(store, "state", lambda: newer)
+    assert http.get("/readyz").status_code == 200
+    assert http.get("/healthz").status_code == 200

@@ -1,0 +1,103 @@
+"""`hp-tool doctor` finds what is wrong and names the mend, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hp_tool import doctor
+from hp_tool.cli.main import build
+from hp_tool.domain.access import DatabaseState
+from hp_tool.launchers import devices
+from hp_tool.store import open_store, schema
+
+STATE = DatabaseState(revision="0002", needed_revision="0002", clock_offset_s=0.0, read_only=False)
+
+
+def examined(url: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    done = CliRunner().invoke(build(), ["doctor", "--json", "--database-url", url], catch_exceptions=False)
+    answer = json.loads(done.stdout)
+    assert answer["ok"] is (done.exit_code == 0)
+    return done.exit_code, {check["name"]: check for check in answer["checks"]}
+
+
+def test_a_sound_host_is_called_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HP_RUNS_DIR", str(tmp_path / "runs"))
+    url = f"sqlite:///{tmp_path}/new/hp.sqlite3"
+    code, checks = examined(url)
+    assert (code, checks["database"]["status"]) == (0, "ok")
+    assert "made at its first use" in checks["database"]["detail"]
+    assert list(tmp_path.iterdir()) == []  # looking makes nothing
+    open_store(url).close()
+    code, checks = examined(url)
+    assert (code, checks["schema"]["status"], checks["clock"]["status"]) == (0, "ok", "ok")
+
+
+def test_an_old_schema_and_an_absent_server_fail_with_their_mend(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/hp.sqlite3"
+    schema.upgrade(url, to="0001")
+    code, checks = examined(url)
+    assert (code, checks["schema"]["mend"]) == (1, "run `hp-tool db upgrade`")
+    assert schema.current(url) == "0001"
+    code, checks = examined("postgresql://hp:secret@127.0.0.1:1/hp")
+    assert (code, checks["database"]["status"]) == (1, "failed")
+    assert "secret" not in json.dumps(checks)
+    assert examined("mysql://x/y")[1]["database"]["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "name"),
+    [
+        ({"revision": None}, "failed", "schema"),
+        ({"revision": "0003"}, "warning", "schema"),
+        ({"read_only": True}, "failed", "database writable"),
+        ({"clock_offset_s": -60.0}, "warning", "clock"),
+    ],
+)
+def test_what_is_told_of_a_database(change: dict[str, Any], status: str, name: str) -> None:
+    found = {check.name: check for check in doctor.database_state(replace(STATE, **change))}
+    assert found[name].status == status
+    assert found[name].mend
+    assert all(check.status == "ok" for check in doctor.database_state(STATE))
+
+
+def test_a_folder_without_room_or_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.folder_check("f", tmp_path / "a" / "b", holds="fine").detail == "fine"
+    monkeypatch.setattr(doctor, "LITTLE_DISK_BYTES", 2**80)
+    assert doctor.folder_check("f", tmp_path, holds="fine").status == "warning"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anything, so rights are played
+    assert doctor.folder_check("f", tmp_path, holds="fine").status == "failed"
+
+
+def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_gpu_names", lambda: ["NVIDIA H200"] * 8)
+    for version, status in (("2.13.0+cpu", "failed"), ("2.13.0+cu130", "ok")):
+        monkeypatch.setattr(doctor, "_version", lambda package, version=version: version)
+        gpu = next(check for check in doctor.profiler() if check.name == "gpu")
+        assert (gpu.status, "8 x h200" in gpu.detail) == (status, True)
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    assert next(doctor.profiler()).mend == "pip install 'hp-tool[profiler]'"
+
+
+def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.slurm().status == "ok"  # not needed here
+    for tool in doctor.SLURM_TOOLS[:2]:
+        program(tmp_path / tool, "exit 0")
+    assert "scontrol, scancel missing" in doctor.slurm().detail
+    for answer, status in (("Slurmctld(primary) at head is UP", "ok"), ("Slurmctld(primary) at head is DOWN", "warning")):
+        for tool in doctor.SLURM_TOOLS:
+            program(tmp_path / tool, f"echo '{answer}'")
+        assert (doctor.slurm().status, doctor.slurm().detail) == (status, answer)
+
+
+def program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
