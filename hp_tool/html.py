@@ -70,7 +70,7 @@ _SERVING_HEADS = ("TTFT", "TPOT", "request", "tokens/s/GPU", "memory")
 
 def _training_cells(e: Estimate) -> tuple[str, ...]:
     assert e.time is not None and e.memory is not None  # of a legal configuration
-    days = f"{e.days:.1f}" if e.days is not None else "-"
+    days = f"{e.calendar_days:.1f}" if e.calendar_days is not None else "-"
     return duration(e.time.step_s), f"{e.tokens_per_second_per_gpu:,.0f}", f"{e.mfu:.1%}", gib(e.memory.total_bytes), days
 
 

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from hp_tool.documents import load_yaml
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query, Targets
+from hp_tool.domain.reliability import ReliabilitySpec
 from hp_tool.errors import InputError
 
 MAX_QUERY_BYTES = 1_000_000
@@ -236,6 +237,8 @@ def _check(query: Query) -> None:
         values = getattr(query, section)
         for name, limits in ranges.items() if values is not None else ():
             check_range(getattr(values, name), limits, field=f"{section}.{name}")
+    if query.training is not None and query.training.reliability is not None:
+        check_reliability(query.training.reliability, field="training.reliability")
     check_parallel(query.parallel)
 
 
@@ -245,6 +248,20 @@ def check_range(value: float | None, limits: tuple[float, float], *, field: str)
     if value is not None and not low <= value <= high:  # not: NaN is in no range
         ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in limits)
         raise InputError(f"{field} must be from {ends}, got {value}", field=field, code="invalid_value")
+
+
+_RELIABILITY = {
+    "mtbf_per_gpu_hours": (1e-3, 1e12),
+    "checkpoint_s": (1e-3, 1e7),
+    "checkpoint_interval_s": (1e-3, 1e9),
+    "restart_s": (0.0, 1e7),
+}
+
+
+def check_reliability(reliability: ReliabilitySpec, *, field: str) -> None:
+    """Raises InputError where a time is outside of what formulas take."""
+    for name, limits in _RELIABILITY.items():
+        check_range(getattr(reliability, name), limits, field=f"{field}.{name}")
 
 
 def check_parallel(parallel: ParallelQuery) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from hp_tool.cost.flops import step_tokens
+from hp_tool.cost.goodput import goodput
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.problem import TrainingProblem
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
 def longest_step_s(problem: TrainingProblem) -> float:
-    """The step time at which max_days or max_cost is just met; infinity without either."""
+    """The step time at which max_days or max_cost is just met; infinity without either. With training.reliability both count
+    the time that failures cost.
+    """
     tokens = problem.workload.total_tokens
     if tokens is None:
         return float("inf")
-    steps = tokens / step_tokens(problem.workload)
+    kept = goodput(model=problem.model, cluster=problem.cluster, workload=problem.workload)
+    steps = tokens / step_tokens(problem.workload) / (1.0 if kept is None else kept.fraction)
     limits = [float("inf")]
     if problem.constraints.max_days is not None:
         limits.append(problem.constraints.max_days * SECONDS_PER_DAY / steps)
@@ -27,7 +31,7 @@ def missed_targets(result: Estimate, problem: TrainingProblem) -> tuple[Reason, 
     """The limits above which the prediction is: each with its value, the limit, and what the time goes into."""
     reasons = []
     for name, value, limit in (
-        ("max_days", result.days, problem.constraints.max_days),
+        ("max_days", result.calendar_days, problem.constraints.max_days),
         ("max_cost", result.cost, problem.constraints.max_cost),
     ):
         if value is not None and limit is not None and value > limit:

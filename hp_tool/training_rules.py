@@ -104,6 +104,11 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
         )
     if lora is None:
         return
+    if workload.reliability is not None:
+        raise UnsupportedError(
+            "checkpoints of adapters are not modelled, so neither is goodput; leave training.reliability out",
+            field="training.reliability",
+        )
     if not 1 <= lora.rank <= MAX_RANK:
         raise InputError(f"lora.rank must be from 1 to {MAX_RANK}, got {lora.rank}", field="training.lora.rank")
     if lora.target_modules == ():

@@ -60,7 +60,7 @@ PURE = {
     "cost": {"numpy"},
     "space": {"numpy"},
     "calibration": {"numpy", "scipy", "sklearn"},
-    "sizing": {"scipy"},
+    "sizing": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
 IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}

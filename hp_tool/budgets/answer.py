@@ -43,8 +43,7 @@ def size_answer(query: SizingQuery, *, corrections: Corrections = uncalibrated) 
 def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
     model, tokens, length = plan.model, plan.tokens, query.sequence_length
     active = active_parameters(model, sequence_length=length)
-    estimate, kept = plan.estimate, plan.goodput
-    share = None if estimate is None or kept is None else kept.fraction
+    estimate = plan.estimate
     return Sizing(
         feasible=not plan.reasons,
         reasons=plan.reasons,
@@ -70,9 +69,9 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
         num_gpus=None if estimate is None else int(str(estimate.provenance["num_gpus"])),
         days=None if estimate is None else estimate.days,
         effective_days=plan.effective_days,
-        gpu_hours=None if estimate is None or estimate.gpu_hours is None or share is None else estimate.gpu_hours / share,
-        cost=None if estimate is None or estimate.cost is None or share is None else estimate.cost / share,
-        goodput=kept,
+        gpu_hours=None if estimate is None else estimate.gpu_hours,
+        cost=None if estimate is None else estimate.cost,
+        goodput=None if estimate is None else estimate.goodput,
         recommendation=plan.recommendation,
         query=None if plan.query is None else schema.query_mapping(plan.query),
     )

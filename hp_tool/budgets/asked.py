@@ -25,12 +25,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "sequence_length": (1, 1 << 31),
     "global_batch_size": (1, 1 << 31),
 }
-_RELIABILITY = {
-    "mtbf_per_gpu_hours": (1e-3, 1e12),
-    "checkpoint_s": (1e-3, 1e7),
-    "checkpoint_interval_s": (1e-3, 1e9),
-    "restart_s": (0.0, 1e7),
-}
 _EXPERTS = {"num_experts": (2, 4096), "num_experts_per_tok": (1, 4096), "num_shared_experts": (0, 64)}
 
 
@@ -39,8 +33,7 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
     query: SizingQuery = schema.parse(SizingQuery, data)
     for name, limits in _RANGES.items():
         schema.check_range(getattr(query, name), limits, field=name)
-    for name, limits in _RELIABILITY.items():
-        schema.check_range(getattr(query.reliability, name), limits, field=f"reliability.{name}")
+    schema.check_reliability(query.reliability, field="reliability")
     schema.check_parallel(query.parallel)
     _check_experts(query)
     _check_together(query)

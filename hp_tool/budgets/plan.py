@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from hp_tool import app
 from hp_tool.budgets.asked import asked_parameters
 from hp_tool.correction import Corrections
-from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.result import Estimate, Reason, Recommendation
-from hp_tool.domain.sizing import Goodput, SizingQuery
+from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.sizing import ScalingLaw, batch_sequences, goodput, hyperparameter_flops, shaped
+from hp_tool.sizing import ScalingLaw, batch_sequences, hyperparameter_flops, shaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class Plan:
     recommendation: Recommendation | None = None
     """None without a cluster, or where nothing is acceptable."""
     reasons: tuple[Reason, ...] = ()
-    goodput: Goodput | None = None
 
     @property
     def tokens(self) -> float:
@@ -46,9 +44,7 @@ class Plan:
     @property
     def effective_days(self) -> float | None:
         """Calendar days, time lost to failures included."""
-        if self.estimate is None or self.estimate.days is None or self.goodput is None:
-            return None
-        return self.estimate.days / self.goodput.fraction
+        return None if self.estimate is None else self.estimate.effective_days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +68,8 @@ class Planner:
         return Plan(model=model, asked_parameters=asked, workload=self._workload(model, tokens))
 
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
-        """The plan with its fastest configuration on the whole cluster; with a deadline in days of uninterrupted training, on
-        the fewest devices that meet it.
+        """The plan with its fastest configuration on the whole cluster; with a deadline in calendar days, on the fewest devices
+        that meet it.
         """
         if self.cluster is None or self.query.cluster is None:
             return plan
@@ -89,25 +85,11 @@ class Planner:
         )
         found = app.recommend(query=query, top=1, corrections=self.corrections)
         best = next(iter(found.recommendations), None)
-        num_gpus = self.cluster.num_gpus
-        if best is not None:
-            num_gpus = int(str(best.estimate.provenance["num_gpus"]))
         return replace(
             plan,
             query=query,
             recommendation=best,
             reasons=() if best is not None else _reasons(found),
-            goodput=self.goodput(plan.model, num_gpus=num_gpus),
-        )
-
-    def goodput(self, model: ModelSpec, *, num_gpus: int) -> Goodput:
-        """Of this model on so many devices of the cluster."""
-        assert self.cluster is not None
-        return goodput(
-            num_gpus=num_gpus,
-            num_nodes=-(-num_gpus // self.cluster.gpus_per_node),
-            parameters=total_parameters(model, sequence_length=self.query.sequence_length),
-            reliability=self.query.reliability,
         )
 
     def _shaped(self, parameters: float) -> ModelSpec:
@@ -135,6 +117,7 @@ class Planner:
             precision=query.precision,
             framework=query.framework,
             total_tokens=tokens,
+            reliability=query.reliability,
         )
 
 

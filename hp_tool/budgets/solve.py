@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hp_tool.budgets.plan import Plan, Planner
 from hp_tool.cost.compute import peak_flops
-from hp_tool.domain.result import Reason
 from hp_tool.units import SECONDS_PER_DAY
 
 CLOSE = 0.02
@@ -23,28 +22,7 @@ def solved(planner: Planner, *, flops: float | None) -> Plan:
     if flops is None:
         assert days is not None
         return _filled(planner, days=days)
-    plan = planner.of_flops(flops)
-    return planner.timed(plan) if days is None else _in_time(planner, plan, days=days)
-
-
-def _in_time(planner: Planner, plan: Plan, *, days: float) -> Plan:
-    """On the fewest devices that need at most so many calendar days.
-
-    Goodput depends on the number of devices, which depends on goodput: three rounds are enough for either to settle.
-    """
-    assert planner.cluster is not None
-    share = planner.goodput(plan.model, num_gpus=planner.cluster.num_gpus).fraction
-    found = plan
-    for _ in range(3):
-        found = planner.timed(plan, deadline_days=days * share)
-        needed = found.effective_days
-        if needed is None or needed <= days or found.goodput is None:
-            return found
-        share = min(share, found.goodput.fraction)
-    reason = Reason(
-        code="target_missed", message=f"{needed:,.1f} calendar days are above days {days:,.1f}", needed=needed, available=days
-    )
-    return replace(found, recommendation=None, reasons=(reason,))
+    return planner.timed(planner.of_flops(flops), deadline_days=days)
 
 
 def _filled(planner: Planner, *, days: float) -> Plan:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from hp_tool.cli.tables import wide_console
+from hp_tool.cli.tables import goodput_line, wide_console
 from hp_tool.domain.sizing import Choice, Sizing
 from hp_tool.layouts import arithmetic
-from hp_tool.units import SECONDS_PER_DAY, duration
 
 
 def print_sizing(sizing: Sizing) -> None:
@@ -44,11 +43,7 @@ def _print_time(console: Console, sizing: Sizing) -> None:
         f"{sizing.effective_days:.1f} days on {sizing.num_gpus:,} devices ({sizing.days:.1f} without failures), "
         f"{sizing.gpu_hours:,.0f} GPU-hours{cost}"
     )
-    console.print(
-        f"goodput {kept.fraction:.1%}: a failure every {duration(kept.mtbf_s)}, a checkpoint of {duration(kept.checkpoint_s)} "
-        f"every {duration(kept.checkpoint_interval_s)}, {duration(kept.restart_s)} to restart; "
-        f"about {sizing.effective_days * SECONDS_PER_DAY / kept.mtbf_s:,.0f} failures in all"
-    )
+    console.print(goodput_line(kept))
 
 
 def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) -> None:

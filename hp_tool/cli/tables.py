@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
+from hp_tool.domain.reliability import Goodput
 from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.layouts import arithmetic, configuration_cells
 from hp_tool.units import JOULES_PER_MWH, duration, gib
@@ -61,7 +62,10 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
         energy = f", {estimate.energy / JOULES_PER_MWH:,.1f} MWh" if estimate.energy is not None else ""
-        console.print(f"{estimate.days:.1f} days, {estimate.gpu_hours:,.0f} GPU-hours{cost}{energy}")
+        lost = "" if estimate.effective_days is None else f" of training, {estimate.effective_days:.1f} with failures"
+        console.print(f"{estimate.days:.1f} days{lost}, {estimate.gpu_hours:,.0f} GPU-hours{cost}{energy}")
+    if estimate.goodput is not None:
+        console.print(goodput_line(estimate.goodput))
 
 
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:
@@ -119,7 +123,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         e = row.calibrated_estimate or row.estimate
         before = (duration(row.estimate.time.step_s),) if learnt and row.estimate.time is not None else ()
         assert e.time is not None and e.memory is not None and e.mfu is not None
-        days = f"{e.days:.1f}" if e.days is not None else "-"
+        days = f"{e.calendar_days:.1f}" if e.calendar_days is not None else "-"
         figures = (*before, duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), days)
         table.add_row(str(row.rank), *configuration, *figures)
     console.print(table)
@@ -155,10 +159,18 @@ def print_front(answer: RecommendAnswer) -> None:
     for row, configuration in zip(answer.pareto, cells, strict=True):
         e = row.calibrated_estimate or row.estimate
         assert e.time is not None and e.memory is not None
-        days = f"{e.days:.1f}" if e.days is not None else "-"
+        days = f"{e.calendar_days:.1f}" if e.calendar_days is not None else "-"
         figures = (duration(e.time.step_s), f"{e.tokens_per_second:,.0f}", gib(e.memory.total_bytes), days)
         table.add_row(str(e.provenance["num_gpus"]), *configuration, *figures)
     wide_console().print(table)
+
+
+def goodput_line(kept: Goodput) -> str:
+    """Share of the calendar that is training, and what it follows from, on one line."""
+    return (
+        f"goodput {kept.fraction:.1%}: a failure every {duration(kept.mtbf_s)}, a checkpoint of {duration(kept.checkpoint_s)} "
+        f"every {duration(kept.checkpoint_interval_s)}, {duration(kept.restart_s)} to restart"
+    )
 
 
 def wide_console() -> Console:

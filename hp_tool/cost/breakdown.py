@@ -9,6 +9,7 @@ from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.feasibility import host_memory_reason, memory_reason
 from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.cost.goodput import goodput
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.modules import repeated_token_flops
 from hp_tool.cost.simplified import simplified
@@ -71,11 +72,14 @@ def estimate_alone(
     if not costs.feasible and fits:
         reasons = (host_memory_reason(needed=memory.host_bytes, available=costs.host_capacity_bytes),)
         fits = False
-    days = gpu_hours = cost = energy = None
+    days = effective_days = gpu_hours = cost = energy = None
+    kept = goodput(model=model, cluster=cluster, workload=workload)
     if workload.total_tokens is not None:
         seconds = workload.total_tokens / tokens * step_s
         days = seconds / SECONDS_PER_DAY
         gpu_hours = seconds * cluster.num_gpus / SECONDS_PER_HOUR
+        if kept is not None:
+            effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
         cost = gpu_hours * cluster.price_per_gpu_hour if cluster.price_per_gpu_hour is not None else None
         energy = seconds * cluster.num_gpus * _power_w(cluster, busy=(parts["compute"] + parts["recompute"]) / step_s)
     return Estimate(
@@ -92,6 +96,8 @@ def estimate_alone(
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=_intervals(memory, step_s, profile),
         days=days,
+        effective_days=effective_days,
+        goodput=kept,
         gpu_hours=gpu_hours,
         cost=cost,
         energy=energy,

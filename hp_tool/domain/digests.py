@@ -26,7 +26,7 @@ def problem_digest(*, model: ModelSpec, cluster: ClusterSpec, training: Training
     return _sha256(
         {
             "model": _canonical(replace(model, name="")),
-            "training": _canonical(replace(training, total_tokens=None)),
+            "training": _canonical(replace(training, total_tokens=None, reliability=None)),
             "gpu": cluster.gpu.name,
             "cluster": [
                 cluster.num_gpus,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.reliability import Goodput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +109,25 @@ class Estimate:
     hfu_paper: float | None = None
     intervals: Intervals | None = None
     days: float | None = None
+    """Of uninterrupted training."""
+    effective_days: float | None = None
+    """Calendar days, days / goodput.fraction; None without training.reliability."""
+    goodput: Goodput | None = None
     gpu_hours: float | None = None
+    """Of calendar days, like cost; the same as days without training.reliability."""
     cost: float | None = None
     """US dollars."""
     energy: float | None = None
-    """Joules of the whole training."""
+    """Joules of the whole training, uninterrupted."""
     mends: tuple[Mend, ...] = ()
     """Of an infeasible training configuration: the smallest changes that mend it, fastest first."""
     provenance: dict[str, object] = field(default_factory=dict)
     """Where the numbers come from: model, GPU and efficiency profile, FLOPs convention, version."""
+
+    @property
+    def calendar_days(self) -> float | None:
+        """effective_days where failures are asked for, else days."""
+        return self.days if self.effective_days is None else self.effective_days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

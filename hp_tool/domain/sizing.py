@@ -8,6 +8,7 @@ from typing import Any, Literal
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.reliability import Goodput, ReliabilitySpec
 from hp_tool.domain.result import Reason, Recommendation
 
 LawName = Literal["chinchilla-1", "chinchilla-2", "chinchilla-3", "chinchilla-corrected", "kaplan"]
@@ -26,22 +27,6 @@ class ExpertsQuery:
     """Experts each token is sent to (top-k)."""
     num_shared_experts: int = 0
     """Experts every token passes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReliabilityQuery:
-    """How often devices fail, and what a failure and a checkpoint cost."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    mtbf_per_gpu_hours: float | None = None
-    """Mean time between the failures of one device that stop a job; None: as published for Llama 3 (50,677 h)."""
-    checkpoint_s: float | None = None
-    """Time for which saving a checkpoint stops training; None: its bytes at the published rate of Megatron-LM's nodes."""
-    checkpoint_interval_s: float | None = None
-    """Training between two checkpoints; None: the interval that loses least."""
-    restart_s: float | None = None
-    """From a failure to training again; None: ten minutes to detect and diagnose, and the time to load the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +77,8 @@ class SizingQuery:
     framework: str = "megatron-core"
     parallel: ParallelQuery = ParallelQuery()
     """Narrows the axes, as in any query."""
-    reliability: ReliabilityQuery = ReliabilityQuery()
+    reliability: ReliabilitySpec = ReliabilitySpec()
+    """Failures; what is left out is as published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,23 +94,6 @@ class Choice:
     """Outside the range in which the rule was fitted."""
     alternatives: dict[str, float] | None = None
     """What other published rules give."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goodput:
-    """Training time that survives failures, as a share of the calendar's."""
-
-    fraction: float
-    mtbf_s: float
-    """Of the whole job."""
-    checkpoint_bytes: float
-    checkpoint_s: float
-    checkpoint_interval_s: float
-    young_interval_s: float
-    """First-order optimum sqrt(2 C M), for comparison."""
-    restart_s: float
-    source: str
-    """Where the figures that were not given come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

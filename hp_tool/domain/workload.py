@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool.domain.hardware import Precision
+from hp_tool.domain.reliability import ReliabilitySpec
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
@@ -109,6 +110,8 @@ class TrainingWorkload:
     """Kernels are launched as recorded CUDA graphs: devices never wait for their host."""
     total_tokens: float | None = None
     """Length of the whole training; adds days, GPU-hours, cost."""
+    reliability: ReliabilitySpec | None = None
+    """Failures: adds goodput and effective_days, and max_days and max_cost then count the calendar's time. {}: as published."""
 
     @property
     def tokens_per_row(self) -> float:

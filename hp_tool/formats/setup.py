@@ -55,7 +55,7 @@ def headline(setup: TrainingSetup | ServingSetup) -> str:
 
 
 ACCOUNTING = {
-    "name", "framework", "framework_version", "total_tokens", "attention_mask_flops", "expert_imbalance",
+    "name", "framework", "framework_version", "total_tokens", "reliability", "attention_mask_flops", "expert_imbalance",
     "max_position_embeddings", "data_parallel_size",
 }  # fmt: skip
 """Fields that no training command needs: they name, predict or follow from others."""

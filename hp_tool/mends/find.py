@@ -124,7 +124,7 @@ def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
         memory_saved_bytes=asked.memory.total_bytes - after.memory.total_bytes if asked.memory is not None else None,
         step_s=after.time.step_s,
         step_change_fraction=after.time.step_s / asked.time.step_s - 1.0 if asked.time is not None else None,
-        days=after.days,
+        days=after.calendar_days,
         cost=after.cost,
         remaining=missed_targets(after, problem),
     )

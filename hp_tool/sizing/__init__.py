@@ -1,9 +1,8 @@
-"""From a budget to a training: scaling laws, shapes, starting hyperparameters and goodput. Pure formulas with sources."""
+"""From a budget to a training: scaling laws, shapes, starting hyperparameters. Pure formulas with sources."""
 
 from __future__ import annotations
 
 from hp_tool.sizing.batches import batch_sequences
-from hp_tool.sizing.goodput import goodput
 from hp_tool.sizing.hyperparameters import hyperparameter_flops, starting_hyperparameters
 from hp_tool.sizing.laws import LAWS, ScalingLaw, compute_overhead, loss, over_trained
 from hp_tool.sizing.shapes import active_parameters, shape_choices, shaped
@@ -14,7 +13,6 @@ __all__ = [
     "active_parameters",
     "batch_sequences",
     "compute_overhead",
-    "goodput",
     "hyperparameter_flops",
     "loss",
     "over_trained",

@@ -1,0 +1,102 @@
+"""Goodput: the share of the calendar that a training keeps, with Poisson failures and periodic checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+from hp_tool.cost.optimizer import bytes_per_parameter
+from hp_tool.cost.parameters import total_parameters
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.reliability import Goodput, ReliabilitySpec
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419
+"""Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100."""
+WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
+READ_BYTES_PER_NODE_SECOND = 1e12 / 384
+"""Saving and loading from a parallel file system, 384 nodes of 8 A100 (arXiv 2104.04473, section 5.10)."""
+DIAGNOSIS_S = 600.0
+"""Detecting a failure and running the diagnostics, on average less (MegaScale, arXiv 2402.15627)."""
+_MOST_MTBFS = 300.0
+"""Longer stretches without a failure than this many mean times are hopeless, and e to their power ends floating point."""
+_LONG_CHECKPOINT = 30.0
+"""Mean times between failures in one checkpoint beyond which the best interval is M to thirteen digits."""
+_NEWTON_STEPS = 12
+
+
+def goodput(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Goodput | None:
+    """Goodput of a training on the whole cluster; None where the workload says nothing of failures.
+
+    Failures of devices are independent, so the job's MTBF is a device's over their number; a failed node is replaced by a
+    spare. A checkpoint holds weights, master copy and optimizer states: 14 bytes a parameter with Adam, as Megatron-LM's
+    13.8 TB at 1.008e12 parameters (arXiv 2104.04473); what Muon saves of it is not subtracted. Not counted: planned
+    maintenance, evaluation. Checkpoints written in the background stop training for the copy alone: say so in checkpoint_s.
+    """
+    spec = workload.reliability
+    if spec is None:
+        return None
+    kept = bytes_per_parameter(workload)
+    size = (kept.weights + kept.optimizer) * total_parameters(model, sequence_length=workload.sequence_length)
+    nodes = cluster.num_nodes
+    mtbf_hours = spec.mtbf_per_gpu_hours
+    mtbf_s = (MTBF_PER_GPU_S if mtbf_hours is None else mtbf_hours * SECONDS_PER_HOUR) / cluster.num_gpus
+    checkpoint_s = _given(spec.checkpoint_s, size / (nodes * WRITE_BYTES_PER_NODE_SECOND))
+    restart_s = _given(spec.restart_s, DIAGNOSIS_S + size / (nodes * READ_BYTES_PER_NODE_SECOND))
+    interval_s = _given(spec.checkpoint_interval_s, best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s))
+    stretch = time_stretch(interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=mtbf_s)
+    return Goodput(
+        fraction=1.0 / stretch,
+        mtbf_s=mtbf_s,
+        checkpoint_bytes=size,
+        checkpoint_s=checkpoint_s,
+        checkpoint_interval_s=interval_s,
+        young_interval_s=young_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s),
+        restart_s=restart_s,
+        source="; ".join(_sources(spec)) or "as given",
+    )
+
+
+def time_stretch(*, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
+    """Wall time over solution time, exact for Poisson failures: M e^(R/M) (e^((tau + C)/M) - 1) / tau.
+
+    Letters: M mean time between failures, R restart, C checkpoint, tau training between checkpoints; seconds. Failures may hit
+    restarts and checkpoints too. Source: Daly, A higher order estimate of the optimum checkpoint interval for restart dumps
+    (2006), the complete cost function.
+    """
+    restart, segment = (min(span_s / mtbf_s, _MOST_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s))
+    return mtbf_s * math.exp(restart) * math.expm1(segment) / interval_s
+
+
+def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
+    """The tau of least `time_stretch`, exact: with y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1,
+    so tau = M (1 + W(-e^(-1 - x))) with Lambert's W. Restart time does not move it.
+
+    Newton's method on y + ln(1 - y) + x, which falls and is concave: from above the root, where both y^2/2 <= x and
+    ln(1 - y) >= -(1 + x) put the start, it comes down to it and never past.
+    """
+    x = min(checkpoint_s / mtbf_s, _LONG_CHECKPOINT)
+    y = min(math.sqrt(2.0 * x), -math.expm1(-1.0 - x))
+    for _ in range(_NEWTON_STEPS):
+        y += (y + math.log1p(-y) + x) * (1.0 - y) / y
+    return mtbf_s * y
+
+
+def young_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
+    """First-order optimum sqrt(2 C M) (Young 1974), for C much smaller than M."""
+    return math.sqrt(2.0 * checkpoint_s * mtbf_s)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _sources(spec: ReliabilitySpec) -> list[str]:
+    defaults = {
+        "failures: arXiv 2407.21783, 419 in 54 days on 16,384 H100": spec.mtbf_per_gpu_hours,
+        "checkpoint: weights and optimizer at 0.71 GB/s a node, arXiv 2104.04473": spec.checkpoint_s,
+        "restart: 10 minutes of diagnosis, arXiv 2402.15627, and loading at 2.6 GB/s a node": spec.restart_s,
+        "interval: exact optimum of Daly 2006": spec.checkpoint_interval_s,
+    }
+    return [source for source, value in defaults.items() if value is None]
