@@ -109,8 +109,8 @@ def test_llama_3_kept_more_than_nine_tenths() -> None:
 
 def test_what_is_given_is_used_and_no_source_is_claimed_for_it() -> None:
     given = ReliabilitySpec(mtbf_per_gpu_hours=1_000.0, checkpoint_s=30.0, checkpoint_interval_s=900.0, restart_s=120.0)
-    found = kept(given, model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=100)
-    assert (found.mtbf_s, found.checkpoint_s, found.checkpoint_interval_s, found.restart_s) == (36_000.0, 30.0, 900.0, 120.0)
+    found = kept(given, model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=96)
+    assert (found.mtbf_s, found.checkpoint_s, found.checkpoint_interval_s, found.restart_s) == (37_500.0, 30.0, 900.0, 120.0)
     assert found.source == "as given"
 
 
