@@ -17,13 +17,13 @@ def check_recompute(parallel: ParallelQuery, *, model: ModelSpec, workload: Trai
     for value in parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,):
         spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")
         _check(spec)
+        if spec.granularity == "per_op":
+            _check_per_op(model, workload)
         if spec.modules is not None:
             _check_modules(spec.modules, model=model, workload=workload)
 
 
 def _check(spec: Recompute) -> None:
-    if spec.granularity == "per_op":
-        raise UnsupportedError("recompute per_op is not modelled by this version; choose none or per_layer", field=FIELD)
     if spec.modules is not None and spec.granularity != "selective":
         raise InputError(
             f"recompute.modules belongs to granularity selective, not {spec.granularity}", field=f"{FIELD}.modules"
@@ -36,6 +36,24 @@ def _check(spec: Recompute) -> None:
         raise InputError(
             f"recompute.num_layers must be from 1 to {MAX_RECOMPUTE_LAYERS}, got {spec.num_layers}", field=f"{FIELD}.num_layers"
         )
+
+
+def _check_per_op(model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Which operations there are, and in which order, is known of Llama's blocks."""
+    if workload.framework != "torch-fsdp":
+        raise UnsupportedError(
+            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective or full", field=FIELD
+        )
+    for unsupported, what in (
+        (model.architecture != "decoder" or not model.gated_mlp, "models other than Llama-like decoders"),
+        (model.num_experts is not None, "mixtures of experts"),
+        (model.kv_lora_rank is not None, "latent attention"),
+        (workload.attention != "flash", f"attention {workload.attention}"),
+        (workload.precision not in ("bf16", "fp16", "fp32"), f"precision {workload.precision}"),
+        (workload.lora is not None or workload.task == "lora", "LoRA"),
+    ):
+        if unsupported:
+            raise UnsupportedError(f"recompute per_op is not modelled for {what}; choose none or per_layer", field=FIELD)
 
 
 def _check_modules(modules: tuple[RecomputeModule, ...], *, model: ModelSpec, workload: TrainingWorkload) -> None:

@@ -37,6 +37,8 @@ MODULES: dict[RecomputeModule, int] = {
 }  # fmt: skip
 """Bits of Candidates.recompute_modules."""
 CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
+PER_OP = 128
+"""In recompute_modules in place of modules: recomputation of operations, see `per_op`."""
 
 ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE = range(5)
 """Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on
@@ -66,7 +68,7 @@ class Candidates:
     recompute_num_layers: IntArray
     """Full only: layers per checkpoint (uniform) or recomputed layers per model chunk (block, 0: all)."""
     recompute_modules: IntArray
-    """Selective only: sum of MODULES, else 0."""
+    """Selective only: sum of MODULES, or PER_OP; else 0."""
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
     """0: the whole data-parallel group."""
@@ -161,6 +163,8 @@ def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int
         return NONE, 0, 0
     if spec.granularity == "selective":
         return SELECTIVE, 0, sum(MODULES[name] for name in set(spec.modules or ("core_attn",)))
+    if spec.granularity == "per_op":
+        return SELECTIVE, 0, PER_OP
     if spec.method == "block":
         return FULL_BLOCK, spec.num_layers or 0, 0
     return FULL_UNIFORM, spec.num_layers or 1, 0
@@ -171,6 +175,8 @@ def recompute_from_codes(method: int, num_layers: int, modules: int) -> Recomput
     if method == NONE:
         return "none"
     if method == SELECTIVE:
+        if modules == PER_OP:
+            return "per_op"
         if modules == CORE_ATTN:
             return "selective"
         return Recompute(granularity="selective", modules=tuple(name for name, bit in MODULES.items() if modules & bit))

@@ -12,13 +12,14 @@ from typing import Any
 from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, Column
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.candidates import PER_OP, Candidates
 from hp_tool.cost.communication import tensor_ring
-from hp_tool.cost.elementwise import maximum, minimum, where
+from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
 from hp_tool.cost.exchange_overlap import behind_other_pass
 from hp_tool.cost.experts import expert_bytes, expert_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.modules import dropped_bytes, names_modules, repeated_seconds
+from hp_tool.cost.per_op import per_op_bytes
 from hp_tool.cost.shapes import Shapes, shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -81,6 +82,10 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
     if names_modules(candidates):
         dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
         saved_selective, repeated = both.saved + both.core - dropped[0] - dropped[1], maximum(*dropped)
+        if anywhere(candidates.recompute_modules == PER_OP):
+            kept, per_op = per_op_bytes(model=model, workload=workload, s=s), candidates.recompute_modules == PER_OP
+            saved_selective = where(per_op, kept, saved_selective)
+            repeated = where(per_op, both.saved + both.core - kept, repeated)
     return LayerBytes(
         saved=both.saved + both.core,
         saved_selective=saved_selective,

@@ -18,6 +18,7 @@ from hp_tool.cost.candidates import (
     MLP,
     MOE,
     MOE_ACT,
+    PER_OP,
     SHARED_EXPERTS,
     Candidates,
     IntArray,
@@ -26,6 +27,7 @@ from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
 from hp_tool.cost.elementwise import anywhere, where
 from hp_tool.cost.experts import activation_width, routed_tokens, shared_matrices
 from hp_tool.cost.parameters import active_expert_matrices, mlp_matrices, moe_layers, shared_expert_matrices
+from hp_tool.cost.per_op import per_op_matrices, per_op_seconds
 from hp_tool.cost.shapes import LAYER_AXES, Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import GpuSpec
@@ -90,7 +92,11 @@ def repeated_seconds(
     if model.kv_lora_rank is not None:
         again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(model, workload, s, **machine)
     if not moe:
-        return again + _has(modules, MLP) * (inside + region)
+        again = again + _has(modules, MLP) * (inside + region)
+        if anywhere(modules == PER_OP):
+            blocks: dict[str, Any] = {"attention": attention, "second": second, "region": region}
+            again = where(modules == PER_OP, per_op_seconds(model=model, workload=workload, s=s, **machine, **blocks), again)
+        return again
     shared, activation = _expert_seconds(model, workload, c, s, **machine)
     if model.num_shared_experts:
         inside, shared = inside + region, shared + region
@@ -101,6 +107,8 @@ def repeated_seconds(
 def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -> float:
     """Forward FLOPs of one token that the modules of one candidate alone run again; `attention` are the cores' FLOPs."""
     modules = c.recompute_modules
+    if modules == PER_OP:
+        return 2.0 * (model.num_hidden_layers + model.num_nextn_predict_layers) * per_op_matrices(model)
     layers = model.num_hidden_layers + model.num_nextn_predict_layers
     sparse = moe_layers(model) + (model.num_nextn_predict_layers if model.num_experts else 0)
     parameters = 0.0

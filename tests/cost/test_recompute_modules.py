@@ -52,7 +52,8 @@ def test_every_module_saves_memory_and_costs_time(model: str, modules: tuple[str
         one = asked(model, [name])
         assert activations(one) < activations(none), name
         assert one.time is not None and none.time is not None and one.time.parts_s["recompute"] > 0, name
-        assert one.time.step_s > none.time.step_s, name
+        # A device that waits for its host has time to recompute a little.
+        assert one.time.step_s >= none.time.step_s, name
 
 
 @pytest.mark.parametrize(("model", "modules"), [("gpt-22b", DENSE), ("deepseek-v3", LATENT)])
