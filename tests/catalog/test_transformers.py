@@ -16,6 +16,8 @@ import pytest
 from hp_tool import catalog
 from hp_tool.catalog import huggingface
 from hp_tool.cost.parameters import total_parameters
+from tests.catalog.published import PUBLISHED
+from tests.catalog.test_huggingface import RELEASED
 from tests.conftest import skip_or_fail
 
 # Sizes that tell every part of a layer apart: no two of them are the same, and heads are wider than hidden / heads.
@@ -142,7 +144,7 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
 ]
 TWO_SIDED: list[tuple[str, dict[str, Any]]] = [
     ("t5", T5),
-    ("t5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("t5", {**T5, "feed_forward_proj": "gated-gelu"}),
     ("mt5", T5),
     ("umt5", T5),
     ("bart", SIDES),
@@ -160,6 +162,7 @@ CASES = [
     *(("AutoModelForMaskedLM", *case) for case in ENCODERS),
     *(("AutoModelForSeq2SeqLM", *case) for case in TWO_SIDED),
 ]
+HEADS = {model_type: head for head, model_type, _ in CASES}
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +194,23 @@ def test_counts_are_those_of_transformers(transformers: Any, head: str, model_ty
     read = catalog.model_from_mapping(config.to_diff_dict())
     assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
     assert read.num_hidden_layers in (2, 3, 4) and read.hidden_size == 96
+
+
+@pytest.mark.parametrize("name", sorted({*RELEASED, *PUBLISHED} - {"t5-v1.1-xxl"}))  # which transformers 5 ties
+def test_counts_of_released_models(transformers: Any, name: str) -> None:
+    config = RELEASED[name] if name in RELEASED else PUBLISHED[name][0]
+    model_type = config["model_type"]
+    ours = {key: value for key, value in config.items() if key not in ("model_type", "architectures", "torch_dtype")}
+    head = "AutoModelForPreTraining" if model_type == "bert" else HEADS[model_type]
+    built = getattr(transformers, head).from_config(transformers.AutoConfig.for_model(model_type, **ours))
+    read = catalog.model_from_mapping(config)
+    assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_are_the_published_ones(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    assert total_parameters(catalog.model_from_mapping(config)) == parameters
 
 
 def test_bert_is_pretrained_with_both_heads(transformers: Any) -> None:

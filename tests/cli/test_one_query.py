@@ -153,3 +153,19 @@ def test_help_and_version_name_everything(hp_tool: Run) -> None:
     shown = hp_tool("--help").stdout
     for command in ("estimate", "recommend", "tune", "batch", "models", "gpus", "clusters", "db", "serve", "worker"):
         assert command in shown
+
+
+def test_a_config_json_is_shown_with_its_parameters(hp_tool: Run, tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2_moe", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_experts": 60,
+        "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4, "vocab_size": 151936, "tie_word_embeddings": False,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    shown = {" ".join(line.split()) for line in hp_tool("models", str(path)).stdout.splitlines()}
+    assert {"parameters 14,315,784,192", "active parameters 2,689,173,504", "shared_expert_gate True"} <= shown
+    path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
+    refused = hp_tool("models", str(path))
+    assert refused.returncode == 2
+    assert "'mamba' cannot be read: its layers are recurrent" in refused.stderr

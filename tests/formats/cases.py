@@ -55,6 +55,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "position_embedding": "learned" if gpt else "rotary",
         "attention_bias": bias[0],
         "mlp_bias": bias[1],
+        "query_key_norm": draw(st.sampled_from((None, "head"))),
     }
     if draw(st.booleans()):
         model |= {
@@ -64,6 +65,8 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
             "num_shared_experts": draw(st.sampled_from((0, 1, 2))),
             "first_k_dense_replace": draw(st.sampled_from((0, 1))),
         }
+        if model["num_shared_experts"] == 1 and draw(st.booleans()):
+            model["shared_expert_intermediate_size"] = 1536
     if draw(st.booleans()):
         model |= {
             "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -126,6 +129,7 @@ def same_work(one: TrainingSetup, other: TrainingSetup) -> None:
     for name in ("kv_heads", "head_size", "ffn_size", "positions", "has_attention_bias", "has_mlp_bias"):
         assert getattr(one.model, name) == getattr(other.model, name)
     for name in ("num_hidden_layers", "hidden_size", "vocab_size", "num_experts", "num_experts_per_tok", "num_shared_experts",
+                 "shared_expert_size", "query_key_norm",
                  "first_k_dense_replace", "tie_word_embeddings", "gated_mlp", "normalization", "kv_lora_rank", "q_lora_rank",
                  "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers"):  # fmt: skip
         assert getattr(one.model, name) == getattr(other.model, name), name

@@ -27,6 +27,7 @@ PP2_V2 = {**PP2, "virtual_pipeline_parallel_size": 2}
 DP2 = {"data_parallel_size": 2}
 BLOCK = Recompute(granularity="full", method="block", num_layers=1)
 DROPOUT = {"dropout": 0.1}
+QWEN = {**LLAMA, "query_key_norm": "head"}
 
 SINGLE: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -39,6 +40,7 @@ SINGLE: dict[str, dict[str, Any]] = {
     "gpt-bf16": {"training": {"precision": "bf16"}},
     "gpt-fp16": {"training": {"precision": "fp16"}},
     "llama": {"model": LLAMA},
+    "qwen": {"model": QWEN},
     "dropout": {"training": DROPOUT},
     "dropout-selective": {"training": DROPOUT, "parallel": {"recompute": "selective"}},
     "dropout-full": {"training": DROPOUT, "parallel": {"recompute": "full"}},
@@ -53,6 +55,8 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "gpt-dp2": {"parallel": DP2},
     "gpt-dp2-zero0": {"parallel": {**DP2, "zero_stage": 0}},
     "llama-tp2-sp": {"model": LLAMA, "parallel": TP2_SP},
+    "qwen-tp2": {"model": QWEN, "parallel": TP2},
+    "qwen-tp2-sp": {"model": QWEN, "parallel": TP2_SP},
     "llama-pp2-v2-block": {"model": LLAMA, "parallel": {**PP2_V2, "recompute": BLOCK}},
     "gpt-bf16-tp2-sp": {"training": {"precision": "bf16"}, "parallel": TP2_SP},
     "gpt-bf16-pp2-v2": {"training": {"precision": "bf16"}, "parallel": PP2_V2},
@@ -91,7 +95,7 @@ def _run(root: Path, *, processes: int, cases: dict[str, dict[str, Any]]) -> dic
     return {name: TypeAdapter(Measurement).validate_json(text) for name, text in results.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in (*SINGLE, *DOUBLE) if name.startswith(("gpt", "llama"))])
+@pytest.mark.parametrize("name", [name for name in (*SINGLE, *DOUBLE) if name.startswith(("gpt", "llama", "qwen"))])
 def test_losses_do_not_depend_on_the_division(measured: dict[str, Measurement], name: str) -> None:
     undivided = measured[name.partition("-")[0]]
     tolerance = 2e-3 if "bf16" in name or "fp16" in name else 1e-5
