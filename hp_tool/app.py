@@ -54,7 +54,9 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
         reasons = explain(code, **nouns, config=config, strategy=problem.strategy)
         found = Estimate(feasible=False, reasons=reasons, parallel=config)
     else:
-        found = estimate_alone(costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, **nouns)
+        found = estimate_alone(
+            costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, strategy=problem.strategy, **nouns
+        )
         found = replace(found, parallel=config)
         found = with_missed_targets(found, problem)
     if found.feasible or not with_mends:

@@ -87,6 +87,7 @@ def corrected_estimate(
         cluster=problem.cluster,
         workload=problem.workload,
         profile=problem.profile,
+        strategy=problem.strategy,
     )
     if missed := missed_targets(found, problem):
         found = replace(found, feasible=False, reasons=found.reasons + missed)

@@ -20,7 +20,8 @@ def described(chosen: Candidates, problem: TrainingProblem, correction: Correcti
         return ()
     costs = problem.costs(chosen)
     nouns: dict[str, Any] = {
-        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile
+        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile,
+        "strategy": problem.strategy,
     }  # fmt: skip
     return tuple(
         Recommendation(

@@ -26,7 +26,7 @@ from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.recompute_rules import check_recompute
-from hp_tool.strategy import laid_out, resolve_strategy
+from hp_tool.strategy import laid_out, resolve_strategy, with_scatter
 from hp_tool.training_rules import check_training, check_two_kinds
 
 
@@ -118,7 +118,11 @@ def resolve_training(query: Query) -> TrainingProblem:
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     profiles = [
-        efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap, cuda_graphs=workload.cuda_graphs)
+        with_scatter(
+            efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap, cuda_graphs=workload.cuda_graphs),
+            model=model,
+            workload=workload,
+        )
         for kind in cluster.kinds or (cluster,)
     ]
     return TrainingProblem(

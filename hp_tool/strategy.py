@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from hp_tool.cost.placement import checked_order
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, Strategy, TokenDispatcher
@@ -69,6 +70,18 @@ def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int
             f"{sizes[0]} ranks cannot share {model.num_attention_heads} attention heads; make the first a divisor", field=field
         )
     return sizes
+
+
+def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
+    """The profile with the scatter of step times that holds for this kind of model, under this release."""
+    constants = profile.framework
+    if not model.num_experts:
+        return profile
+    today = usual_dispatcher(workload.framework_version) == "flex"
+    scatter = constants.expert_time_log_sd if today else constants.earlier_expert_time_log_sd
+    if scatter is None:
+        return profile
+    return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
 
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:

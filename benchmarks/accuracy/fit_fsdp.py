@@ -17,6 +17,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_frameworks import FIXED, Floats, write
+from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.fsdp_runs import mpt_cases
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.korthikanti import Comparison
@@ -119,6 +120,7 @@ def main() -> None:
     fitted = dataclasses.replace(
         constants(fit(runs)),
         time_log_sd=TIME_SPREAD,
+        reserved_log_sd=scatter_above(folder),
         fitted_on=f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB by python -m benchmarks.accuracy.fit_fsdp; "
         "see START there for what those rows do not tell",
     )

@@ -90,8 +90,22 @@ def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> l
     return [
         _section("Recipes on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
         _section("Recipes on H100, shipped constants (s)", "in sample", modern, shipped),
-        _section("Mixtures of experts, recipes of today's software (s)", "held out", modern, today, fitted_on=NO_RECIPES),
-        _section("Mixtures of experts, recipes of earlier releases (s)", "held out", modern, earlier, fitted_on=NO_RECIPES),
+        _section(
+            "Mixtures of experts, recipes of today's software (s)",
+            "held out",
+            modern,
+            today,
+            fitted_on=NO_RECIPES,
+            log_sd=modern.expert_time_log_sd,
+        ),
+        _section(
+            "Mixtures of experts, recipes of earlier releases (s)",
+            "held out",
+            modern,
+            earlier,
+            fitted_on=NO_RECIPES,
+            log_sd=modern.earlier_expert_time_log_sd,
+        ),
         _section("Recipes on B200 (s)", "held out", modern, [compare_step(case, modern) for case in elsewhere]),
     ]
 

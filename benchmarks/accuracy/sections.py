@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.accuracy.korthikanti import Comparison
-from hp_tool.cost.breakdown import NORMAL_QUANTILE
+from hp_tool.cost.intervals import NORMAL_QUANTILE
 
 MANY_ROWS = 40
 """Above this a table names models instead of rows; `--json` has them all."""
@@ -29,6 +29,14 @@ class Section:
     comparisons: list[Comparison]
     stated_log_sd: float | None = None
     """What the profile says log(published / predicted) scatters by; it sets the width of intervals."""
+    stated_log_sd_below: float | None = None
+    """The same where less was published than is predicted; None: no different."""
+
+    def standardised(self) -> np.ndarray:
+        """|log(published / predicted)| of each row, in stated standard deviations."""
+        logs = -np.log1p([comparison.error for comparison in self.comparisons])
+        assert self.stated_log_sd is not None
+        return np.abs(logs) / np.where(logs < 0.0, self.stated_log_sd_below or self.stated_log_sd, self.stated_log_sd)
 
     def summary(self) -> dict[str, float | None]:
         """Mean and worst absolute relative error; bias and spread are of log(published / predicted); the share of rows
@@ -42,9 +50,7 @@ class Section:
             "worst_error": float(np.abs(errors).max()),
             "bias": float(math.expm1(-logs.mean())),
             "log_sd": float(np.sqrt((logs**2).mean())),
-            "within_interval_share": (
-                float((np.abs(logs) <= NORMAL_QUANTILE * self.stated_log_sd).mean()) if self.stated_log_sd else None
-            ),
+            "within_interval_share": (float((self.standardised() <= NORMAL_QUANTILE).mean()) if self.stated_log_sd else None),
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.feasibility import host_memory_reason, memory_reason
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
+from hp_tool.cost.intervals import intervals, unchecked_features
 from hp_tool.cost.memory import recomputed_layer_fraction
 from hp_tool.cost.modules import repeated_token_flops
 from hp_tool.cost.simplified import simplified
@@ -17,15 +16,10 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.result import Estimate, Intervals, MemoryEstimate, Reason, TimeEstimate
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
+from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-
-CONFIDENCE = 0.9
-NORMAL_QUANTILE = 1.6449
-"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
-BORROWED_WIDENING = 2.0
-"""Intervals of a GPU whose constants come from another one are this much wider."""
 
 
 def estimate_row(
@@ -37,6 +31,7 @@ def estimate_row(
     cluster: ClusterSpec,
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
+    strategy: Strategy = DEFAULT_STRATEGY,
 ) -> Estimate:
     """Row `index` of many in full."""
     return estimate_alone(
@@ -46,6 +41,7 @@ def estimate_row(
         cluster=cluster,
         workload=workload,
         profile=profile,
+        strategy=strategy,
     )
 
 
@@ -57,9 +53,15 @@ def estimate_alone(
     cluster: ClusterSpec,
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
+    strategy: Strategy = DEFAULT_STRATEGY,
 ) -> Estimate:
-    """One candidate alone in full. Shares of peak count all devices of the cluster."""
-    memory = _memory(costs)
+    """One candidate alone in full. Shares of peak count all devices of the cluster. What the intervals are widened for, because
+    nobody measured it, stands in `provenance` as unchecked.
+    """
+    memory, config = _memory(costs), candidate.only_config()
+    unchecked = unchecked_features(
+        model=model, cluster=cluster, workload=workload, config=config, strategy=strategy, profile=profile
+    )
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
     tokens = step_tokens(workload)
@@ -85,7 +87,7 @@ def estimate_alone(
     return Estimate(
         feasible=fits,
         reasons=reasons,
-        parallel=candidate.only_config(),
+        parallel=config,
         memory=memory,
         time=TimeEstimate(step_s=step_s, parts_s=parts),
         tokens_per_second=rate * cluster.num_gpus,
@@ -94,14 +96,16 @@ def estimate_alone(
         mfu=rate * flops.model / peak,
         hfu=rate * (flops.model + again) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
-        intervals=_intervals(memory, step_s, profile),
+        intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, profile=profile, unchecked=unchecked),
         days=days,
         effective_days=effective_days,
         goodput=kept,
         gpu_hours=gpu_hours,
         cost=cost,
         energy=energy,
-        provenance=_provenance(model, cluster, workload, profile) | _kinds(cluster, costs),
+        provenance=_provenance(model, cluster, workload, profile)
+        | _kinds(cluster, costs)
+        | ({"unchecked": list(unchecked)} if unchecked else {}),
     )
 
 
@@ -162,18 +166,6 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     gpu = cluster.gpu
     idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
-
-
-def _intervals(memory: MemoryEstimate, step_s: float, profile: EfficiencyProfile) -> Intervals:
-    widening = 1.0 if profile.gpu.measured else BORROWED_WIDENING
-    time = math.exp(NORMAL_QUANTILE * widening * profile.framework.time_log_sd)
-    size = math.exp(NORMAL_QUANTILE * profile.framework.memory_log_sd)
-    return Intervals(
-        confidence=CONFIDENCE,
-        step_s=(step_s / time, step_s * time),
-        memory_total_bytes=(memory.total_bytes / size, memory.total_bytes * size),
-        source=profile.framework.fitted_on,
-    )
 
 
 def _provenance(

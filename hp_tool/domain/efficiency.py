@@ -113,8 +113,15 @@ class FrameworkEfficiency:
     """Host work once a step: data loading, logging, synchronisation."""
     time_log_sd: float
     """Standard deviation of log(measured / predicted step time) on rows that were not fitted on."""
+    expert_time_log_sd: float | None = None
+    """The same for models with experts under a release whose dispatcher is today's; None: nobody measured any."""
+    earlier_expert_time_log_sd: float | None = None
+    """The same under earlier releases, or one that nobody named: they took up to twice as long for the same step."""
     memory_log_sd: float
     """The same for allocated memory."""
+    reserved_log_sd: float | None = None
+    """The same for what the allocator holds, which is more than what is in use: how far above the prediction it may be. None:
+    as memory_log_sd."""
     fragmentation_fraction: float
     """Reserved over allocated memory, minus one."""
     fitted_on: str

@@ -113,6 +113,7 @@ def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
         cluster=problem.cluster,
         workload=problem.workload,
         profile=problem.profile,
+        strategy=problem.strategy,
     )
     assert asked.parallel is not None and after.parallel is not None and after.memory is not None and after.time is not None
     return Mend(

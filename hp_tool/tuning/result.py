@@ -207,7 +207,13 @@ def _describe(
     training = problem.training
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
-    nouns = {"model": training.model, "cluster": training.cluster, "workload": training.workload, "profile": training.profile}
+    nouns = {
+        "model": training.model,
+        "cluster": training.cluster,
+        "workload": training.workload,
+        "profile": training.profile,
+        "strategy": training.strategy,
+    }
     correction = Correction(calibration=calibration)
     described = []
     for place, row in enumerate(rows):

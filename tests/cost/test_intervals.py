@@ -1,0 +1,94 @@
+"""Intervals are as wide as held-out rows scatter, and wider where nobody looked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from hp_tool.app import estimate, recommend
+from hp_tool.catalog import gpu
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.intervals import NORMAL_QUANTILE, WIDENING
+from hp_tool.domain.result import Estimate
+from hp_tool.schema import parse_query
+
+H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+DENSE: dict[str, Any] = {"model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16}}
+EXPERTS = DENSE | {"model": "qwen3-30b-a3b"}
+
+
+def found(cluster: dict[str, Any] = H100, parallel: dict[str, Any] | None = None, **query: Any) -> Estimate:
+    asked = {"kind": "training", "cluster": cluster, "parallel": parallel or {}} | query
+    return estimate(query=parse_query(asked), with_mends=False)
+
+
+def time_sd(of: Estimate) -> float:
+    """Standard deviation of log step time that the interval states."""
+    assert of.intervals and of.time
+    low, high = of.intervals.step_s
+    assert math.isclose(math.log(high / of.time.step_s), math.log(of.time.step_s / low))
+    return math.log(high / low) / 2 / NORMAL_QUANTILE
+
+
+def test_each_kind_of_model_has_the_scatter_of_its_kind() -> None:
+    constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
+    assert time_sd(found(**DENSE)) == pytest.approx(constants.time_log_sd)
+    today = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "26.04"}}
+    earlier = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "25.09"}}
+    assert time_sd(found(**today)) == pytest.approx(constants.expert_time_log_sd)
+    for query in (earlier, EXPERTS):
+        assert time_sd(found(**query)) == pytest.approx(constants.earlier_expert_time_log_sd)
+    assert constants.time_log_sd < (constants.expert_time_log_sd or 0) < (constants.earlier_expert_time_log_sd or 0)
+
+
+def test_memory_may_be_further_above_than_below() -> None:
+    constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
+    one = found(**DENSE)
+    assert one.intervals and one.memory
+    low, high = one.intervals.memory_total_bytes
+    total = one.memory.total_bytes
+    assert math.log(total / low) == pytest.approx(NORMAL_QUANTILE * constants.memory_log_sd)
+    assert math.log(high / total) == pytest.approx(NORMAL_QUANTILE * (constants.reserved_log_sd or 0))
+
+
+UNCHECKED: dict[str, dict[str, Any]] = {
+    "training.offload": {"training": DENSE["training"] | {"offload": "optimizer"}},
+    "training.lora": {"training": DENSE["training"] | {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj"]}}},
+    "training.optimizer: muon": {"training": DENSE["training"] | {"optimizer": "muon"}},
+    "training.fp8_recipe: blockwise": {"training": DENSE["training"] | {"precision": "fp8", "fp8_recipe": "blockwise"}},
+    "parallel.pipeline_schedule": {"parallel": {"pipeline_parallel_size": 2, "pipeline_schedule": "zb-h1"}},
+    "parallel.data_parallel_shard_size": {"parallel": {"data_parallel_shard_size": 4}},
+    "parallel.recompute.modules": {"parallel": {"recompute": {"granularity": "selective", "modules": ["mlp"]}}},
+    "parallel.context_parallel_communication": {
+        "parallel": {"context_parallel_size": 2, "context_parallel_communication": "all_gather"}
+    },
+    "model.architecture: encoder_decoder": {"model": "t5-3b"},
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
+    plain, used = found(**DENSE), found(**DENSE | UNCHECKED[name])
+    assert "unchecked" not in plain.provenance
+    assert used.provenance["unchecked"] == [name]
+    assert time_sd(used) == pytest.approx(WIDENING * time_sd(plain))
+
+
+def test_a_borrowed_gpu_widens_on_its_own() -> None:
+    borrowed = {"gpu": "l40s-48gb", "num_gpus": 8}
+    plain = found(cluster=borrowed, **DENSE)
+    both = found(cluster=borrowed, **DENSE | UNCHECKED["training.optimizer: muon"])
+    assert time_sd(both) == pytest.approx(WIDENING * time_sd(plain))
+    assert time_sd(plain) == pytest.approx(WIDENING * time_sd(found(**DENSE)))
+
+
+def test_experts_that_no_row_speaks_for_are_unchecked() -> None:
+    query = EXPERTS | {"training": EXPERTS["training"] | {"framework": "torch-fsdp"}}
+    assert found(cluster={"gpu": "h200-sxm-141gb", "num_gpus": 16}, **query).provenance["unchecked"] == ["model.num_experts"]
+
+
+def test_recommendations_say_it_too() -> None:
+    query = parse_query({"kind": "training", "cluster": H100} | DENSE | UNCHECKED["training.optimizer: muon"])
+    assert recommend(query=query, top=1).recommendations[0].estimate.provenance["unchecked"] == ["training.optimizer: muon"]
