@@ -8,16 +8,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.api import estimate, make_query, recommend
+    from hp_tool.domain.result import Estimate, Recommendation
+    from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 
-__all__ = ["estimate", "make_query", "recommend"]
+__all__ = [
+    "Estimate",
+    "EstimateAnswer",
+    "InferenceEstimate",
+    "RecommendAnswer",
+    "Recommendation",
+    "ServingRecommendation",
+    "estimate",
+    "make_query",
+    "recommend",
+]
 __version__ = "0.1.0"
+
+
+_HOMES = {
+    "estimate": "hp_tool.api",
+    "make_query": "hp_tool.api",
+    "recommend": "hp_tool.api",
+    "EstimateAnswer": "hp_tool.answers",
+    "RecommendAnswer": "hp_tool.answers",
+    "Estimate": "hp_tool.domain.result",
+    "Recommendation": "hp_tool.domain.result",
+    "InferenceEstimate": "hp_tool.domain.serving",
+    "ServingRecommendation": "hp_tool.domain.serving",
+}
 
 
 def __getattr__(name: str) -> Any:
     """The API on first use: everything below imports this package, and a start of the command line needs none of it."""
-    if name in __all__:
+    if name in _HOMES:
         import importlib
 
-        return getattr(importlib.import_module("hp_tool.api"), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -74,6 +74,11 @@ def test_a_wrong_argument_names_the_nearest_key() -> None:
         hp_tool.recomend  # noqa: B018
 
 
+def test_every_name_of_the_package_is_there() -> None:
+    assert set(hp_tool.__all__) == set(hp_tool._HOMES)
+    assert all(getattr(hp_tool, name).__name__ == name for name in hp_tool.__all__)
+
+
 def test_a_notebook_shows_training() -> None:
     found = hp_tool.recommend(**LLAMA, top=3)
     words = Words(found._repr_html_()).words

@@ -1,0 +1,37 @@
+"""A mixture of experts, Mixtral 8x22B, on 512 H100: what expert parallelism of each size is good for.
+
+python examples/moe_on_512_h100.py
+"""
+
+from __future__ import annotations
+
+import hp_tool
+
+
+def figures() -> dict[int, hp_tool.Recommendation]:
+    """The fastest configuration for each number of devices that experts are spread over."""
+    best = {}
+    for size in (1, 2, 4, 8):
+        answer = hp_tool.recommend(
+            model="mixtral-8x22b", gpu="h100-sxm-80gb", num_gpus=512, sequence_length=8192, global_batch_size=1024,
+            parallel={"expert_parallel_size": size}, top=1,
+        )  # fmt: skip
+        for row in answer.recommendations:
+            assert isinstance(row, hp_tool.Recommendation)
+            best[size] = row
+    return best
+
+
+def main() -> None:
+    for size, row in figures().items():
+        p, time = row.parallel, row.estimate.time
+        assert time
+        print(
+            f"EP {size}: TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} DP {p.data_parallel_size} ZeRO {p.zero_stage}, "
+            f"step {time.step_s:.2f} s, {time.parts_s.get('expert_parallel', 0.0):.2f} s of it tokens on their way to experts, "
+            f"MFU {row.estimate.mfu:.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The examples run, and show what they say they show."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+def figures(name: str) -> Any:
+    return runpy.run_path(str(EXAMPLES[0].parent / f"{name}.py"))["figures"]()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_its_figures(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+
+
+def test_headlines_of_sequence_parallelism_and_selective_recomputation() -> None:
+    rows = figures("headline_figures")
+    plain, sharded, both, full = rows.values()
+    assert not plain["fits"] and both["fits"]
+    assert plain["activations_gib"] / both["activations_gib"] == pytest.approx(5.0, rel=0.1)  # the paper's "5x"
+    assert full["step_s"] / sharded["step_s"] - 1.0 > 0.3
+    assert both["step_s"] / sharded["step_s"] - 1.0 < 0.05
+    assert full["days"] - both["days"] > 6.0
+    assert full["gpu_hours"] - both["gpu_hours"] == pytest.approx(24.0 * 1024 * (full["days"] - both["days"]))
+    assert full["dollars"] > both["dollars"]
+
+
+def test_longer_sequences_want_more_context_parallelism() -> None:
+    sizes = [row.parallel.context_parallel_size for row in figures("long_context").values()]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+def test_dynamic_context_parallelism_helps_short_sequences_and_only_those() -> None:
+    gains = {name: found.gain for name, found in figures("dynamic_context").items()}
+    assert gains["synthetic-web-text"] > gains["synthetic-long-sft"] > 1.05
+    assert gains["full-rows"] == pytest.approx(1.0)
+
+
+def test_what_is_served_meets_its_targets() -> None:
+    answer = figures("serving_under_targets")
+    assert all(row.estimate.ttft_s <= 1.0 and row.estimate.tpot_s <= 0.02 for row in answer.recommendations)
+    assert answer.rejections["target_missed"] > 0
