@@ -47,7 +47,8 @@ def main() -> None:
         fits = "" if row["fits"] else "  (does not fit)"
         print(
             f"{name:28} activations {row['activations_gib']:5.1f} GiB of {row['memory_gib']:5.1f}   "
-            f"step {row['step_s']:5.2f} s   {row['days']:4.1f} days   {row['gpu_hours']:9,.0f} GPU-hours   ${row['dollars']:,.0f}{fits}"
+            f"step {row['step_s']:5.2f} s   {row['days']:4.1f} days   "
+            f"{row['gpu_hours']:9,.0f} GPU-hours   ${row['dollars']:,.0f}{fits}"
         )
     plain, both, full = (
         rows[name] for name in ("tensor parallel only", "and selective recomputation", "instead, full recomputation")

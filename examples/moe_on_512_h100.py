@@ -27,9 +27,9 @@ def main() -> None:
         p, time = row.parallel, row.estimate.time
         assert time
         print(
-            f"EP {size}: TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} DP {p.data_parallel_size} ZeRO {p.zero_stage}, "
-            f"step {time.step_s:.2f} s, {time.parts_s.get('expert_parallel', 0.0):.2f} s of it tokens on their way to experts, "
-            f"MFU {row.estimate.mfu:.1%}"
+            f"EP {size}: TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} DP {p.data_parallel_size} "
+            f"ZeRO {p.zero_stage}, step {time.step_s:.2f} s, {time.parts_s.get('expert_parallel', 0.0):.2f} s of it "
+            f"tokens on their way to experts, MFU {row.estimate.mfu:.1%}"
         )
 
 
