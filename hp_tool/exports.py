@@ -17,6 +17,7 @@ from hp_tool.serving.problem import resolve_serving
 
 TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "megatron-lm": megatron_lm.command,
+    "megatron-lm-yaml": megatron_lm.yaml,
     "nemo": megatron_bridge.text,
     "torchtitan": torchtitan.toml,
     "deepspeed": deepspeed.text,

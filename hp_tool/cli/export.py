@@ -23,7 +23,8 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="megatron-lm, nemo, torchtitan, deepspeed, accelerate, slurm; for serving vllm, sglang, trtllm.",
+            help="megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, slurm; "
+            "for serving vllm, sglang, trtllm.",
         ),
     ],
     rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,

@@ -24,7 +24,7 @@ class ExportRequest(BaseModel):
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
     format: str
-    """megatron-lm, nemo, torchtitan, deepspeed, accelerate, slurm, vllm, sglang or trtllm."""
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, slurm, vllm, sglang or trtllm."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
 

@@ -77,6 +77,22 @@ def test_every_flag_sets_a_field_that_megatron_core_has(query: dict) -> None:
         assert RENAMED.get(flag, flag.replace("-", "_")) in known, flag
 
 
+@settings(max_examples=30, deadline=None)
+@given(queries())
+def test_the_yaml_puts_every_key_in_the_section_of_its_class(query: dict) -> None:
+    known_fields()
+    from megatron.core.model_parallel_config import ModelParallelConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    content = megatron_lm.yaml_content(setup_of(query))
+    parallel = {field.name for field in dataclasses.fields(ModelParallelConfig)}
+    transformer = {field.name for field in dataclasses.fields(MLATransformerConfig)}
+    assert set(content["language_model"]) <= transformer - parallel
+    assert set(content["model_parallel"]) <= parallel
+    beside = set(content) - {"language_model", "model_parallel"}
+    assert not beside & (parallel | transformer) - {"group_query_attention"}
+
+
 def test_a_llama_as_its_flags() -> None:
     script = megatron_lm.command(setup_of(llama(virtual_pipeline_parallel_size=5, recompute="selective")))
     assert "torchrun --nnodes 8 --nproc-per-node 8" in script

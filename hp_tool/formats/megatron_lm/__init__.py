@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from hp_tool.formats.megatron_lm.read import read
 from hp_tool.formats.megatron_lm.write import command, flags
+from hp_tool.formats.megatron_lm.yaml_file import content as yaml_content
+from hp_tool.formats.megatron_lm.yaml_file import text as yaml
 
-__all__ = ["command", "flags", "read"]
+__all__ = ["command", "flags", "read", "yaml", "yaml_content"]
