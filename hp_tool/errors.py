@@ -48,7 +48,7 @@ class ConflictError(HpToolError):
 
 
 class LimitError(HpToolError):
-    """A rate or quota is used up; nothing is wrong with the request itself. HTTP 429 with Retry-After."""
+    """A rate or quota is used up; nothing is wrong with the request itself. CLI exit 2, HTTP 429 with Retry-After."""
 
     code = "rate_limited"
 

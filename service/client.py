@@ -22,6 +22,7 @@ from hp_tool.errors import (
     HpToolError,
     InputError,
     LauncherError,
+    LimitError,
     MissingExtraError,
     NotFoundError,
     StoreError,
@@ -29,6 +30,7 @@ from hp_tool.errors import (
 )
 from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.views import EventView, MeasurementView, PageView, SearchView, TrialsView
+from service.patience import Patient
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -38,6 +40,8 @@ BATCH_BYTES = 1 << 16
 """What one request of a batch holds: small beside what sockets buffer."""
 
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
+    401: InputError,
+    403: InputError,
     404: NotFoundError,
     409: ConflictError,
     413: InputError,
@@ -68,7 +72,7 @@ class Client:
             base_url=server.rstrip("/"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout_s,
-            transport=transport or httpx.HTTPTransport(retries=2),
+            transport=Patient(transport or httpx.HTTPTransport(retries=2)),
         )
 
     def __enter__(self) -> Client:
@@ -245,6 +249,9 @@ def _raise(response: httpx.Response) -> None:
     kind = ERROR_BY_STATUS.get(response.status_code, HpToolError)
     try:
         body = response.json()
+        if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            wait_s = float(response.headers["Retry-After"])
+            raise LimitError(body["detail"], code=body["code"], field=body.get("field"), retry_after_s=wait_s)
         raise kind(body["detail"], code=body["code"], field=body.get("field"))
     except (ValueError, KeyError, TypeError):
         raise kind(f"{response.url} answered {response.status_code} {response.reason_phrase}", code="http_error") from None

@@ -10,9 +10,9 @@ import typer
 
 import hp_tool
 from hp_tool.cli import batch, calibrate, catalog, db, doctor, estimate, export, import_, recommend, size, tune
-from hp_tool.errors import ConflictError, HpToolError, InputError, MissingExtraError, NotFoundError
+from hp_tool.errors import ConflictError, HpToolError, InputError, LimitError, MissingExtraError, NotFoundError
 
-BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError)
+BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitError)
 
 
 def build() -> typer.Typer:

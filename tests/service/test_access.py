@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -13,10 +16,12 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import SearchState
-from hp_tool.errors import LimitError
+from hp_tool.errors import InputError, LimitError
 from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
+from service.client import Client
+from service.patience import ATTEMPTS, LONGEST_WAIT_S, Patient
 from service.rates import BURST_S, Rates
 from service.security import OPEN_PATHS
 from service.settings import Settings
@@ -204,3 +209,85 @@ def test_a_ceiling_of_the_service_becomes_a_budget(store: SqlStore, query: dict[
         assert http.post("/v1/searches", json=query).json()["query"]["search"]["budget_gpu_seconds"] == 50.0
         answer = http.post("/v1/searches", json=query)
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exhausted")
+
+
+def test_the_client_waits_for_a_rate_and_not_for_a_quota(app: FastAPI, store: SqlStore, query: dict[str, Any]) -> None:
+    waited: list[float] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if not waited:
+            return httpx.Response(429, headers={"Retry-After": "2"})
+        wait = "3600" if request.url.path == "/quota" else "2"
+        return httpx.Response(200 if request.url.path == "/rate" else 429, headers={"Retry-After": wait})
+
+    with httpx.Client(transport=Patient(httpx.MockTransport(server), sleep=waited.append), base_url="http://x") as patient:
+        assert patient.get("/rate").status_code == 200
+        assert waited == [2.0]
+        assert patient.get("/quota").status_code == 429
+        assert waited == [2.0]
+        assert patient.get("/crowded").status_code == 429  # in the end it gives up
+        assert waited == [2.0] * ATTEMPTS
+
+    def through_app(request: httpx.Request) -> httpx.Response:
+        headers = {name: value for name, value in request.headers.items() if name != "host"}
+        with TestClient(app, base_url="http://127.0.0.1:8000") as http:
+            answer = http.request(request.method, request.url.path, content=request.content, headers=headers)
+        return httpx.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+
+    token = keys.issue(store=store, owner="ada", scope=Scope.SUBMIT, gpu_seconds_per_day=10.0)[1]
+    with Client(server="http://x", api_key=token, transport=httpx.MockTransport(through_app)) as client:
+        client.submit_search(query=query)
+        with pytest.raises(LimitError) as caught:
+            client.submit_search(query=query)
+        assert (caught.value.code, caught.value.retry_after_s > LONGEST_WAIT_S) == ("quota_exhausted", True)
+    with (
+        Client(server="http://x", api_key="wrong", transport=httpx.MockTransport(through_app)) as stranger,
+        pytest.raises(InputError, match="Bearer") as refused,
+    ):
+        stranger.searches()
+    assert refused.value.code == "unauthorized"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd", "/etc/passwd", "..%2f..%2fetc%2fpasswd", "config.json", "C:\\windows\\x.json", "gpt\0-22b",
+        "{{7*7}}", "{% include '/etc/passwd' %}", "${HOME}", "$(id)", "`id`; rm -rf /", "<script>alert(1)</script>",
+    ],
+)  # fmt: skip
+def test_a_name_is_a_name_and_nothing_else(http: TestClient, store: SqlStore, query: dict[str, Any], name: str) -> None:
+    """Neither a path, nor a template, nor a command, wherever a stranger may write one."""
+    mine = key(store, Scope.SUBMIT)
+    for where in ({"model": name}, {"cluster": name}, {"cluster": {"gpu": name, "num_gpus": 2}}):
+        answer = http.post("/v1/estimates", json=query | where, headers=mine)
+        assert answer.status_code == 422, (where, answer.text)
+        assert "root:" not in answer.text
+    quoted = quote(name, safe="")
+    for path in (f"/v1/searches/{quoted}", f"/searches/{quoted}", f"/searches/{quoted}.json", f"/static/{quoted}"):
+        assert http.get(path, headers=mine).status_code in (404, 405), path  # 405: with its slash it is another route
+    # As a query's own id and a model's own name it is stored, shown as text, and never evaluated.
+    answer = http.post("/v1/searches", json=query | {"id": name, "model": query["model"] | {"name": name}}, headers=mine)
+    if answer.status_code == 202:
+        page = http.get(answer.headers["location"].removeprefix("/v1"), headers=mine)
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert ">49<" not in page.text
+        assert "root:" not in page.text
+    else:
+        assert answer.status_code == 422
+
+
+def test_bodies_too_deep_or_too_large_are_refused(http: TestClient, store: SqlStore) -> None:
+    mine = key(store, Scope.ADMIN)
+    deep = (b"[" * 50_000, b'{"a":' * 30_000, b'{"id": ' + b"[" * 500 + b"]" * 500 + b"}")
+    for path in ("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/measurements", "/v1/keys", "/v1/exports"):
+        for content in deep:
+            answer = http.post(path, content=content, headers=mine)
+            assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), (
+                path,
+                answer.text,
+            )
+        answer = http.post(path, content=b" " * 200_001, headers=mine)
+        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large"), path
+    line = http.post("/v1/batch", content=b"[" * 50_000 + b"\n{}\n", headers=mine)
+    assert [json.loads(text)["status"] for text in line.text.splitlines()] == ["error", "error"]
