@@ -11,7 +11,7 @@ import pytest
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.layer import layer_bytes
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, Recompute
 from tests.cost.test_megatron_layers import MICRO_BATCH, SEQUENCE, SLACK_BYTES, count_bytes, megatron_case, workload
 
 pytestmark = pytest.mark.slow
@@ -26,13 +26,24 @@ FAMILIES = {
 }
 DIVISIONS = ((1, 1), (1, 4), (2, 1), (2, 4), (4, 8))
 """(tensor parallel, expert parallel); with the former Megatron Core wants sequence parallelism."""
-CASES = list(itertools.product(FAMILIES, DIVISIONS, ("none", "selective", "full")))
+MODULES = {
+    "mixtral": (("moe",), ("layernorm",)),
+    "shared": (("shared_experts",), ("moe",), ("layernorm", "shared_experts"), ("core_attn", "layernorm", "moe")),
+}
+"""Not moe_act: Megatron Core has it for grouped matmuls alone, which run on a GPU."""
+CASES: list[tuple[str, tuple[int, int], Any]] = [
+    *itertools.product(FAMILIES, DIVISIONS, ("none", "selective", "full")),
+    *((family, (2, 4), modules) for family, several in MODULES.items() for modules in several),
+]
 
 
-def in_megatrons_words(family: str, division: tuple[int, int], recompute: str) -> dict[str, Any]:
+def in_megatrons_words(family: str, division: tuple[int, int], recompute: str | tuple[str, ...]) -> dict[str, Any]:
     """With a capacity of the mean load, padded: the shapes of a balanced router, which fake tensors cannot show otherwise."""
     model, (t, ep) = FAMILIES[family], division
-    case = megatron_case(model, workload(family, "flash"), t=t, sharded=t > 1, recompute=recompute)
+    named = isinstance(recompute, tuple)
+    case = megatron_case(model, workload(family, "flash"), t=t, sharded=t > 1, recompute="none" if named else recompute)
+    if named:
+        case["config"] |= {"recompute_granularity": "selective", "recompute_modules": list(recompute)}
     case["config"] |= {
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.num_experts_per_tok,
@@ -60,19 +71,21 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
 
     Those are here, a token of the rank's: probabilities (4E bytes), map (E) and permutation (8k), which the dispatcher holds on
     to until its next micro-batch whatever is recomputed; then indices and probabilities of the k experts (24k). The
-    formulas count 8E, what the fused permutation's map from tokens to rows takes, and nothing under full recomputation.
+    formulas count 8E, what the fused permutation's map from tokens to rows takes, and nothing under full recomputation nor
+    where the module moe is recomputed. A norm whose output is discarded has no statistics either.
     """
     family, (t, ep), recompute = case
-    model = FAMILIES[family]
+    model, modules = FAMILIES[family], recompute if isinstance(recompute, tuple) else ()
     config = ParallelConfig(
         tensor_parallel_size=t, sequence_parallel=t > 1, micro_batch_size=MICRO_BATCH,
         data_parallel_size=ep, expert_parallel_size=ep,
+        recompute=Recompute(granularity="selective", modules=modules) if modules else recompute,
     )  # fmt: skip
     found = layer_bytes(model=model, workload=workload(family, "flash"), candidates=Candidates.alone(config), moe=True)
-    saved = {"none": found.saved, "selective": found.saved_selective, "full": found.saved_full}[recompute]
+    saved = {"none": found.saved, "full": found.saved_full}.get(recompute, found.saved_selective)
     tokens, experts, chosen = SEQUENCE * MICRO_BATCH / t, model.num_experts or 0, model.num_experts_per_tok or 0
     held = tokens * (5 * experts + 8 * chosen) + 8 * experts  # and how many tokens each expert gets
-    norms, angles = 2 * 4 * tokens, 2 * 4 * SEQUENCE * model.head_size
-    routing = tokens * (24 * chosen - 8 * experts)
+    norms, angles = 2 * 4 * tokens * ("layernorm" not in modules), 2 * 4 * SEQUENCE * model.head_size
+    routing = tokens * (24 * chosen - 8 * experts) * ("moe" not in modules)
     left_out = held + (0 if recompute == "full" else norms + angles + routing)
     assert counted[case] == pytest.approx(float(saved) + left_out, abs=SLACK_BYTES)
