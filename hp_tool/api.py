@@ -1,4 +1,4 @@
-"""hp_tool from Python: `hp_tool.estimate` and `hp_tool.recommend`, the commands of the same names.
+"""hp_tool from Python: `hp_tool.estimate`, `hp_tool.recommend` and `hp_tool.size`, the commands of the same names.
 
     import hp_tool
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.domain.query import Query
+    from hp_tool.domain.sizing import SizingAnswer
 
 SHORT_KEYS = {
     "model": "model",
@@ -88,6 +89,20 @@ def recommend(
     from hp_tool.answers import recommend_answer
 
     return recommend_answer(make_query(query, **keys), top=top, pareto=pareto)
+
+
+def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:
+    """The training that a budget buys: model, tokens, starting hyperparameters, days and cost with failures.
+
+    `query`: a mapping or a file of what docs/sizing.md lists; `keys` are laid over it, as in
+    `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024, days=30.0)`. Raises HpToolError.
+    """
+    from hp_tool import documents, schema
+    from hp_tool.budgets import parse_sizing, size_answer
+
+    data = schema.parse_mapping(documents.read_text(query)) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))
+    paths = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
+    return size_answer(parse_sizing(schema.lay(data, {paths.get(key, key): value for key, value in keys.items()})))
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:

@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG.md": "changelog.md"}
 """Files of the root, and the pages they become."""
-PACKAGES = {"cost": "Cost model", "space": "Space", "calibration": "Calibration", "domain": "Types"}
+PACKAGES = {"cost": "Cost model", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
 """Packages of hp_tool whose modules each become a page."""
 HOW_TO = "How to"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")

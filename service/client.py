@@ -93,6 +93,10 @@ class Client:
         """{id, status, recommendations, space, rejections}, best first."""
         return self._object("POST", "/v1/recommendations", json=query, params={"top": top})
 
+    def size(self, *, query: Mapping[str, Any]) -> JsonObject:
+        """{id, status, sizing}: the training that a budget buys."""
+        return self._object("POST", "/v1/sizings", json=query)
+
     def batch(
         self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
     ) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from hp_tool import schema
 from hp_tool.budgets import parse_sizing, size_answer
+from service.client import Client
 
 BUDGET = {"id": "b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "parameters": 7e9}
 
@@ -17,6 +18,8 @@ def test_a_budget_is_answered_as_the_library_answers_it(server: str) -> None:
     answer = httpx.post(f"{server}/v1/sizings", json=BUDGET, timeout=60)
     assert answer.status_code == 200
     assert answer.json() == schema.to_dict(size_answer(parse_sizing(BUDGET)))
+    with Client(server=server) as client:
+        assert client.size(query=BUDGET) == answer.json()
     onward = httpx.post(f"{server}/v1/recommendations?top=1", json=answer.json()["sizing"]["query"], timeout=60).json()
     assert onward["recommendations"][0]["estimate"]["days"] == pytest.approx(answer.json()["sizing"]["days"])
 

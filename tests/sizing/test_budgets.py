@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hp_tool
 from hp_tool import answers, schema
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain.sizing import Sizing
@@ -56,6 +58,14 @@ def test_a_time_is_filled_by_the_training_that_takes_it() -> None:
     assert found.cost == pytest.approx((found.gpu_hours or 0.0) * 6.88, rel=0.01)
     again = answers.recommend_answer(schema.parse_query(found.query or {}), top=1)
     assert again.recommendations[0].estimate.days == pytest.approx(found.days)  # type: ignore[union-attr]
+
+
+def test_python_asks_by_keys(tmp_path: Path) -> None:
+    found = hp_tool.size({"cluster": {"gpu": "h100-sxm-80gb"}}, num_gpus=64, days=20.0)
+    assert found == size_answer(parse_sizing({"cluster": H100, "days": 20.0}))
+    path = tmp_path / "budget.yaml"
+    path.write_text("parameters: 7.0e9\n")
+    assert hp_tool.size(path, tokens_per_parameter=20.0).sizing.tokens == pytest.approx(140e9)
 
 
 def test_twice_the_days_are_twice_the_compute() -> None:
