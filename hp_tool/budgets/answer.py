@@ -12,6 +12,7 @@ from hp_tool.correction import Corrections
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.sizing import Choice, Sizing, SizingAnswer, SizingQuery
+from hp_tool.errors import HpToolError
 from hp_tool.sizing import (
     LAWS,
     ScalingLaw,
@@ -36,7 +37,12 @@ def size_answer(query: SizingQuery, *, corrections: Corrections = uncalibrated) 
         cluster=None if query.cluster is None else catalogue_cluster(query.cluster),
         corrections=corrections,
     )
-    plan = solved(planner, flops=asked_flops(query, model=model, law=law))
+    try:
+        plan = solved(planner, flops=asked_flops(query, model=model, law=law))
+    except HpToolError as error:
+        # What a query says below `training` stands at the top of a budget.
+        error.field = error.field and error.field.removeprefix("training.")
+        raise
     return SizingAnswer(id=query.id, sizing=_sizing(plan, query=query, law=law))
 
 

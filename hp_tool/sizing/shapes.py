@@ -80,9 +80,10 @@ def shaped(
         if good:
             return min(good, key=lambda one: _off(one, target_ratio))
     if not options:
+        grouped = "" if num_key_value_heads is None else f" and {num_key_value_heads} key/value heads"
         raise InputError(
-            f"no shape of {parameters:g} parameters has {num_key_value_heads} key/value heads and {vocabulary:,} words; "
-            "ask for more parameters or fewer of either",
+            f"no shape of {parameters:,.0f} parameters has {vocabulary:,} words{grouped}; "
+            "ask for more parameters (or days), or a smaller vocab_size",
             field="parameters",
         )
     return min(options, key=lambda one: 10.0 * abs(math.log(active_parameters(one) / parameters)) + _off(one, target_ratio))

@@ -132,6 +132,7 @@ def test_two_give_the_third() -> None:
         ({"parameters": 7e9, "reliability": {"checkpoint_s": 0.0}}, "reliability.checkpoint_s"),
         ({"parameters": 7e9, "experts": {"num_experts": 4, "num_experts_per_tok": 8}}, "experts.num_experts_per_tok"),
         ({"parameterz": 7e9}, "parameterz"),
+        ({"parameters": 7e9, "cluster": {"gpu": "v100-sxm-32gb", "num_gpus": 8}, "precision": "fp8"}, "precision"),
     ],
 )
 def test_bad_queries_name_the_field(query: dict[str, Any], field: str) -> None:
