@@ -31,6 +31,7 @@ from hp_tool.errors import (
 from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.views import EventView, MeasurementView, PageView, SearchView, TrialsView
 from service.patience import Patient
+from service.settings import read_secret
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -64,10 +65,13 @@ class Client:
     def __init__(
         self, *, server: str, api_key: str | None = None, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
     ) -> None:
-        """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no socket."""
+        """`server`: base URL. `api_key`: default HP_API_KEY, or the file that HP_API_KEY_FILE names.
+
+        `transport`: for tests that need no socket.
+        """
         if not server.startswith(("http://", "https://")):
             raise InputError(f"{server!r} is not an http(s) URL", field="server")
-        key = api_key if api_key is not None else os.environ.get("HP_API_KEY")
+        key = api_key if api_key is not None else read_secret(os.environ, "HP_API_KEY")
         self._http = httpx.Client(
             base_url=server.rstrip("/"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
