@@ -8,8 +8,9 @@ with Client(server="http://127.0.0.1:8000") as client:
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -39,6 +40,8 @@ T = TypeVar("T")
 BATCH_LINES = 256
 BATCH_BYTES = 1 << 16
 """What one request of a batch holds: small beside what sockets buffer."""
+MAX_WAIT_S = 60.0
+"""For a server that says when a key may ask again."""
 
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
     401: InputError,
@@ -109,18 +112,29 @@ class Client:
         Lines go in requests of few: one that the server answers before it was sent to its end would fill the buffers between
         the two, and each would wait for the other to read.
         """
-        for content in _requests(lines):
-            yield from self._batch(content, task=task, top=top, calibration=calibration)
-
-    def _batch(self, content: bytes, *, task: str, top: int, calibration: bool) -> Iterator[str]:
         params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
+        for content in _requests(lines):
+            due = content.count(b"\n")
+            while wait_s := (yield from self._batch(content, params=params, due=due)):
+                time.sleep(wait_s)
+
+    def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Generator[str, None, float]:
+        """The answers to one request; returns the seconds to wait where the key has asked too often, and was not answered."""
         headers = {"Content-Type": NDJSON}
         try:
             with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:
+                if response.status_code == 429:
+                    return min(float(response.headers.get("Retry-After", 1.0)), MAX_WAIT_S)
                 _raise(response)
-                yield from response.iter_lines()
+                number = 0
+                for answer in response.iter_lines():
+                    yield answer
+                    number += 1
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+        if number != due:
+            raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
+        return 0.0
 
     def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
         """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search."""
@@ -231,6 +245,8 @@ def _requests(lines: Iterable[bytes]) -> Iterator[bytes]:
     """The lines in bodies of at most BATCH_LINES lines, closed at the line that brings them to BATCH_BYTES."""
     body, count = bytearray(), 0
     for line in lines:
+        if not line.strip():  # has no answer
+            continue
         body += line.rstrip(b"\n") + b"\n"
         count += 1
         if count == BATCH_LINES or len(body) >= BATCH_BYTES:

@@ -91,11 +91,14 @@ def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
     total = os.fstat(source.fileno()).st_size if source.seekable() else None
     columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]:,} answered"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
+        done = 0
         task = bar.add_task("", total=total, done=0)
         for number, answer in enumerate(answers, start=1):
             yield answer
+            done = number
             if number % FLUSH_LINES == 0:
-                bar.update(task, done=number, completed=None if total is None else source.tell())
+                bar.update(task, done=done, completed=None if total is None else source.tell())
+        bar.update(task, done=done, completed=total)
 
 
 @contextlib.contextmanager

@@ -26,13 +26,16 @@ def register(app: typer.Typer) -> None:
 
 
 @db.command()
-def upgrade(database_url: UrlOption = None) -> None:
+def upgrade(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Bring the schema to the newest version; harmless where it is."""
     from hp_tool.store import engine, schema
 
     url = engine.database_url(database_url)
     schema.upgrade(url)
-    typer.echo(f"{engine.masked(url)} has schema {schema.HEAD}")
+    if as_json:
+        typer.echo(json.dumps({"database": engine.masked(url), "current": schema.HEAD}))
+    else:
+        typer.echo(f"{engine.masked(url)} has schema {schema.HEAD}")
 
 
 @db.command()
@@ -50,13 +53,15 @@ def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None
 
 @db.command()
 def backup(
-    path: Annotated[Path, typer.Argument(help="File to write; it must not exist.")], database_url: UrlOption = None
+    path: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a consistent copy of a SQLite database, while it is in use or not."""
     from hp_tool.store import engine, maintenance
 
     maintenance.backup(url=engine.database_url(database_url), path=path)
-    typer.echo(f"wrote {path}")
+    typer.echo(json.dumps({"path": str(path)}) if as_json else f"wrote {path}")
 
 
 @db.command()

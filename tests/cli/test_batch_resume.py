@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 import time
@@ -46,7 +49,7 @@ def killed_in_the_middle(command: tuple[str, ...], *, folder: Path, output: Path
 
 
 def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: Run) -> None:
-    ids = write(tmp_path / "queries.jsonl", 3000)
+    ids = write(tmp_path / "queries.jsonl", 2000)
     output = tmp_path / "answers.jsonl"
     arguments = ("batch", "queries.jsonl", "--output=answers.jsonl", "--no-calibration")
     killed_in_the_middle((*COMMAND, *arguments), folder=tmp_path, output=output)
@@ -57,7 +60,7 @@ def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: 
     done = hp_tool(*arguments, "--resume", "--jobs=2")
     assert done.returncode == 0
     assert answered(output) == ids
-    assert hp_tool(*arguments, "--resume").stderr.startswith("3000 answers kept\n0 answered")
+    assert hp_tool(*arguments, "--resume").stderr.startswith("2000 answers kept\n0 answered")
     assert answered(output) == ids
 
 
@@ -99,6 +102,21 @@ def test_whole_lines_are_kept_whatever_their_length(tmp_path: Path, size: int) -
     with path.open("r+b") as stream:
         assert keep_whole_lines(stream) == (2, b"x" * size)
     assert path.read_bytes() == b"first\n" + b"x" * size + b"\n"
+
+
+def test_a_terminal_sees_how_far_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "queries.jsonl", 300)
+    terminal, end = pty.openpty()
+    command = (*COMMAND, "batch", "queries.jsonl", "--output=answers.jsonl", "--no-calibration")
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=end, env=os.environ | {"TERM": "xterm"})
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux tells that the other end is closed
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    assert b"100%" in shown and b"300 answered" in shown
 
 
 def test_a_summary_counts_and_names_the_best(tmp_path: Path, entry_point: Run) -> None:

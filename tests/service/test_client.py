@@ -5,15 +5,17 @@ import socket
 import threading
 from typing import Any
 
+import httpx
 import pytest
 
 from hp_tool import schema
+from hp_tool.cli.batches.answering import Asked, by_server
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
-from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
+from hp_tool.errors import ConflictError, HpToolError, InputError, NotFoundError, StoreError
 from service.api.views import EventView
-from service.client import Client
+from service.client import BATCH_BYTES, BATCH_LINES, Client
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]
@@ -55,6 +57,33 @@ def test_a_batch_comes_back_in_order(server: str, query: Query) -> None:
     lines = (json.dumps(query | {"id": str(n)}).encode() for n in range(300))
     with Client(server=server) as client:
         assert [json.loads(line)["id"] for line in client.batch(lines=lines)] == [str(n) for n in range(300)]
+
+
+def test_a_batch_of_any_size_keeps_what_is_no_query_in_its_place(server: str, query: Query) -> None:
+    wrong = InputError("not YAML", code="syntax")
+    items = [wrong, *(json.dumps(query | {"id": str(n)}).encode() for n in range(BATCH_LINES)), wrong, b"{}", wrong]
+    asked = Asked(task="estimate", top=1, calibration=False)
+    answers = [json.loads(line) for line in by_server(iter(items), asked, server=server)]
+    assert [answer["id"] for answer in answers] == [None, *map(str, range(BATCH_LINES)), None, None, None]
+    codes = [answer["error"]["code"] for answer in answers if answer["status"] == "error"]
+    assert codes == ["syntax", "syntax", "missing_field", "syntax"]
+
+
+def test_a_batch_waits_where_the_key_has_asked_too_often() -> None:
+    bodies: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.read())
+        if len(bodies) == 1:
+            return httpx.Response(429, headers={"Retry-After": "0.01"}, json={"detail": "too often", "code": "rate_limited"})
+        return httpx.Response(200, content=b'{"id": null}\n' * (bodies[-1].count(b"\n") - (len(bodies) == 4)))
+
+    lines = [b"{}\n", b"  \n", b"x" * BATCH_BYTES, b"{}"]
+    with Client(server="http://test", transport=httpx.MockTransport(answer)) as client:
+        assert len(list(client.batch(lines=lines))) == 3
+        assert bodies[0] == bodies[1] == b"{}\n" + lines[2] + b"\n"
+        with pytest.raises(HpToolError, match="answered 0 of 1"):
+            list(client.batch(lines=[b"{}"]))
 
 
 def test_a_batch_is_answered_while_it_is_still_being_sent(server: str, query: Query) -> None:
