@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
@@ -36,15 +37,17 @@ class Method(Protocol):
 
 
 class Ours:
-    """The product's sampler in a plain Optuna study, as a search uses it."""
+    """The product's sampler in a plain Optuna study, as a search uses it: over the rows that the framework accepts."""
 
-    def __init__(self, *, table: CandidateTable, evidence: Evidence | None, seed: int) -> None:
+    def __init__(self, *, table: CandidateTable, rows: NDArray[np.intp], evidence: Evidence | None, seed: int) -> None:
+        """`rows`: the legal ones of the table."""
         prior = prior_for(kind="gpu")
+        self.rows = rows
         self.sampler = CostModelSampler(
-            table=table,
+            table=table.take(rows),
             prior=prior,
             evidence=evidence,
-            coverage_runs=coverage_runs(SearchSettings(budget_runs=len(table)), prior=prior),
+            coverage_runs=coverage_runs(SearchSettings(budget_runs=len(rows)), prior=prior),
             seed=seed,
         )
         self.study = optuna.create_study(sampler=self.sampler)
@@ -54,7 +57,7 @@ class Ours:
         self._trial = self.study.ask(self.sampler.distributions)
         row = self.sampler.table.row_of(self._trial.params)
         assert row is not None
-        return row
+        return int(self.rows[row])
 
     def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
         assert self._trial is not None
@@ -115,12 +118,13 @@ class Ordered:
         """Nothing is learnt."""
 
 
-def create(name: str, *, table: CandidateTable, carried: Evidence, seed: int) -> Method:
-    """The method of this name over one cell's table; `carried`: measurements of other models on the same cluster."""
+def create(name: str, *, table: CandidateTable, legal: NDArray[np.intp], carried: Evidence, seed: int) -> Method:
+    """The method of this name over one cell's table; `carried`: measurements of other models on the same cluster.
+    `legal`: rows that the framework accepts, which the baselines do not know."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     if name in ("hp_tool", "hp_tool_carried"):
-        return Ours(table=table, evidence=carried if name == "hp_tool_carried" else None, seed=seed)
+        return Ours(table=table, rows=legal, evidence=carried if name == "hp_tool_carried" else None, seed=seed)
     if name == "optuna_tpe":
         return Baseline(table=table, sampler=TPESampler(seed=seed, multivariate=True), seed=seed)
     if name == "optuna_gp":

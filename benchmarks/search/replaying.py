@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
 from hp_tool.calibration import Evidence
 from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.feasibility import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.search.table import CandidateTable, candidate_table
@@ -56,13 +58,30 @@ class Trace:
 
 
 def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
-    """The cell's configurations as the product's search sees them."""
+    """The cell's configurations as the product's search sees them.
+
+    A grid's memory is what the first pipeline stage held, so that is what is predicted of it, and capacities are the
+    first stage's share of a device whose worst stage fills it: a row fits where it fitted before.
+    """
     costs = training_costs(
         model=cell.model, cluster=cell.cluster, workload=cell.workload, profile=profile, candidates=cell.candidates
     )
-    return candidate_table(
+    table = candidate_table(
         candidates=cell.candidates, costs=costs, model=cell.model, cluster=cell.cluster, training=cell.workload
     )
+    share = np.asarray(costs.first_stage_bytes) / table.memory_bytes
+    return replace(
+        table,
+        memory_bytes=share * table.memory_bytes,
+        usable_bytes=share * table.usable_bytes,
+        device_bytes=share * table.device_bytes,
+    )
+
+
+def legal_rows(cell: Cell) -> NDArray[np.intp]:
+    """Rows that the framework accepts by its own rules; the product's search never proposes another."""
+    codes = legality(model=cell.model, cluster=cell.cluster, workload=cell.workload, candidates=cell.candidates)
+    return np.flatnonzero(codes == 0)
 
 
 def ran_out(cell: Cell, table: CandidateTable) -> np.ndarray:
@@ -106,7 +125,7 @@ def replay(cell: Cell, table: CandidateTable, method: Method, *, seed: int, nois
         if len(done) in CHECKPOINTS:
             regret[len(done)] = _regret(cell, answers, done)
         if isinstance(method, Ours) and beliefs is None and np.isfinite(cell.step_s[done]).sum() == needed:
-            beliefs = _beliefs(cell, table, method, done)
+            beliefs = _beliefs(cell, method, done)
     return Trace(found_at=found_at, regret=regret, gpu_seconds=float(spent), beliefs=beliefs)
 
 
@@ -128,17 +147,17 @@ def _regret(cell: Cell, answers: FloatArray, done: list[int]) -> float:
     return float(1.0 - cell.best_s / cell.step_s[min(worked, key=lambda row: answers[row])])
 
 
-def _beliefs(cell: Cell, table: CandidateTable, method: Ours, done: list[int]) -> Beliefs:
-    unseen = np.isfinite(cell.step_s)
-    unseen[done] = False
+def _beliefs(cell: Cell, method: Ours, done: list[int]) -> Beliefs:
+    unseen = np.isfinite(cell.step_s[method.rows]) & ~np.isin(method.rows, done)
+    rows = method.rows[unseen]
     step = method.sampler.predict_step(study=method.study)
     low, high = (bound[unseen] for bound in step.interval(confidence=CONFIDENCE))
-    measured, predicted = cell.step_s[unseen], step.median_s[unseen]
-    memory = method.sampler.calibration(study=method.study).predict_memory(memory_bytes=table.memory_bytes).median_bytes
-    memory_error = np.abs(memory / cell.memory_bytes - 1.0)[unseen]
+    measured, predicted = cell.step_s[rows], step.median_s[unseen]
+    calibration = method.sampler.calibration(study=method.study)
+    memory = calibration.predict_memory(memory_bytes=method.sampler.table.memory_bytes[unseen]).median_bytes
     return Beliefs(
         rank_correlation=float(spearmanr(predicted, measured).statistic) if len(measured) > 2 else float("nan"),
         throughput_median_error=float(np.median(np.abs(measured / predicted - 1.0))),
-        memory_median_error=float(np.nanmedian(memory_error)),
+        memory_median_error=float(np.nanmedian(np.abs(memory / cell.memory_bytes[rows] - 1.0))),
         coverage=float(np.mean((low <= measured) & (measured <= high))),
     )

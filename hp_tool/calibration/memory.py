@@ -98,7 +98,7 @@ def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
     covariance: FloatArray = np.eye(2)
     used, squares = 0.0, 0.0
     if rows:
-        x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, num_rows=rows, lower=np.array([-np.inf, 0.0]))
+        x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, lower=np.array([-np.inf, 0.0]))
         row_weights = weights(residuals(x))
         information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
         covariance = np.asarray(np.linalg.inv(information + np.eye(2)), dtype=np.float64)

@@ -8,8 +8,8 @@ micro-batch costs in it. Every run belongs to either regime with a probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.calibration.features import MICRO_BATCHES, scaled
+from hp_tool.calibration.process import NUGGET, Parameters, Process, most_likely
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
@@ -30,8 +31,6 @@ ALIKE = 0.5
 """Distance, in units of the features' scales, over which runs share a regime: nearer than that over which g varies."""
 ROUNDS = 3
 """Turns of fitting the process and asking which runs are slow."""
-MAX_ITERATIONS = 15
-_NUGGET = 1e-8
 AMPLITUDE, LENGTH = 0.15, 1.0
 _HYPERPRIOR_LOG_SD = np.array([0.3, 0.4, 0.3])
 """Of amplitude, length and noise; medians are the two above and the prior's width of a residual."""
@@ -69,12 +68,15 @@ class ResidualFit:
     """Its correlation length, in units of the features' scales."""
     noise: float
     """Standard deviation of one run about g."""
+    scale: float = 1.0
+    """How far runs were from what the others said of them, in units of what was to be expected: widens or narrows what is
+    said of configurations that did not run."""
     score: float = 0.0
     """Log density of the runs, each given the others, and of the hyperparameters: what explanations are compared by."""
 
     @cached_property
-    def _process(self) -> Any:
-        return _condition(self.points, self.residual, self.slow, (self.amplitude, self.length, self.noise), optimizer=None)
+    def _process(self) -> Process:
+        return _condition(self.points, self.residual, self.slow, (self.amplitude, self.length, self.noise))
 
     def predict(self, features: Mapping[str, FloatArray]) -> ResidualPrediction:
         """The residuals of configurations with these features.
@@ -84,15 +86,15 @@ class ResidualFit:
         from scipy.spatial.distance import cdist
 
         points = scaled(features, self.names)
-        mean, sd = self._process.predict(points, return_std=True)
+        mean, variance = self._process.predict(points)
         alike = np.exp(-0.5 * cdist(points, self.points, "sqeuclidean") / ALIKE**2)
         slow = alike * self.slow
         probability = (SLOW_WEIGHT * SLOW_SHARE + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.
-        slow = slow + (1e-3 * self.slow + _NUGGET)
+        slow = slow + (1e-3 * self.slow + NUGGET)
         return ResidualPrediction(
             log_shift=mean,
-            log_variance=sd**2,
+            log_variance=self.scale**2 * variance,
             slow_probability=probability,
             stall_s=np.exp(slow @ self.log_stall / slow.sum(axis=1)),
         )
@@ -100,7 +102,7 @@ class ResidualFit:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         arrays = {name: getattr(self, name).tolist() for name in ("points", "residual", "slow", "log_stall")}
-        return {"names": list(self.names), **arrays, **{n: getattr(self, n) for n in ("amplitude", "length", "noise")}}
+        return {"names": list(self.names), **arrays, **{n: getattr(self, n) for n in ("amplitude", "length", "noise", "scale")}}
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> ResidualFit:
@@ -119,25 +121,40 @@ def fit_residual(
     predicted_s: FloatArray,
     slow: FloatArray,
     noise_log_sd: float,
+    degrees_of_freedom: float,
 ) -> ResidualFit:
     """Hyperparameters by maximum marginal likelihood under log-normal priors; regimes by expectation maximisation from the
     given probabilities of being slow, each run judged by what the others say (leave-one-out). `noise_log_sd`: prior
     median of the noise.
+
+    scale^2 = (nu + sum w z^2) / (nu + sum w): z is a run's standardised distance from what the others say of it, w its
+    probability of being regular, nu the `degrees_of_freedom` that a scale of 1 is worth. Marginal likelihood chose the
+    hyperparameters to suit the very runs it saw; how far off each was when left out says what that choice is worth.
     """
     names = tuple(sorted(features))
     points = scaled(features, names)
     residual = np.log(measured_s / predicted_s)
     share = slow_share(slow)
-    parameters = (AMPLITUDE, LENGTH, noise_log_sd)
+    prior = parameters = (AMPLITUDE, LENGTH, noise_log_sd)
     for turn in range(ROUNDS):
+        process = _condition(points, residual, slow, parameters)
         # Hyperparameters hardly move once the slow runs are known: the costly search for them is left out at the end.
-        optimizer = _optimizer(noise_log_sd) if turn < ROUNDS - 1 else None
-        process = _condition(points, residual, slow, parameters, optimizer=optimizer)
-        parameters = _parameters(process)
-        mean, variance = _leave_one_out(process, residual)
+        if turn < ROUNDS - 1:
+            parameters = most_likely(
+                points=points,
+                values=residual,
+                doubt=process.doubt,
+                start=parameters,
+                prior=prior,
+                prior_log_sd=_HYPERPRIOR_LOG_SD,
+            )
+            process = replace(process, parameters=parameters)
+        mean, variance = process.leave_one_out()
         slow, log_density = judge(residual - mean, variance, share=share)
         share = slow_share(slow)
-    z = np.log(np.divide(parameters, (AMPLITUDE, LENGTH, noise_log_sd))) / _HYPERPRIOR_LOG_SD
+    regular = 1.0 - slow
+    squares = degrees_of_freedom + float(regular @ ((residual - mean) ** 2 / variance))
+    z = np.log(np.divide(parameters, prior)) / _HYPERPRIOR_LOG_SD
     regular_s = predicted_s * np.exp(np.minimum(mean, residual - 0.1))  # a stall is positive, whoever was slow
     micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(residual))))
     amplitude, length, noise = parameters
@@ -150,6 +167,7 @@ def fit_residual(
         amplitude=amplitude,
         length=length,
         noise=noise,
+        scale=float(np.sqrt(squares / (degrees_of_freedom + regular.sum()))),
         score=float(log_density.sum() - 0.5 * z @ z),
     )
 
@@ -169,50 +187,7 @@ def judge(excess: FloatArray, variance: FloatArray, *, share: float = SLOW_SHARE
     return np.asarray(slow / total, dtype=np.float64), np.asarray(np.log(total), dtype=np.float64)
 
 
-def _condition(
-    points: FloatArray, residual: FloatArray, slow: FloatArray, parameters: tuple[float, float, float], *, optimizer: Any
-) -> Any:
+def _condition(points: FloatArray, residual: FloatArray, slow: FloatArray, parameters: Parameters) -> Process:
     """The process given the runs. One counts the less the more probably it is slow: noise over the odds against it."""
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-
-    amplitude, length, noise = parameters
-    signal = ConstantKernel(amplitude**2, (1e-4, 10.0)) * Matern(length, (0.1, 10.0), nu=2.5)
-    doubt = noise**2 * slow / (1.0 - slow + 1e-6)
-    process = GaussianProcessRegressor(signal + WhiteKernel(noise**2, (1e-4, 1.0)), alpha=_NUGGET + doubt, optimizer=optimizer)
-    return process.fit(points, residual)
-
-
-def _optimizer(noise_log_sd: float) -> Callable[..., tuple[FloatArray, float]]:
-    """Marginal likelihood times the hyperprior. theta: ln amplitude^2, ln length, ln noise^2."""
-    powers = np.array([2.0, 1.0, 2.0])
-    centre = powers * np.log([AMPLITUDE, LENGTH, noise_log_sd])
-    width = powers * _HYPERPRIOR_LOG_SD
-
-    def optimize(objective: Callable[..., Any], start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-        from scipy.optimize import minimize
-
-        def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
-            value, gradient = objective(theta)
-            z = (theta - centre) / width
-            return value + 0.5 * float(z @ z), gradient + z / width
-
-        found = minimize(posterior, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": MAX_ITERATIONS})
-        return found.x, float(found.fun)
-
-    return optimize
-
-
-def _parameters(process: Any) -> tuple[float, float, float]:
-    signal, white = process.kernel_.k1, process.kernel_.k2
-    return float(np.sqrt(signal.k1.constant_value)), float(signal.k2.length_scale), float(np.sqrt(white.noise_level))
-
-
-def _leave_one_out(process: Any, residual: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of each run's residual given the others (Rasmussen and Williams, equations 5.10 to 5.12), without
-    the doubt about that run itself: it is to be judged as if it were regular."""
-    from scipy.linalg import cho_solve
-
-    inverse = cho_solve((process.L_, True), np.eye(len(residual)))
-    variance = 1.0 / np.diag(inverse)
-    return residual - variance * process.alpha_, np.maximum(variance - process.alpha, process.kernel_.k2.noise_level)
+    doubt = parameters[-1] ** 2 * slow / (1.0 - slow + 1e-6)
+    return Process(points=points, values=residual, doubt=doubt, parameters=parameters)

@@ -169,6 +169,7 @@ def _fit_regimes(
             predicted_s=_model(prior, design, fit.x)[0],
             slow=slow,
             noise_log_sd=prior.residual_log_sd,
+            degrees_of_freedom=prior.degrees_of_freedom,
         )
         slow, spread = residual.slow, float(np.hypot(residual.amplitude, residual.noise))
     return replace(fit, residual=residual)
@@ -188,7 +189,7 @@ def _fit_multipliers(
         return _model(prior, design, x)[1] * pull[:, None]
 
     lower = np.array([-np.inf] * (1 + len(GROUPS)) + [0.0, 0.0])
-    x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, num_rows=len(log_measured), lower=lower)
+    x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, lower=lower)
     standardised = residuals(x)
     row_weights = weights(standardised)
     information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)

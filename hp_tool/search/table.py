@@ -68,6 +68,22 @@ class CandidateTable:
             return None
         return self.rows.get(tuple(params[name] for name in self.axes))
 
+    def take(self, rows: NDArray[np.intp]) -> CandidateTable:
+        """The table of some of the rows; an axis on which those do not differ stays."""
+
+        def some(columns: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+            return {name: values[rows] for name, values in columns.items()}
+
+        return CandidateTable(
+            axes={name: tuple(values[row] for row in rows) for name, values in self.axes.items()},
+            parts_s=some(self.parts_s),
+            layer_passes=self.layer_passes[rows],
+            memory_bytes=self.memory_bytes[rows],
+            usable_bytes=self.usable_bytes[rows],
+            device_bytes=self.device_bytes[rows],
+            features=some(self.features),
+        )
+
     def evidence(
         self,
         *,
