@@ -59,7 +59,7 @@ PURE = {
     "domain": set(),
     "cost": {"numpy"},
     "space": {"numpy"},
-    "calibration": {"numpy", "scipy", "sklearn"},
+    "calibration": {"numpy", "scipy"},
     "sizing": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""

@@ -28,9 +28,9 @@ STARTUP_S = 60.0
 """What a run costs before its first step, and all that one costs which fails at once: loading, rendezvous, first kernels."""
 STEPS = 7
 """Steps of a profile run: two to warm up and five measured, as a search's defaults have it."""
-OUT_OF_MEMORY_FROM = 0.7
+OUT_OF_MEMORY_FROM = 1.0
 """A grid that does not say why a run failed: it counts as out of memory where the cost model predicts more than this share
-of the device, as a crash elsewhere. A real run says which it was."""
+of the device, which makes that likelier than not, as a crash elsewhere. A real run says which it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
