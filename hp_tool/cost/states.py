@@ -86,10 +86,13 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
         both = first + candidates.embeddings * embedding + head
         return both, both
     head = head + model.num_nextn_predict_layers * extra
+    # Multi-token prediction wants an embedding on the last stage too (Megatron Core, gpt_model.py); a tied one is there already.
+    copied = embedding if model.num_nextn_predict_layers and not model.tie_word_embeddings else 0.0
     if isinstance(candidates, Section):
         alone = candidates.stages == 1
         embedding, head = candidates.holds_embedding * embedding, candidates.holds_output * head
-    ends = first + embedding + alone * head, last + alone * embedding + head
+        copied = candidates.holds_output * copied
+    ends = first + embedding + alone * head, last + maximum(alone * embedding, copied) + head
     return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
 

@@ -92,9 +92,10 @@ def test_experts_across_nodes_cost_less_by_flex() -> None:
         for kind in ("alltoall", "flex")
     )  # fmt: skip
     assert flex.parts["expert_parallel"] < 0.5 * plain.parts["expert_parallel"]
-    assert {k: v for k, v in flex.parts.items() if k != "expert_parallel"} == {
-        k: v for k, v in plain.parts.items() if k != "expert_parallel"
-    }
+    # What hides behind the exchange, or waits for the host meanwhile, may change with it.
+    others = flex.parts.keys() - {"expert_parallel", "data_parallel", "overhead"}
+    assert {name: flex.parts[name] for name in others} == {name: plain.parts[name] for name in others}
+    assert flex.step_s < plain.step_s
     assert flex.memory_total_bytes == plain.memory_total_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from hp_tool.app import estimate, single_config
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.layout import stage_kinds
+from hp_tool.cost.states import end_parameters
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery, Recompute
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
@@ -99,6 +101,18 @@ def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
     assert (multi_token.stages_before, multi_token.embeddings, multi_token.holds_output) == (14, 1, 0)
     # Of ranks with 2 + 2 layers every chunk in flight has two; the first rank holds more of its chunk of three.
     assert kinds[0].chunk_layers > 2.5 and kinds[1].chunk_layers == 2.0
+
+
+def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
+    """On the last stage of equal ones too, where no layout says so."""
+    problem = resolve_training(query(None, model="deepseek-v3", gpus=1024, batch=4096, expert_parallel_size=64))
+    model, workload = problem.model, problem.workload
+    config = ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256)
+    with_copy, without = (
+        end_parameters(one, workload, Candidates.alone(config))[1]
+        for one in (model, dataclasses.replace(model, tie_word_embeddings=True))  # whose output layer is the copy
+    )
+    assert float(with_copy - without) == model.vocab_size * model.hidden_size
 
 
 def test_many_candidates_and_one_alone_agree() -> None:
