@@ -86,7 +86,7 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
         both = first + candidates.embeddings * embedding + head
         return both, both
     head = head + model.num_nextn_predict_layers * extra
-    # Multi-token prediction wants an embedding on the last stage too (Megatron Core, gpt_model.py); a tied one is there already.
+    # Multi-token prediction wants an embedding on the last stage too (Megatron Core, gpt_model.py); a tied one is there.
     copied = embedding if model.num_nextn_predict_layers and not model.tie_word_embeddings else 0.0
     if isinstance(candidates, Section):
         alone = candidates.stages == 1
