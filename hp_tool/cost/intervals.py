@@ -68,6 +68,7 @@ def unchecked_features(
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "training.overlap.expert_parallel": workload.overlap is not None and workload.overlap.expert_parallel is True,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
+        "parallel.pipeline_layout": strategy.pipeline_layout is not None,
         "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0,
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute) and recompute.modules not in (None, (), ("core_attn",)),

@@ -44,9 +44,10 @@ def halves(tmp_path: Path) -> str:
 
 
 def same_numbers(one: Estimate, other: Estimate) -> None:
+    """All but the intervals, which are wider where rows are described by their lengths: no measured run had them."""
     assert one.time is not None and other.time is not None
     assert one.time.parts_s.pop(PART, 0.0) == other.time.parts_s.pop(PART, 0.0) == 0.0
-    for name in ("time", "memory", "tokens_per_second", "mfu", "hfu", "days", "gpu_hours", "intervals"):
+    for name in ("time", "memory", "tokens_per_second", "mfu", "hfu", "days", "gpu_hours"):
         assert getattr(one, name) == getattr(other, name), name
 
 
