@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hp_tool import catalog
+from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -151,6 +152,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 24,
         "num_key_value_heads": 8,
         "num_local_experts": 32,
+        "sliding_window": 128,
         "vocab_size": 201088,
     },
     "deepseek-v2-lite": {
@@ -259,6 +261,9 @@ def test_a_released_config_reads_as_the_catalogue_has_it(name: str) -> None:
     read = catalog.model_from_mapping(config)
     assert shape(read) == shape(catalog.model(name))
     assert read.vocab_size == config["vocab_size"]
+    if name != "mpt-7b":  # in the catalogue as llm-foundry trained it: another vocabulary, norms with biases
+        assert total_parameters(read) == total_parameters(catalog.model(name))
+    assert (read.sliding_window_layers or 0) == (catalog.model(name).sliding_window_layers or 0)
 
 
 def test_architectures_stand_in_for_a_missing_model_type() -> None:
