@@ -1,0 +1,104 @@
+"""A real search on this machine against measuring everything: `python -m benchmarks.search.local`.
+
+Searches the quickstart's space (63 candidates on two processes) as `hp-tool tune` does, then runs the candidates one by
+one, and tells how much slower the configuration found is than the best of them all. About ten minutes on two quiet cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hp_tool import schema
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Launcher
+from hp_tool.domain.query import Query
+from hp_tool.store import open_store
+from hp_tool.tuning import TuneResult, tune
+from hp_tool.tuning.run import OnEvent
+
+QUERY = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+
+
+def measured(
+    query: Query, *, launcher: Launcher | None = None, on_event: OnEvent = lambda kind, payload: None
+) -> tuple[TuneResult, dict[ParallelConfig, float], float]:
+    """A search of its own, with nothing known before: its answer, seconds a step of each configuration that ran whole, and
+    the seconds it took."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(f"sqlite:///{Path(folder) / 'search.sqlite3'}")
+        try:
+            result = tune(query=query, store=store, launcher=launcher, on_event=on_event)
+            runs = store.runs(search_id=result.search.id)
+        finally:
+            store.close()
+    step_s = {
+        run.parallel: run.measurement.step_s
+        for run in runs
+        if run.fidelity.is_whole and run.measurement is not None and run.measurement.step_s is not None
+    }
+    return result, step_s, time.perf_counter() - started
+
+
+def compare(
+    query: Query, *, candidates: int, launcher: Launcher | None = None, on_event: OnEvent = lambda kind, payload: None
+) -> dict[str, Any]:
+    """The search as the query has it, then `candidates` of the space run whole, each in a run of the same length.
+
+    regret: 1 - best step time / step time of the configuration recommended, both from the second pass, so that neither
+    was chosen by the run it is judged by; the search's own time where the second pass left the configuration out.
+    """
+    found, own, search_s = measured(query, launcher=launcher, on_event=on_event)
+    settings = replace(query.search, budget_runs=candidates, min_gain_fraction=0.0, fidelity="full", reuse=False)
+    everything = replace(query, search=settings)
+    grid, truth, grid_s = measured(everything, launcher=launcher, on_event=on_event)
+    best = found.recommendations[0].parallel
+    known: Mapping[ParallelConfig, float] = own | truth
+    fastest = min(truth.values())
+    return {
+        "candidates": found.space.feasible,
+        "search": {
+            "runs": found.search.profile_runs,
+            "seconds": search_s,
+            "gpu_seconds": found.search.gpu_seconds,
+            "stopped_because": found.search.stopped_because,
+            "step_s": known[best],
+        },
+        "grid": {
+            "runs": grid.search.profile_runs,
+            "worked": len(truth),
+            "seconds": grid_s,
+            "gpu_seconds": grid.search.gpu_seconds,
+            "best_step_s": fastest,
+        },
+        "regret": max(0.0, 1.0 - fastest / known[best]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--query", type=Path, default=QUERY, metavar="FILE", help="another search to judge")
+    parser.add_argument("--candidates", type=int, default=1000, help="at most so many are run for comparison; default: all")
+    parser.add_argument("--budget-runs", type=int, help="of the search, in place of the query's")
+    arguments = parser.parse_args()
+    query = schema.parse_query(arguments.query.read_text(encoding="utf-8"))
+    if arguments.budget_runs is not None:
+        query = replace(query, search=replace(query.search, budget_runs=arguments.budget_runs))
+
+    def progress(kind: str, payload: Mapping[str, Any]) -> None:
+        if kind == "run_finished":
+            print(json.dumps({kind: payload}, default=str), file=sys.stderr, flush=True)
+
+    print(json.dumps(compare(query, candidates=arguments.candidates, on_event=progress), indent=1))
+
+
+if __name__ == "__main__":
+    main()
