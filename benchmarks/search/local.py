@@ -95,7 +95,8 @@ def main() -> None:
 
     def progress(kind: str, payload: Mapping[str, Any]) -> None:
         if kind == "run_finished":
-            print(json.dumps({kind: payload}, default=str), file=sys.stderr, flush=True)
+            told = {name: payload.get(name) for name in ("number", "status", "step_s")}
+            print(json.dumps({"run": told}), file=sys.stderr, flush=True)
 
     print(json.dumps(compare(query, candidates=arguments.candidates, on_event=progress), indent=1))
 
