@@ -25,9 +25,9 @@ from hp_tool.domain.parallel import ParallelQuery, Strategy
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.recompute_rules import check_recompute
+from hp_tool.rules.recompute import check_recompute
+from hp_tool.rules.training import check_training, check_two_kinds
 from hp_tool.strategy import laid_out, resolve_strategy, with_scatter
-from hp_tool.training_rules import check_training, check_two_kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

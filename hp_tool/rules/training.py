@@ -12,7 +12,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, ze
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.nanotron_rules import check_nanotron
+from hp_tool.rules.nanotron import check_nanotron
 
 MAX_RANK = 65_536
 
