@@ -57,7 +57,7 @@ PURE = {
     "domain": set(),
     "cost": {"numpy"},
     "space": {"numpy"},
-    "calibration": {"numpy", "scipy"},
+    "calibration": {"numpy", "scipy", "threadpoolctl"},
     "sizing": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""

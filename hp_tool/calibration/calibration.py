@@ -105,10 +105,14 @@ def fit_calibration(*, evidence: Evidence | None = None, prior: Prior = GPU_PRIO
 
     The order of the rows does not matter. The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
     """
+    from threadpoolctl import threadpool_limits
+
     evidence = Evidence.empty() if evidence is None else evidence
-    return Calibration(
-        prior=prior,
-        step_time=fit_step_time(evidence=evidence, prior=prior),
-        memory=fit_memory(evidence=evidence, prior=prior),
-        measurement_ids=tuple(sorted(evidence.measurement_ids)),
-    )
+    # Thousands of small factorisations: on a busy machine BLAS threads that wait for each other take a hundred times longer.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return Calibration(
+            prior=prior,
+            step_time=fit_step_time(evidence=evidence, prior=prior),
+            memory=fit_memory(evidence=evidence, prior=prior),
+            measurement_ids=tuple(sorted(evidence.measurement_ids)),
+        )
