@@ -31,10 +31,18 @@ def launched_layers(layers: Column, *, moe_fraction: Column, recomputed_fraction
 
 
 def host_waits(
-    *, profile: EfficiencyProfile, cluster: ClusterSpec, candidates: Candidates, layers: Column, device_s: Column
-) -> Column:
-    """Seconds a device waits for its host in one micro-batch's forward and backward pass through `layers` layers (of
-    launched_layers), which take the device `device_s`: max(0, l (h + t s) - device_s).
+    *,
+    profile: EfficiencyProfile,
+    cluster: ClusterSpec,
+    candidates: Candidates,
+    layers: Column,
+    recomputed_fraction: Column,
+    forward_s: Column,
+    backward_s: Column,
+) -> tuple[Column, Column]:
+    """Seconds a device waits for its host in one micro-batch's forward and in its backward pass through `layers` layers (of
+    launched_layers), which take the device `forward_s` and `backward_s`: max(0, f l (h + t s) - forward_s), f the forward
+    pass's share of the launches, and the same of the backward pass, which repeats what is recomputed.
 
     h launches one layer's kernels, whatever their size. s is added for each of the t ranks of a tensor-parallel group, whose
     collectives wait for the rank that was held up longest, where hosts also serve a network: the group itself, or the
@@ -45,7 +53,9 @@ def host_waits(
     stall = framework.host_tensor_stall_s * (t > domain)
     if cluster.num_gpus > domain:
         stall = stall + framework.host_pipeline_stall_s * (candidates.pipeline_parallel_size > 1)
-    return maximum(layers * (framework.host_layer_s + t * stall) - device_s, 0.0)
+    host_s = layers * (framework.host_layer_s + t * stall)
+    forward = FORWARD_LAUNCHES / (1.0 + FORWARD_LAUNCHES * recomputed_fraction) * host_s
+    return maximum(forward - forward_s, 0.0), maximum(host_s - forward - backward_s, 0.0)
 
 
 def message_stalls(*, profile: EfficiencyProfile, cluster: ClusterSpec, candidates: Candidates) -> tuple[Column, Column]:

@@ -90,10 +90,13 @@ def time_parts(
     held, stretched = body, passes
     if framework.host_layer_s:
         launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
-        waits = host_waits(profile=profile, cluster=cluster, candidates=c, layers=launched, device_s=body)
-        # A stage takes what its host takes; communication runs on meanwhile, in either pass.
-        held = body + waits
-        stretched = passes * (held / body)
+        waiting = host_waits(
+            profile=profile, cluster=cluster, candidates=c, layers=launched, recomputed_fraction=whole, forward_s=passes,
+            backward_s=body - passes,
+        )  # fmt: skip
+        # A pass takes what its host takes; communication runs on meanwhile.
+        waits = waiting[0] + waiting[1]
+        held, stretched = body + waits, passes + waiting[0]
     each = held / layers
     ends = maximum(embedding - stages.fewer_first * each, output - stages.fewer_last * each)
     end = where(p > 1.0, maximum(ends, 0.0), both_ends)
