@@ -180,7 +180,7 @@ def _provenance(
         "gpu_efficiency_measured": profile.gpu.measured,
         "framework_efficiency": profile.framework.framework,
         "flops_convention": f"{workload.attention_mask_flops} attention"
-        + (", no weight gradients of frozen matrices" if workload.lora is not None else ""),
+        + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
     }
     if workload.framework_version is not None:

@@ -54,7 +54,7 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))
     return TokenFlops(
         layers=matrices + adapters,
-        frozen=matrices + logits if workload.lora is not None else 0.0,
+        frozen=(matrices if workload.lora is not None else 0.0) + (logits if workload.freezes_output_layer else 0.0),
         attention=(layers + extra) * 2.0 * attended * model.num_attention_heads * (query_key + value) * visible,
         logits=logits,
     )

@@ -35,8 +35,8 @@ class HeadTime:
 def head_time(
     *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
 ) -> HeadTime:
-    """Embedding look-up, output matmul (three times), loss over V/t logits. Frozen (LoRA): no gradient reaches the embedding,
-    and the output layer has no weight gradient.
+    """Embedding look-up, output matmul (three times), loss over V/t logits. Frozen (LoRA, or by name): the embedding has no
+    gradient, the output layer no weight gradient.
     """
     c, gpu, e = candidates, cluster.gpu, activation_element_bytes(workload)
     t = c.tensor_parallel_size
@@ -45,8 +45,8 @@ def head_time(
     h, local_vocab = float(model.hidden_size), model.vocab_size / t
 
     # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
-    frozen = workload.lora is not None
-    moved = 2.0 * e if frozen else 4.0 * e + 8.0
+    frozen = workload.freezes_output_layer
+    moved = 2.0 * e if workload.freezes_embedding else 4.0 * e + 8.0
     embedding = elementwise_seconds(tokens * h * moved / shards, kernels=4.0, gpu=gpu, profile=profile)
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     output = 2.0 * matmul_seconds(tokens, local_vocab, h, **matmul)

@@ -65,6 +65,7 @@ def unchecked_features(
         f"training.optimizer: {workload.optimizer}": workload.optimizer != "adam",
         "training.offload": workload.offload not in (None, "none"),
         "training.lora": workload.lora is not None,
+        "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "training.overlap.expert_parallel": workload.overlap is not None and workload.overlap.expert_parallel is True,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,

@@ -66,7 +66,7 @@ def memory(
     mask = sharded * minimum(p, micro_batches) if workload.dropout > 0.0 else 0.0
     # The last stage keeps the inputs of the final norm and of the output layer (not where that is frozen), logits and
     # what the loss makes of them; once more for each multi-token prediction.
-    inputs = (2.0 if workload.lora is None else 1.0) * e * sharded
+    inputs = (1.0 if workload.freezes_output_layer else 2.0) * e * sharded
     loss = logit_bytes(workload, e=e) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size * hidden / t
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, stages.pace)

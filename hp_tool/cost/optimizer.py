@@ -80,12 +80,17 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
 
 
 def stage_bytes(
-    parameters: Column, *, size: BytesPerParameter, matrices: Column = 0.0, adapters: Column | None = None
+    parameters: Column,
+    *,
+    size: BytesPerParameter,
+    matrices: Column = 0.0,
+    adapters: Column | None = None,
+    frozen: Column = 0.0,
 ) -> StageBytes:
-    """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices. Where there are
-    `adapters` (their parameters), they alone are trained.
+    """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices and `frozen` are not
+    trained. Where there are `adapters` (their parameters), they alone are trained.
     """
-    trained = parameters
+    trained = parameters - frozen
     if adapters is not None:
         parameters, trained, matrices = parameters + adapters, adapters, adapters
     return StageBytes(

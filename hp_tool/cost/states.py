@@ -96,6 +96,20 @@ def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Can
     return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
 
+def end_frozen(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
+    """Those of end_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    alone = p == 1
+    embedding: Column = 0.0
+    output: Column = 0.0
+    if "embedding" in workload.frozen:
+        embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    if "output_layer" in workload.frozen:
+        own = (p > 1) if model.tie_word_embeddings else 1.0
+        output = output_parameters(model, tensor_parallel_size=t) * own
+    return embedding + alone * output, alone * embedding + output
+
+
 def end_matrices(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
     """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
     stages = stage_layers(model, candidates, framework=workload.framework)
@@ -158,13 +172,14 @@ def state_costs(
     ends = end_parameters(model, workload, c)
     matrices = end_matrices(model, workload, c) if size.tells_matrices_apart else (0.0, 0.0)
     added = end_adapters(model, workload, c, routed=False)
-    costs = _group_costs(*_ends(ends, matrices, added, size), sharding=division, **group)
+    frozen = end_frozen(model, workload, c) if workload.frozen else (0.0, 0.0)
+    costs = _group_costs(*_ends(ends, matrices, added, frozen, size), sharding=division, **group)
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
         ends = end_expert_parameters(model, workload, c)
         added = end_adapters(model, workload, c, routed=True)
-        experts = _group_costs(*_ends(ends, ends, added, size), sharding=expert_division, **group)
+        experts = _group_costs(*_ends(ends, ends, added, (0.0, 0.0), size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
     if workload.optimizer == "muon":
         costs["update_s"] = costs["update_s"] + muon_seconds(
@@ -176,7 +191,9 @@ def state_costs(
     return StateCosts(
         **costs,
         gathered_layer=gathered,
-        tied_reduction_s=_tied_seconds(model, cluster, profile, candidates, 0.0 if workload.lora else size.gradients),
+        tied_reduction_s=_tied_seconds(
+            model, cluster, profile, candidates, 0.0 if workload.freezes_embedding else size.gradients
+        ),
     )
 
 
@@ -184,11 +201,14 @@ def _ends(
     parameters: tuple[Column, Column],
     matrices: tuple[Column, Column],
     adapters: tuple[Column | None, Column | None],
+    frozen: tuple[Column, Column],
     size: BytesPerParameter,
 ) -> tuple[StageBytes, StageBytes]:
     """The first and the last stage in bytes."""
-    kinds = zip(parameters, matrices, adapters, strict=True)
-    first, last = (stage_bytes(all_, matrices=some, adapters=added, size=size) for all_, some, added in kinds)
+    kinds = zip(parameters, matrices, adapters, frozen, strict=True)
+    first, last = (
+        stage_bytes(all_, matrices=some, adapters=added, frozen=still, size=size) for all_, some, added, still in kinds
+    )
     return first, last
 
 

@@ -85,6 +85,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
         ),
         (training.framework != "megatron-core", "training.framework", f"framework: {training.framework}"),
         (training.precision not in ("bf16", "fp16", "fp32"), "training.precision", f"precision: {training.precision}"),
+        (bool(training.frozen), "training.frozen", "frozen parts"),
         (training.task != "pretrain" or training.lora is not None, "training.task", f"task: {training.task}"),
         (
             training.packed or training.sequence_lengths is not None,

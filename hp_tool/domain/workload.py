@@ -10,6 +10,7 @@ from hp_tool.domain.reliability import ReliabilitySpec
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
+FrozenPart = Literal["embedding", "output_layer"]
 Optimizer = Literal["adam", "sgd", "muon"]
 
 
@@ -84,6 +85,8 @@ class TrainingWorkload:
     task: Literal["pretrain", "sft", "lora"] = "pretrain"
     """sft costs what pretraining does: a loss on the answers alone runs the same passes over the same rows."""
     lora: LoraSpec | None = None
+    frozen: tuple[FrozenPart, ...] = ()
+    """Parts that are not trained: no gradient, no optimizer state, no weight-gradient matmul. Tied ones freeze together."""
     packed: bool = False
     """Short sequences share a row."""
     attention: AttentionKind = "flash"
@@ -112,6 +115,16 @@ class TrainingWorkload:
     """Length of the whole training; adds days, GPU-hours, cost."""
     reliability: ReliabilitySpec | None = None
     """Failures: adds goodput and effective_days, and max_days and max_cost then count the calendar's time. {}: as published."""
+
+    @property
+    def freezes_embedding(self) -> bool:
+        """By name, or with everything else under adapters."""
+        return self.lora is not None or "embedding" in self.frozen
+
+    @property
+    def freezes_output_layer(self) -> bool:
+        """By name, or with everything else under adapters."""
+        return self.lora is not None or "output_layer" in self.frozen
 
     @property
     def tokens_per_row(self) -> float:

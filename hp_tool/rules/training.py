@@ -24,6 +24,7 @@ def check_training(model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, p
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
     _check_adapters(model, workload)
+    _check_frozen(model, workload, parallel)
     _check_offload(gpu, workload)
     if merges_passes(workload):
         _check_merged_passes(model, workload, parallel)
@@ -39,6 +40,7 @@ def check_two_kinds(query: Query, *, model: ModelSpec) -> None:
         (training is not None and training.packed, "training.packed"),
         (training is not None and facts(training.framework).balances_blocks, "training.framework"),
         (training is not None and training.task == "lora", "training.task"),
+        (training is not None and bool(training.frozen), "training.frozen"),
         (training is not None and training.offload not in (None, "none"), "training.offload"),
         (not set(schedules) <= {None, "1f1b", "interleaved"}, "parallel.pipeline_schedule"),
         (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
@@ -119,6 +121,29 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             raise InputError(
                 f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}", field="training.lora.target_modules"
             )
+
+
+def _check_frozen(model: ModelSpec, workload: TrainingWorkload, query: ParallelQuery) -> None:
+    """Parts frozen by name, in plain pipelines of decoders; LoRA freezes everything already."""
+    if not workload.frozen:
+        return
+    if model.tie_word_embeddings and set(workload.frozen) != {"embedding", "output_layer"}:
+        raise InputError(
+            f"{model.name} ties its output layer to the embedding: freeze both, [embedding, output_layer], or neither",
+            field="training.frozen",
+        )
+    schedules = query.pipeline_schedule if isinstance(query.pipeline_schedule, tuple) else (query.pipeline_schedule,)
+    for unsupported, what in (
+        (workload.lora is not None, "LoRA, which freezes all weights already"),
+        (model.architecture != "decoder", f"{model.architecture} models"),
+        (model.num_nextn_predict_layers > 0, "multi-token prediction"),
+        (model.has_output_bias, "an output bias"),
+        (workload.framework != "megatron-core", f"framework {workload.framework}"),
+        (query.pipeline_layout is not None, "parallel.pipeline_layout"),
+        (not set(schedules) <= {None, "1f1b", "interleaved"}, "a schedule that splits backward passes"),
+    ):
+        if unsupported:
+            raise UnsupportedError(f"training.frozen is not modelled with {what}", field="training.frozen")
 
 
 def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
