@@ -19,9 +19,7 @@ from hp_tool.errors import HpToolError, InputError, NotFoundError
 from service.keys import Principal
 from service.settings import Settings
 
-SHARED = frozenset(
-    {"latest_calibration", "list_calibrations", "measured_clusters", "get_registration", "list_registrations", "ping"}
-)
+SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters", "get_registration", "list_registrations"})
 """Methods that tell nothing of anyone in particular."""
 
 

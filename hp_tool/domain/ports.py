@@ -252,8 +252,5 @@ class Store(Protocol):
         """By name."""
 
     # The store itself
-    def ping(self) -> None:
-        """Raise StoreError where the database does not answer."""
-
     def close(self) -> None:
         """Give the connections back; the store is not used afterwards."""

@@ -31,7 +31,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
     if setup.recompute.granularity not in ("none", "full", "per_layer"):
         raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute")
-    shard = getattr(c, "data_parallel_shard_size", None) or c.data_parallel_size
+    shard = c.data_parallel_shard_size or c.data_parallel_size
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",

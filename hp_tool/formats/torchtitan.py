@@ -63,7 +63,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     name, flavor = FLAVORS[setup.model.name]
     copies = c.data_parallel_size
     shard = copies if c.zero_stage >= 2 else 1
-    shard = getattr(c, "data_parallel_shard_size", None) or shard
+    shard = c.data_parallel_shard_size or shard
     pipelined = c.pipeline_parallel_size > 1
     model: dict[str, Any] = {"name": name, "flavor": flavor}
     if _CONVERTERS[w.precision]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-
 from hp_tool.domain.access import DatabaseState
 from hp_tool.store.access import Access
 from hp_tool.store.coordination import Coordination
@@ -17,10 +15,6 @@ from hp_tool.store.usage import UsageOf
 
 class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, UsageOf):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
-
-    def ping(self) -> None:
-        with self._reading() as connection:
-            connection.execute(sa.select(1))
 
     def state(self) -> DatabaseState:
         with self._reading() as connection:
