@@ -9,9 +9,20 @@ from typing import Any
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from service.dashboard import formats
+from service.dashboard import formats, plotly
 
 STATIC = Path(__file__).parent / "static"
+SECTIONS = (
+    ("Searches", "/"),
+    ("New search", "/searches/new"),
+    ("Explorer", "/explorer"),
+    ("Calibration", "/calibration"),
+    ("Models", "/models"),
+    ("GPUs", "/gpus"),
+    ("Clusters", "/clusters"),
+    ("Keys", "/keys"),
+)
+"""The navigation bar: name and address."""
 
 
 def _assets_version() -> str:
@@ -30,11 +41,12 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_environment.globals["assets"] = ASSETS
+_environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "plotly_href": plotly.HREF}
+_environment.globals["plotly_styles"] = " ".join(plotly.style_ids())
 for _name in ("seconds", "count", "gib", "percent", "moment"):
     _environment.filters[_name] = getattr(formats, _name)
 
 
-def render(template: str, *, page: Any, status: int = 200) -> HTMLResponse:
-    """The page that `template` makes of the context `page`."""
-    return HTMLResponse(_environment.get_template(template).render(page=page), status_code=status)
+def render(template: str, *, page: Any, section: str | None = None, status: int = 200) -> HTMLResponse:
+    """The page that `template` makes of the context `page`; `section` is marked in the navigation bar."""
+    return HTMLResponse(_environment.get_template(template).render(page=page, section=section), status_code=status)

@@ -83,6 +83,23 @@ def test_buttons_steer(page: Page, server: str, store: Store, query: Query) -> N
     assert store.get_search(search_id=search).state is SearchState.CANCELLED
 
 
+def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_scheme(page: Page, server: str) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto(server)
+    page.evaluate("""async () => {
+        const styles = document.querySelector('link[href$="/tokens.css"]').href;
+        const { draw } = await import(styles.replace("tokens.css", "plot.js"));
+        const place = document.createElement("div");
+        document.querySelector("main").append(place);
+        const bars = { type: "bar", x: [1, 2], y: [3, 4], marker: { color: "--good" } };
+        await draw(place, { data: [bars], layout: { xaxis: { title: "Run" } } });
+    }""")
+    colour = "getComputedStyle(document.querySelector('.bars path')).fill"
+    assert page.evaluate(colour) == "rgb(27, 122, 67)"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"{colour} === 'rgb(121, 210, 155)'")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_pages_fit_the_screen(

@@ -102,7 +102,7 @@ def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
     first = http.get("/searches.json").json()
     assert len(first["rows"]) == 50
     assert first["next_href"] in http.get("/").text.replace("&amp;", "&")
-    assert http.get(first["next_href"]).text.count('href="/searches/') == 1
+    assert http.get(first["next_href"]).text.count('<a class="mono" href="/searches/') == 1
 
 
 def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query) -> None:
@@ -118,7 +118,7 @@ def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query
 
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
     page = http.get("/").text
-    files = re.findall(r'"(/static/.*?)"', page)
+    files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
     assert len(files) == 3
     for file in files:
         response = http.get(file)
@@ -126,3 +126,14 @@ def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -
         assert "immutable" in response.headers["cache-control"]
     assert http.get("/static/0000/app.css").status_code == 404
     assert http.get(files[0].rsplit("/", 1)[0] + "/../../app.py").status_code == 404
+
+
+def test_plotly_is_served_from_the_installed_package(http: TestClient) -> None:
+    href = re.findall(r'<meta name="plotly" content="(.*?)"', http.get("/").text)[0]
+    packed = http.get(href, headers={"Accept-Encoding": "gzip"})
+    assert (packed.headers["content-encoding"], packed.headers["content-type"]) == ("gzip", "text/javascript; charset=utf-8")
+    assert "immutable" in packed.headers["cache-control"]
+    plain = http.get(href, headers={"Accept-Encoding": "identity"})
+    assert plain.text == packed.text
+    assert "plotly.js" in plain.text[:100]
+    assert http.get(href, headers={"If-None-Match": plain.headers["etag"]}).status_code == 304

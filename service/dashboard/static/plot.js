@@ -1,0 +1,90 @@
+// Draws figures with Plotly, in the page's own colours and following light and dark. A figure is {data, layout} in Plotly's
+// words; any string in it that begins with "--" is a custom property of tokens.css. An element with data-figure="name" shows
+// `figures.name` of the page's JSON twin.
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const drawn = new Map(); // element -> figure
+let loading;
+
+// Plotly itself, fetched when the first figure needs it: 4.8 MB to parse is not for the first paint.
+export function plotly() {
+  loading ??= new Promise((resolve, reject) => {
+    if (window.Plotly) return resolve(window.Plotly);
+    const meta = document.querySelector("meta[name=plotly]");
+    // It would add style elements, which the content policy refuses; where elements of these ids stand it does not.
+    for (const id of ["plotly.js-style-global", ...meta.dataset.styles.split(" ")]) {
+      const stands = document.createElement("template");
+      stands.id = id;
+      stands.className = "no-inline-styles";
+      document.head.append(stands);
+    }
+    const script = document.createElement("script");
+    script.src = meta.content;
+    script.addEventListener("load", () => resolve(window.Plotly));
+    script.addEventListener("error", () => {
+      loading = undefined; // the server was away: the next figure tries again
+      reject(new Error("Plotly did not load"));
+    });
+    document.head.append(script);
+  });
+  return loading;
+}
+
+// Draws the figure, or changes the one that is there.
+export async function draw(element, figure) {
+  const Plotly = await plotly();
+  if (!drawn.has(element)) element.replaceChildren(); // a note that stood in its place
+  drawn.set(element, figure);
+  await Plotly.react(element, coloured(figure.data), coloured(layout(figure.layout)), { displayModeBar: false, responsive: true });
+}
+
+// The page's JSON twin.
+export async function twin() {
+  const response = await fetch(document.querySelector("link[rel=alternate][type='application/json']").href);
+  if (!response.ok) throw new Error(`the server answered ${response.status}`);
+  return response.json();
+}
+
+// The value of a custom property as it is now.
+export function token(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function layout(own = {}) {
+  const axis = { gridcolor: "--line", linecolor: "--line", zeroline: false, automargin: true, title: { standoff: 8 } };
+  const merged = {
+    autosize: true,
+    height: 340,
+    margin: { l: 56, r: 16, t: 16, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: token("--font"), size: 12, color: "--ink-soft" },
+    colorway: ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"],
+    hoverlabel: { bgcolor: "--surface-raised", bordercolor: "--line", font: { color: "--ink" }, align: "left" },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    ...own,
+  };
+  for (const name of ["xaxis", "yaxis", ...Object.keys(own).filter((key) => /^[xy]axis\d+$/.test(key))]) {
+    const given = own[name] ?? {};
+    const title = typeof given.title === "string" ? { text: given.title } : given.title;
+    merged[name] = { ...axis, ...given, title: { ...axis.title, ...title } };
+  }
+  return merged;
+}
+
+function coloured(value) {
+  if (typeof value === "string") return value.startsWith("--") ? token(value) : value;
+  if (Array.isArray(value)) return typeof value[0] === "number" || value[0] === null ? value : value.map(coloured);
+  if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, coloured(inner)]));
+}
+
+dark.addEventListener("change", () => {
+  for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure);
+});
+
+const declared = document.querySelectorAll("[data-figure]");
+if (declared.length) {
+  const { figures } = await twin();
+  for (const element of declared) await draw(element, figures[element.dataset.figure]);
+}
