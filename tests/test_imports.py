@@ -57,7 +57,7 @@ PURE = {
     "domain": set(),
     "cost": {"numpy"},
     "space": {"numpy"},
-    "calibration": {"numpy", "scipy", "threadpoolctl"},
+    "calibration": {"numpy", "scipy", "sklearn", "threadpoolctl"},
     "sizing": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
@@ -68,6 +68,7 @@ HOMES = {
     "sqlalchemy": {"store"},
     "alembic": {"store"},
     "optuna": {"search", "tuning", "service"},
+    "sklearn": {"calibration"},
     "fastapi": {"service"},
     "starlette": {"service"},
     "uvicorn": {"service"},
