@@ -70,9 +70,9 @@ def corrected_estimate(
     candidates: Candidates,
     problem: TrainingProblem,
     correction: Correction,
-    residuals: bool = False,
 ) -> Estimate:
-    """Row `index` in full after calibration, from uncalibrated `costs`: verdict, rates and money follow from the new numbers.
+    """Row `index` in full after calibration, from uncalibrated `costs`: verdict, rates and money follow from the new numbers,
+    those of configurations alike among them.
 
     The intervals are the fit's own: what its measurements left unknown, and what no factor explains.
     """
@@ -81,7 +81,7 @@ def corrected_estimate(
     calibration = correction.calibration
     found = estimate_row(
         0,
-        costs=corrected_costs(alone, candidates=one, problem=problem, calibration=calibration, residuals=residuals),
+        costs=corrected_costs(alone, candidates=one, problem=problem, calibration=calibration, residuals=True),
         candidates=one,
         model=problem.model,
         cluster=problem.cluster,
@@ -93,17 +93,17 @@ def corrected_estimate(
         found = replace(found, feasible=False, reasons=found.reasons + missed)
     return replace(
         found,
-        intervals=_intervals(alone, candidates=one, problem=problem, calibration=calibration, residuals=residuals),
+        intervals=_intervals(alone, candidates=one, problem=problem, calibration=calibration),
         provenance={**found.provenance, "calibration": {**correction.provenance, **calibration.summary()}},
     )
 
 
 def _intervals(
-    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration, residuals: bool
+    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration
 ) -> Intervals:
     """Of one row. Nothing uncertain is added for memory outside the allocator."""
     passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
-    features = _features(candidates, problem) if residuals else None
+    features = _features(candidates, problem)
     predicted = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
     step = predicted.interval(confidence=CONFIDENCE)
     memory = calibration.predict_memory(memory_bytes=allocated_bytes(costs)).interval(confidence=CONFIDENCE)

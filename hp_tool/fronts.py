@@ -11,7 +11,7 @@ from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.domain.query import Query
 from hp_tool.problem import TrainingProblem
-from hp_tool.ranking import CostedRows, CostedSpace, cost_space, costed_chunks
+from hp_tool.ranking import CostedRows, CostedSpace, cost_space, costed_chunks, with_residuals
 from hp_tool.serving.pareto import undominated
 from hp_tool.space import default_axes
 from hp_tool.targets import longest_step_s
@@ -51,11 +51,17 @@ def memory_front(*, query: Query, problem: TrainingProblem, correction: Correcti
     """Acceptable candidates that no other beats in both step time and memory, fastest first."""
     front: CostedRows | None = None
     for rows, _ in costed_chunks(query=query, problem=problem, correction=correction):
-        both = rows.take(np.flatnonzero(rows.acceptable))
-        both = both if front is None else CostedRows.concatenate([front, both])
-        front = both.take(undominated(both.step_s, -both.memory_total_bytes))
+        both = rows if front is None else CostedRows.concatenate([front, rows])
+        front = _undominated(both)
     assert front is not None  # there is at least one chunk, if an empty one
+    if correction is not None and len(front.candidates):
+        front = _undominated(with_residuals(front.candidates, problem=problem, correction=correction)[0])
     return front
+
+
+def _undominated(rows: CostedRows) -> CostedRows:
+    acceptable = rows.take(np.flatnonzero(rows.acceptable))
+    return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
 
 
 def devices_front(

@@ -21,6 +21,9 @@ from hp_tool.targets import longest_step_s
 from hp_tool.units import MIB
 
 _HEAP_BYTES = 16 * MIB
+RERANKED = 4096
+"""Candidates, the best by what a calibration's few factors say, that its residuals are asked about: those are dear by the
+million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +75,26 @@ def cost_space(
 ) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk. With `keep`, only that many of the best are kept on the
     way, the same as ranking all of them would give, and memory stays bounded however large the space is. With a
-    `correction`, costs are those that it makes of them.
+    `correction`, costs are those that it makes of them: its factors decide which RERANKED are the best, its residuals their
+    order.
     """
     rejections: dict[str, int] = {}
     kept: list[CostedRows] = []
     legal = feasible = 0
+    reach = None if keep is None else keep if correction is None else max(keep, RERANKED)
     for rows, turned_away in costed_chunks(query=query, problem=problem, correction=correction):
         add_counts(rejections, turned_away)
         legal += len(rows.candidates)
         feasible += int(np.count_nonzero(rows.acceptable))
         kept.append(rows)
-        if keep is not None:
-            kept = [_best_of(kept, keep)]
+        if reach is not None:
+            kept = [_best_of(kept, reach)]
     rows = CostedRows.concatenate(kept)
+    if keep is not None and correction is not None and len(rows.candidates):
+        rows, turned_away = with_residuals(rows.candidates, problem=problem, correction=correction)
+        add_counts(rejections, turned_away)
+        feasible -= int(np.count_nonzero(~rows.acceptable))
+        rows = rows.take(rows.best(keep))
     columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(CostedRows)}
     return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=rejections)
 
@@ -92,32 +102,48 @@ def cost_space(
 def costed_chunks(
     *, query: Query, problem: TrainingProblem, correction: Correction | None = None
 ) -> Iterator[tuple[CostedRows, dict[str, int]]]:
-    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them."""
+    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Of a
+    `correction` only the factors are used.
+    """
     nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    longest_s = longest_step_s(problem)
     keep_heap()
     axes = default_axes(query=query.parallel, **nouns)
     for chunk in legal_chunks(axes=axes, strategy=problem.strategy, **nouns):
-        shape = chunk.candidates.shape
         costs: TrainingCosts = problem.costs(chunk.candidates)
         if correction is not None:
             every = chunk.candidates.take(slice(None))
-            costs = corrected_costs(costs.rows(shape), candidates=every, problem=problem, calibration=correction.calibration)
-        step_s = _each(costs.step_s, shape)
-        fits, in_time = _each(costs.feasible, shape), step_s <= longest_s
+            costs = corrected_costs(
+                costs.rows(chunk.candidates.shape), candidates=every, problem=problem, calibration=correction.calibration
+            )
+        rows, limited = _judged(chunk.candidates, costs, problem=problem)
         turned_away = dict(chunk.rejections)
-        for name, count in ((MEMORY, np.count_nonzero(~fits)), ("target_missed", np.count_nonzero(~in_time))):
-            if count:
-                add_counts(turned_away, {name: int(count)})
-        yield (
-            CostedRows(
-                candidates=chunk.candidates,
-                step_s=step_s,
-                memory_total_bytes=_each(costs.memory_total_bytes, shape),
-                acceptable=fits & in_time,
-            ),
-            turned_away,
-        )
+        add_counts(turned_away, limited)
+        yield rows, turned_away
+
+
+def with_residuals(
+    candidates: Candidates, *, problem: TrainingProblem, correction: Correction
+) -> tuple[CostedRows, dict[str, int]]:
+    """Candidates costed by all that a calibration knows, and how many of them each limit turns away."""
+    costs = corrected_costs(
+        problem.costs(candidates), candidates=candidates, problem=problem, calibration=correction.calibration, residuals=True
+    )
+    return _judged(candidates, costs, problem=problem)
+
+
+def _judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingProblem) -> tuple[CostedRows, dict[str, int]]:
+    """Legal candidates with what ranks them, and how many of them each limit turns away."""
+    shape = candidates.shape
+    step_s = _each(costs.step_s, shape)
+    fits, in_time = _each(costs.feasible, shape), step_s <= longest_step_s(problem)
+    counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
+    rows = CostedRows(
+        candidates=candidates,
+        step_s=step_s,
+        memory_total_bytes=_each(costs.memory_total_bytes, shape),
+        acceptable=fits & in_time,
+    )
+    return rows, {name: count for name, count in counts.items() if count}
 
 
 def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -225,7 +225,7 @@ def _describe(
                 estimate=estimate,
                 measurement=measured.get(row),
                 calibrated_estimate=corrected_estimate(
-                    place, costs=costs, candidates=candidates, problem=training, correction=correction, residuals=True
+                    place, costs=costs, candidates=candidates, problem=training, correction=correction
                 ),
             )
         )

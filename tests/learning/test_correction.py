@@ -55,7 +55,7 @@ def test_corrected_parts_sum_to_corrected_totals(problem, candidates, learnt):
 
 def test_a_corrected_estimate_is_one_row_of_the_corrected_costs(problem, candidates, learnt):
     costs = problem.costs(candidates)
-    whole = corrected_costs(costs, candidates=candidates, problem=problem, calibration=learnt)
+    whole = corrected_costs(costs, candidates=candidates, problem=problem, calibration=learnt, residuals=True)
     for row in range(len(candidates)):
         correction = Correction(calibration=learnt)
         one = corrected_estimate(row, costs=costs, candidates=candidates, problem=problem, correction=correction)
@@ -79,3 +79,25 @@ def test_what_is_learnt_can_make_a_configuration_infeasible(problem, candidates,
     one = corrected_estimate(row, costs=costs, candidates=candidates, problem=tight, correction=correction)
     assert not one.feasible
     assert one.reasons[0].code == "memory"
+
+
+def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, candidates):
+    """No factor explains one configuration that is a third slower than the rest: what is known of those alike does."""
+    query = schema.parse_query(QUERY)
+    first = app.recommend(query=query, top=1).recommendations[0].parallel
+    slow = report(schema.to_dict(first))
+    slow["measurement"]["step_s"] *= 1.35
+    rows = []
+    for number, told in enumerate([slow, *(report(parallel) for parallel in CONFIGURATIONS)] * 3):
+        new = read_report(schema.to_json(told).encode(), source="file")
+        values = {name: getattr(new, name) for name in ("parallel", "measurement")}
+        rows.append(type("Record", (), {"id": str(number), **values})())
+    correction = Correction(calibration=fit_calibration(evidence=evidence_of(rows, problem=problem)))
+
+    one = Candidates.from_configs([first])
+    found = corrected_estimate(0, costs=problem.costs(one), candidates=one, problem=problem, correction=correction)
+    assert found.time.step_s == pytest.approx(slow["measurement"]["step_s"], rel=0.08)
+    ranked = app.recommend(query=query, top=40, corrections=lambda asked: correction).recommendations
+    steps = [row.calibrated_estimate.time.step_s for row in ranked]
+    assert steps == sorted(steps)
+    assert ranked[0].parallel != first
