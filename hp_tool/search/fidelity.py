@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.model import ModelSpec
@@ -43,8 +44,15 @@ class Reduction:
     """Uncalibrated exposed seconds of its step by part, each (1,)."""
     layer_passes: FloatArray
     """(1,) see `calibration.Evidence`."""
+    features: Mapping[str, FloatArray] = field(default_factory=dict)
+    """See `calibration.residual_features`, each (1,)."""
     crowding: float = 1.0
     """Processes a core in the whole run by those in this one: a CPU's processes share cores, which no cost model knows."""
+
+    def step_s(self, calibration: Calibration) -> float:
+        """What its step is expected to take by now."""
+        step = calibration.predict_step(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
+        return float(step.median_s[0])
 
 
 def reduced(

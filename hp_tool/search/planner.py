@@ -123,7 +123,7 @@ class Planner:
             run_gpu_seconds(num_gpus=devices, step_s=step_s, startup_s=startup, settings=settings)
             for devices, step_s in (
                 (num_gpus(parallel), predicted["calibrated_step_s"]),
-                (reduction.num_gpus, _step_s(reduction, calibration)),
+                (reduction.num_gpus, reduction.step_s(calibration)),
             )
         )
         return reduction if part <= WORTHWHILE * whole else None
@@ -187,14 +187,9 @@ def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     return min(((run, step_s) for run, step_s in timed if step_s is not None), key=lambda pair: pair[1], default=None)
 
 
-def _step_s(reduction: Reduction, calibration: Calibration) -> float:
-    prediction = calibration.predict_step(parts_s=reduction.parts_s, layer_passes=reduction.layer_passes)
-    return float(prediction.median_s[0])
-
-
 def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Calibration) -> JsonObject:
     """What is believed of the reduced run, and what its seconds are to be multiplied by."""
-    step_s = _step_s(reduction, calibration)
+    step_s = reduction.step_s(calibration)
     return {
         "reduced_step_s": float(sum(seconds[0] for seconds in reduction.parts_s.values())),
         "reduced_calibrated_step_s": step_s,

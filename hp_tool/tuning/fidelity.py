@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.calibration import residual_features
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import legality
 from hp_tool.domain.measurement import Fidelity
@@ -68,7 +69,14 @@ class Reducer:
             return None
         passes = layer_passes(candidates=one, model=problem.model, training=problem.workload)
         crowding = max(1.0, num_gpus(parallel) / self.cores) / max(1.0, devices / self.cores)
-        return Reduction(fidelity=fidelity, num_gpus=devices, parts_s=costs.parts, layer_passes=passes, crowding=crowding)
+        return Reduction(
+            fidelity=fidelity,
+            num_gpus=devices,
+            parts_s=costs.parts,
+            layer_passes=passes,
+            features=residual_features(candidates=one, model=problem.model, cluster=problem.cluster, training=problem.workload),
+            crowding=crowding,
+        )
 
 
 def fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
