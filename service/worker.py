@@ -7,8 +7,10 @@ record of intents: the next worker finds the running job by its name and goes on
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from hp_tool import tuning
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease
 from hp_tool.errors import HpToolError
+from hp_tool.learning import Follower
 from hp_tool.tuning.run import default_holder
 from service import logs
 
@@ -29,6 +32,8 @@ LEASE_S = 30.0
 """How long a dead worker keeps its search from the others; a living one renews far more often."""
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
+FOLLOW_EVERY_S = 60.0
+"""How often a worker that has no search looks whether reported measurements have something to teach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +46,32 @@ class Worker:
     holder: str
     """Who this is, for people."""
     lease_s: float = LEASE_S
+    follow_every_s: float = FOLLOW_EVERY_S
     stopping: threading.Event
     """Set it, and the worker hands its search back to the queue, with the job running, and returns."""
 
     def run(self) -> None:
         """Work until told to stop. No error of a search ends the worker, nor does a database that is away for a while."""
         idle_s = SHORTEST_IDLE_S
+        follower, followed_at = Follower(store=self.store), -math.inf
         while not self.stopping.is_set():
+            if time.monotonic() - followed_at >= self.follow_every_s:
+                self._follow(follower)
+                followed_at = time.monotonic()
             if self._step():
                 idle_s = SHORTEST_IDLE_S
             else:
                 self.stopping.wait(idle_s)
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
+
+    def _follow(self, follower: Follower) -> None:
+        try:
+            for made in follower.catch_up():
+                log.info("calibration %s: version %d of %s", made.record.id, made.record.version, made.record.cluster_key)
+        except HpToolError as error:
+            log.warning("cannot follow reported measurements: %s", error.message)
+        except Exception:  # one measurement that breaks the fit must not end the worker
+            log.exception("following reported measurements: unhandled error")
 
     def _step(self) -> bool:
         """Run one search, if there is one; whether there was."""

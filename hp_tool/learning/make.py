@@ -13,7 +13,7 @@ from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, p
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.hardware import Kind
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
+from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, asked_release, by_problem, evidence_of, is_release, teaching
 from hp_tool.learning.series import Series, model_family, software
 
@@ -50,12 +50,15 @@ def calibrate(*, store: Store, gpu: str | None = None, framework: str | None = N
 
     A series whose newest version was made from the same measurements, by the same cost model, keeps it.
     """
-    made = []
-    for cluster in store.measured_clusters(gpu=gpu, framework=framework):
-        page = store.measurements(cluster_key=cluster.cluster_key, framework=cluster.framework, limit=MAX_MEASUREMENTS)
-        for series, found in _lessons(teaching(page.items), cluster_key=cluster.cluster_key).items():
-            made.append(_make(store, series, found))
-    return tuple(made)
+    clusters = store.measured_clusters(gpu=gpu, framework=framework)
+    return tuple(made for cluster in clusters for made in calibrate_cluster(store=store, cluster=cluster))
+
+
+def calibrate_cluster(*, store: Store, cluster: MeasuredCluster) -> tuple[MadeCalibration, ...]:
+    """The same for one cluster and framework."""
+    page = store.measurements(cluster_key=cluster.cluster_key, framework=cluster.framework, limit=MAX_MEASUREMENTS)
+    lessons = _lessons(teaching(page.items), cluster_key=cluster.cluster_key)
+    return tuple(_make(store, series, found) for series, found in lessons.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,24 @@ from hp_tool.learning import stored
 from hp_tool.store import open_store, schema
 from service.app import create_app
 from service.settings import Settings
+from service.worker import Worker
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, report, true_step_s
+
+
+@pytest.fixture
+def worker(http):
+    """A worker on the same database, in a thread."""
+
+    @contextlib.contextmanager
+    def running():
+        stopping = threading.Event()
+        thread = threading.Thread(target=Worker(store=http.store, holder="test", stopping=stopping, follow_every_s=0.1).run)
+        thread.start()
+        yield
+        stopping.set()
+        thread.join()
+
+    return running
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -31,6 +49,7 @@ def http(request, tmp_path, monkeypatch) -> Iterator[httpx.Client]:
         assert thread.is_alive()
         time.sleep(0.01)
     with httpx.Client(base_url=f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", timeout=60) as client:
+        client.store = store
         yield client
     server.should_exit = True
     thread.join()
@@ -85,3 +104,17 @@ def test_releases_of_a_framework_are_kept_apart_where_a_query_names_one(http):
     other = QUERY | {"training": QUERY["training"] | {"framework_version": "0.99"}, "parallel": CONFIGURATIONS[0]}
     stands_in = http.post("/v1/estimates", json=other).json()["calibrated_estimate"]["provenance"]["calibration"]
     assert stands_in["framework"] == "megatron-core"
+
+
+def test_a_worker_learns_what_trainings_report_without_being_asked(http, worker):
+    for parallel in CONFIGURATIONS:
+        assert http.post("/v1/measurements", json=report(parallel)).status_code == 201
+    with worker():
+        deadline = time.monotonic() + 20
+        while not (items := http.get("/v1/calibrations").json()["items"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert items[0]["num_measurements"] == len(CONFIGURATIONS)
+    with worker():
+        time.sleep(0.5)  # nothing new was said
+    assert len(http.get("/v1/calibrations").json()["items"]) == 1
