@@ -14,6 +14,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
+Runner = Literal["megatron-core", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,28 @@ class Fidelity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingTimes:
+    """Latencies of one replica that is given `concurrency` prompts at once, again and again: a closed load of equals."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    ttft_s: float
+    """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
+    ttft_s_spread: float
+    """Interquartile range over repetitions."""
+    tpot_s: float
+    """Time per output token after the first, median over repetitions; 0 where one token is asked for."""
+    tpot_s_spread: float
+    ttft_times_s: tuple[float, ...]
+    """Every repetition, warm-up left out."""
+    tpot_times_s: tuple[float, ...]
+    output_tokens_per_second: float
+    """concurrency x output_length / median seconds of a repetition, over all devices of the run."""
+    runner: Runner
+    """The software that served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """The outcome of one profile run (or of a reported training). Failures are measurements too."""
 
@@ -75,6 +98,8 @@ class Measurement:
     peak_memory_bytes_per_rank: tuple[int, ...] = ()
     peak_memory_source: Literal["cuda_allocator", "resident_set_growth"] | None = None
     """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the model was built."""
+    serving: ServingTimes | None = None
+    """Latencies of an inference run, which has no steps."""
     losses: tuple[float, ...] = ()
     """Loss of each step, warm-up included: a run that trained shows it."""
     fidelity: Fidelity = Fidelity()
@@ -100,6 +125,7 @@ class ProfileRequest:
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
+    kind: Literal["training"] = "training"
     run_id: str
     model: ModelSpec
     training: TrainingWorkload
@@ -118,3 +144,8 @@ class ProfileRequest:
     """Stop measuring once four or more steps differ by less than this share; None: run all steps."""
     longest_step_s: float | None = None
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that torchrun starts."""
+        return self.num_gpus

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from hp_tool.domain.access import GpuSecondsLimit
-from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus, ProfileRequest
+from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
     CalibrationRecord,
@@ -30,6 +30,7 @@ from hp_tool.domain.records import (
     SearchRecord,
     SearchState,
 )
+from hp_tool.domain.requests import RunRequest
 
 
 class JobState(StrEnum):
@@ -78,7 +79,7 @@ class Launcher(Protocol):
     def hardware(self) -> Hardware:
         """What jobs would run on; num_gpus is what the engine can give one job."""
 
-    def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan: ...
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan: ...
 
     def submit(self, plan: LaunchPlan) -> str:
         """Start the job, or find the one already started under this name; the handle survives a restart of the caller."""

@@ -51,8 +51,8 @@ _USUAL: dict[str, tuple[Any, ...]] = {
 """What a model's details may be in a run."""
 
 
-def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
-    """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
+def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Iterator[tuple[str, str]]:
+    """(field, words) of what a model has and no run builds. `of`: the query's field that says how long sequences are."""
     rules = (
         (model.architecture != "decoder", "model.architecture", f"architecture: {model.architecture}"),
         (model.num_experts is not None, "model.num_experts", "mixture-of-experts models (num_experts)"),
@@ -63,8 +63,8 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             "multi-token prediction (num_nextn_predict_layers)",
         ),
         (
-            model.positions == "learned" and 0 < (model.max_position_embeddings or 0) < training.sequence_length,
-            "training.sequence_length",
+            model.positions == "learned" and 0 < (model.max_position_embeddings or 0) < sequence_length,
+            of,
             f"a sequence_length above max_position_embeddings {model.max_position_embeddings}",
         ),
         (model.positions == "relative", "model.position_embedding", "position_embedding: relative"),
@@ -75,7 +75,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             "an attention_output_bias other than mlp_bias",
         ),
         (
-            (model.sliding_window or training.sequence_length) < training.sequence_length,
+            (model.sliding_window or sequence_length) < sequence_length,
             "model.sliding_window",
             "a sliding_window shorter than sequence_length",
         ),
@@ -83,6 +83,14 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             (getattr(model, name) not in usual, f"model.{name}", f"{name}: {getattr(model, name)}")
             for name, usual in _USUAL.items()
         ),
+    )
+    return ((field, words) for unsupported, field, words in rules if unsupported)
+
+
+def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
+    """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
+    yield from unprofiled_model(model, sequence_length=training.sequence_length, of="training.sequence_length")
+    rules = (
         (training.framework != "megatron-core", "training.framework", f"framework: {training.framework}"),
         (training.precision not in ("bf16", "fp16", "fp32"), "training.precision", f"precision: {training.precision}"),
         (bool(training.frozen), "training.frozen", "frozen parts"),
@@ -123,7 +131,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             f"master_precision: {training.master_precision}",
         ),
     )
-    return ((field, words) for unsupported, field, words in rules if unsupported)
+    yield from ((field, words) for unsupported, field, words in rules if unsupported)
 
 
 def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Iterator[tuple[str, str]]:

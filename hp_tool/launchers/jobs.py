@@ -9,15 +9,15 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
 
 REQUEST = "request.json"
-REQUEST_JSON = TypeAdapter(ProfileRequest)
+REQUEST_JSON: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 RESULT = "result.json"
 LOG = "job.log"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")

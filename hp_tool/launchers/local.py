@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
+from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import devices, jobs, supervisor, torchrun
 from hp_tool.launchers.outcome import Ending, measure
@@ -42,7 +43,7 @@ class LocalLauncher:
     def hardware(self) -> Hardware:
         return self._hardware
 
-    def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Pure. Raises InputError where the request is for other devices or more of them than this host has."""
         here = self.hardware()
         if request.gpu != here.gpu or request.num_gpus > here.num_gpus:
@@ -52,7 +53,7 @@ class LocalLauncher:
             )
         return LaunchPlan(
             job_name=jobs.check_name(job_name),
-            command=torchrun.profiler_command(num_processes=request.num_gpus),
+            command=torchrun.profiler_command(num_processes=request.num_processes),
             environment=torchrun.job_environment(gpu=request.gpu),
             files={jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
             num_gpus=request.num_gpus,

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
+from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import jobs, slurm_folder, slurm_options, slurm_script, torchrun
 from hp_tool.launchers.outcome import measure
@@ -40,17 +41,20 @@ class SlurmLauncher:
     def hardware(self) -> Hardware:
         return self._share(self._options.num_gpus)
 
-    def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Pure. Raises InputError where the request is for other devices or more of them than one job may have."""
         options = self._options
         if request.gpu != options.gpu:
             message = f"this Slurm cluster has {options.gpu}, not {request.gpu}"
             raise InputError(message, code="launcher_mismatch", field="cluster")
         nodes = slurm_script.num_nodes(options, num_gpus=request.num_gpus)
+        if nodes > request.num_processes:
+            message = f"vLLM is run on one node; {request.num_gpus} devices are {nodes}"
+            raise InputError(message, code="launcher_mismatch", field="cluster.num_gpus")
         return LaunchPlan(
             job_name=jobs.check_name(job_name),
             command=torchrun.multi_node_command(
-                num_nodes=nodes, processes_per_node=request.num_gpus // nodes, python=options.python
+                num_nodes=nodes, processes_per_node=request.num_processes // nodes, python=options.python
             ),
             environment=torchrun.job_environment(gpu=request.gpu, num_hosts=nodes) | options.environment,
             files={jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},

@@ -1,18 +1,16 @@
-"""One rank of a profile run: request in, training steps, result out."""
+"""One rank of a run: request in, a few steps or answers, result out."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
 
-from hp_tool.domain.measurement import Measurement, ProfileRequest
-from hp_tool.profiler import support
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.requests import RunRequest
 from hp_tool.profiler.files import failure_path, read_request, write_measurement
 
 _LOG_TAIL_CHARACTERS = 4096
@@ -37,50 +35,14 @@ def main() -> int:
     return 0
 
 
-def profile(request: ProfileRequest) -> Measurement:
-    """Train as the request says. Every rank calls it and gets the same answer; raises whatever went wrong here."""
-    support.check(request)
-    started = time.monotonic()
+def profile(request: RunRequest) -> Measurement:
+    """Do what the request asks. Every rank calls it and gets the same answer; raises whatever went wrong here."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron overlaps TP communication only under this setting
     warnings.simplefilter("ignore")  # Megatron's many remarks on every rank would push a failure out of the log's tail
 
-    from hp_tool.profiler import backend
+    from hp_tool.profiler import runs
 
-    device = backend.start(request)
-    if device.type == "cpu":
-        from hp_tool.profiler import cpu_shim
-
-        cpu_shim.install()
-    from torch import distributed
-
-    from hp_tool.profiler import model, training
-    from hp_tool.profiler.memory import MemoryMeter
-
-    meter = MemoryMeter(device)
-    chunks = model.build(request, device=device)
-    steps = training.train(request, chunks, device=device)
-    peaks: list = [None] * request.num_gpus
-    distributed.all_gather_object(peaks, meter.peak())
-    measured = steps.times_s[request.warmup_steps :]
-    step_s = statistics.median(measured)
-    tokens = request.training.global_batch_size * request.training.sequence_length
-    return Measurement(
-        status="ok",
-        step_s=step_s,
-        step_s_spread=training.interquartile_range(measured),
-        step_times_s=measured,
-        tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
-        peak_memory_bytes=max(peak.allocated for peak in peaks),
-        peak_reserved_bytes=max(peak.reserved for peak in peaks),
-        peak_memory_bytes_per_rank=tuple(peak.allocated for peak in peaks),
-        peak_memory_source=meter.source,
-        losses=steps.losses,
-        fidelity=request.fidelity,
-        hardware=backend.hardware(request, device=device),
-        versions=backend.versions(),
-        wall_s=time.monotonic() - started,
-        cause=steps.stopped,
-    )
+    return runs.train(request) if request.kind == "training" else runs.serve(request)
 
 
 def failure(error: Exception, *, rank: int) -> Measurement:

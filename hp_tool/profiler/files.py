@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.requests import RunRequest
+
+_REQUEST: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
 
-def read_request(path: Path) -> ProfileRequest:
+def read_request(path: Path) -> RunRequest:
     """The request in `path`. Raises pydantic.ValidationError where a key is unknown or a type is wrong."""
-    return TypeAdapter(ProfileRequest).validate_json(path.read_bytes(), strict=True)
+    return _REQUEST.validate_json(path.read_bytes(), strict=True)
 
 
 def write_measurement(path: Path, measurement: Measurement) -> None:

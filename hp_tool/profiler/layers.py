@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
 from megatron.core.transformer import MegatronModule, TransformerConfig
+from megatron.core.transformer.attention import SelfAttention
 from torch.nn import functional
 
 
@@ -38,7 +40,38 @@ class FlashAttention(MegatronModule):
         context = functional.scaled_dot_product_attention(
             *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
+            is_causal=sequence == len(key),  # else one new token that sees all cached ones
             enable_gqa=grouped,
         )
         return context.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
+
+
+class CachedSelfAttention(SelfAttention):
+    """Megatron's self attention with a KV cache of rotated keys, as inference engines keep it.
+
+    Without flash-attn's kernels Megatron caches keys as they were and rotates all of them again for every new token.
+    """
+
+    def _adjust_key_value_for_inference(
+        self, inference_context: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotary_pos_emb: Any, *_: Any
+    ) -> tuple[Any, ...]:
+        """(query, keys and values so far, no more rotation, kind of mask, no block table)."""
+        if inference_context is None:
+            return query, key, value, rotary_pos_emb, self.attn_mask_type, None
+        start = inference_context.sequence_len_offset
+        end = start + len(key)
+        if rotary_pos_emb is not None:
+            query, key = (
+                apply_rotary_pos_emb(x, table[start:end], config=self.config, cp_group=self.pg_collection.cp)
+                for x, table in zip((query, key), rotary_pos_emb, strict=True)
+            )
+        cache = inference_context.key_value_memory_dict
+        if self.layer_number not in cache:
+            shape = (inference_context.max_sequence_length, inference_context.max_batch_size)
+            cache[self.layer_number] = tuple(x.new_empty(*shape, *x.shape[2:]) for x in (key, value))
+        first = inference_context.batch_size_offset
+        rows = slice(first, first + key.shape[1])
+        for held, new in zip(cache[self.layer_number], (key, value), strict=True):
+            held[start:end, rows] = new
+        keys, values = (held[:end, rows] for held in cache[self.layer_number])
+        return query, keys, values, None, self.attn_mask_type, None

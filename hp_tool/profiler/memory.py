@@ -7,9 +7,10 @@ import importlib
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ class MemoryMeter:
         # Files stay mapped once touched, so what is mapped now was in the peak too: libraries, not the model.
         files = _resident("RssFile") + _resident("RssShmem")
         return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
+
+    def measured(self) -> dict[str, Any]:
+        """A Measurement's fields of memory; a collective call."""
+        peaks: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(peaks, self.peak())
+        return {
+            "peak_memory_bytes": max(peak.allocated for peak in peaks),
+            "peak_reserved_bytes": max(peak.reserved for peak in peaks),
+            "peak_memory_bytes_per_rank": tuple(peak.allocated for peak in peaks),
+            "peak_memory_source": self.source,
+        }
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,11 +17,12 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.utils import get_model_config
 from torch.nn import functional
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import Recompute
-from hp_tool.profiler.layers import FlashAttention, Norm
+from hp_tool.profiler.layers import CachedSelfAttention, FlashAttention, Norm
 from hp_tool.profiler.weights import initialise
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
@@ -30,6 +31,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedDataParallel]:
     """This rank's model chunks (one unless pipelining is interleaved), ready to train. Needs the process group."""
+    chunks = build_chunks(request, device=device)
+    config = get_model_config(chunks[0])
+    return [_data_parallel(request, config, chunk, first=index == 0) for index, chunk in enumerate(chunks)]
+
+
+def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch.nn.Module]:
+    """The same without what gradients need."""
     parallel = request.parallel
     parallel_state.initialize_model_parallel(
         parallel.tensor_parallel_size,
@@ -39,10 +47,7 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
     )
     model_parallel_cuda_manual_seed(request.seed)
     config = transformer_config(request, cuda=device.type == "cuda")
-    chunks = [
-        _chunk(request, config, vp_stage=stage, device=device) for stage in range(parallel.virtual_pipeline_parallel_size)
-    ]
-    return [_data_parallel(request, config, chunk, first=index == 0) for index, chunk in enumerate(chunks)]
+    return [_chunk(request, config, vp_stage=stage, device=device) for stage in range(parallel.virtual_pipeline_parallel_size)]
 
 
 def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerConfig:
@@ -125,6 +130,7 @@ def _layers(
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     attention = FlashAttention if request.training.attention == "flash" else LocalSpecProvider().core_attention()
     layer.submodules.self_attention.submodules.core_attention = attention
+    layer.submodules.self_attention.module = CachedSelfAttention
     if config.qk_layernorm:
         layer.submodules.self_attention.submodules.q_layernorm = Norm
         layer.submodules.self_attention.submodules.k_layernorm = Norm

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
+from hp_tool.domain.requests import InferenceRequest
+from hp_tool.domain.serving_runs import unserved, unserved_sizes
 from hp_tool.errors import InputError, UnsupportedError
 
 
@@ -20,6 +22,21 @@ def check(request: ProfileRequest) -> None:
     for wrong, message in _sizes(request):
         if wrong:
             raise InputError(message)
+
+
+def check_serving(request: InferenceRequest) -> None:
+    """The same for an inference run."""
+    load, parallel = request.inference, request.parallel
+    refused = (
+        *unserved(model=request.model, inference=load, runner=request.runner),
+        *unserved_sizes(model=request.model, inference=load, parallel=parallel),
+    )
+    for field, what in refused:
+        raise UnsupportedError(f"the profiler does not serve {what}", field=field)
+    if request.num_gpus != parallel.tensor_parallel_size:
+        raise InputError(f"one replica of TP {parallel.tensor_parallel_size} is not num_gpus {request.num_gpus}")
+    if min(request.repetitions, load.input_length, load.output_length) < 1 or request.warmup < 0:
+        raise InputError("repetitions and lengths must be at least 1 and warmup at least 0")
 
 
 def _recompute(parallel: ParallelConfig) -> tuple[bool, str]:

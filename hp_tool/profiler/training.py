@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import distributed
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.profiler import data, stopping
+from hp_tool.profiler.clock import slowest, synchronize
 
 _LEARNING_RATE = 1e-4
 _LOSS_SCALE = 2.0**12  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
@@ -52,11 +52,11 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
     stopped = None
     for step in range(request.warmup_steps + request.steps):
         distributed.barrier()
-        _synchronize(device)
+        synchronize(device)
         started = time.perf_counter()
         loss, norm = _step(request, chunks, optimizer, schedule, batches)
-        _synchronize(device)
-        times.append(_slowest(time.perf_counter() - started, device=device))
+        synchronize(device)
+        times.append(slowest(time.perf_counter() - started, device=device))
         losses.append(loss)
         if _is_narrator():
             print(f"step {step + 1}: {times[-1]:.4f} s, loss {float(loss):.4f}, gradient norm {norm:.4f}", flush=True)
@@ -64,14 +64,6 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
         if stopped is not None:
             break
     return Steps(times_s=tuple(times), losses=_mean_losses(losses, device=device), stopped=stopped)
-
-
-def interquartile_range(values: tuple[float, ...]) -> float:
-    """Spread of the middle half; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return high - low
 
 
 def _optimizer(request: ProfileRequest, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
@@ -134,18 +126,6 @@ def _is_narrator() -> bool:
     """The one rank whose steps go into the log: it must know the loss."""
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     return last and parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _slowest(seconds: float, *, device: torch.device) -> float:
-    """The slowest rank's seconds, known to all ranks."""
-    slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
-    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
-    return float(slowest)
 
 
 def _mean_losses(losses: list[torch.Tensor], *, device: torch.device) -> tuple[float, ...]:

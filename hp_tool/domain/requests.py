@@ -1,0 +1,44 @@
+"""What launchers carry to the profiler: a training run, or a short real serving run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.domain.measurement import ProfileRequest, Runner
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import InferenceWorkload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
+    """All the profiler needs to serve one batch a few times; written as JSON, read on the cluster."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    kind: Literal["inference"] = "inference"
+    run_id: str
+    model: ModelSpec
+    inference: InferenceWorkload
+    """Lengths, precision, and `concurrency`: the prompts served at once."""
+    parallel: ServingConfig
+    num_gpus: int
+    """Devices of the one replica that is run."""
+    gpu: str
+    """Catalogue name the measurement will be filed under; `cpu` runs gloo."""
+    runner: Runner = "megatron-core"
+    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`, where vLLM is installed."""
+    repetitions: int = 5
+    warmup: int = 1
+    timeout_s: float
+    seed: int = 0
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that torchrun starts: vLLM starts its own workers."""
+        return 1 if self.runner == "vllm" else self.num_gpus
+
+
+RunRequest = ProfileRequest | InferenceRequest
+"""`kind` tells which."""

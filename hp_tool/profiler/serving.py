@@ -1,0 +1,125 @@
+"""One replica that answers the same batch again and again: prefill, then a token a step over a KV cache, greedy."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from megatron.core.inference.contexts import StaticInferenceContext
+from torch import distributed
+
+from hp_tool.domain.measurement import ProfileRequest, ServingTimes
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.requests import InferenceRequest
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.profiler import model
+from hp_tool.profiler.clock import interquartile_range, slowest, synchronize
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One repetition, as the slowest rank saw it."""
+
+    ttft_s: float
+    """Mean over the prompts: those of one forward pass get their first token together."""
+    tpot_s: float
+    seconds: float
+    tokens: torch.Tensor
+    """[concurrency, output_length]"""
+
+
+def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
+    """Latencies of the request's batch. Every rank calls it and gets the same answer."""
+    gpt = build(request, device=device)
+    prompts = make_prompts(request, device=device)
+    answers = [answer(request, gpt, prompts, device=device) for _ in range(request.warmup + request.repetitions)]
+    measured = answers[request.warmup :]
+    ttft, tpot = tuple(one.ttft_s for one in measured), tuple(one.tpot_s for one in measured)
+    return ServingTimes(
+        ttft_s=statistics.median(ttft),
+        ttft_s_spread=interquartile_range(ttft),
+        tpot_s=statistics.median(tpot),
+        tpot_s_spread=interquartile_range(tpot),
+        ttft_times_s=ttft,
+        tpot_times_s=tpot,
+        output_tokens_per_second=measured[0].tokens.numel() / statistics.median(one.seconds for one in measured),
+        runner="megatron-core",
+    )
+
+
+def build(request: InferenceRequest, *, device: torch.device) -> torch.nn.Module:
+    """This rank's shard of the model, ready to serve. Needs the process group."""
+    chunk = model.build_chunks(_as_training(request), device=device)[0]
+    return chunk.eval()
+
+
+def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Tensor:
+    """[concurrency, input_length] random tokens, the same on every rank."""
+    generator = torch.Generator().manual_seed(request.seed)
+    shape = (request.inference.concurrency or 1, request.inference.input_length)
+    return torch.randint(request.model.vocab_size, shape, generator=generator).to(device)
+
+
+@torch.inference_mode()
+def answer(request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device) -> Answer:
+    """Prefill in groups of at most max_num_batched_tokens, then decode all prompts together."""
+    batch, length = prompts.shape
+    context = StaticInferenceContext(batch, length + request.inference.output_length)
+    group = max(1, request.parallel.max_num_batched_tokens // length)
+    distributed.barrier()
+    started = _now(device)
+    first, waited = [], 0.0
+    for start in range(0, batch, group):
+        context.batch_size_offset = start
+        first.append(_next_tokens(gpt, prompts[start : start + group], context, position=0))
+        waited += len(first[-1]) * (_now(device) - started)
+    tokens = [torch.cat(first)]
+    prefilled = _now(device)
+    context.batch_size_offset = 0
+    context.enable_decode_mode()
+    for step in range(request.inference.output_length - 1):
+        context.sequence_len_offset = length + step
+        tokens.append(_next_tokens(gpt, tokens[-1], context, position=length + step))
+    ended = _now(device)
+    steps = max(1, request.inference.output_length - 1)
+    return Answer(
+        ttft_s=slowest(waited / batch, device=device),
+        tpot_s=slowest((ended - prefilled) / steps, device=device) if request.inference.output_length > 1 else 0.0,
+        seconds=slowest(ended - started, device=device),
+        tokens=torch.cat(tokens, dim=1),
+    )
+
+
+def _next_tokens(gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInferenceContext, *, position: int) -> torch.Tensor:
+    """[n, k] tokens from `position` on -> [n, 1], the likeliest next one of each."""
+    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(tokens)
+    logits = gpt(tokens, positions, attention_mask=None, inference_context=context, runtime_gather_output=True)
+    return logits[:, -1:].argmax(-1)
+
+
+def _now(device: torch.device) -> float:
+    synchronize(device)
+    return time.perf_counter()
+
+
+def _as_training(request: InferenceRequest) -> ProfileRequest:
+    """The training request whose model is the one to serve."""
+    load = request.inference
+    return ProfileRequest(
+        run_id=request.run_id,
+        model=request.model,
+        training=TrainingWorkload(
+            sequence_length=load.input_length + load.output_length,
+            global_batch_size=load.concurrency or 1,
+            precision=load.precision,  # type: ignore[arg-type]  # support.check_serving admits 16 and 32 bits alone
+        ),
+        parallel=ParallelConfig(tensor_parallel_size=request.parallel.tensor_parallel_size),
+        num_gpus=request.num_gpus,
+        gpu=request.gpu,
+        steps=1,
+        warmup_steps=0,
+        timeout_s=request.timeout_s,
+        seed=request.seed,
+    )
