@@ -22,7 +22,7 @@ def report() -> dict[str, Any]:
 def test_groups_no_constant_saw(report: dict[str, Any]) -> None:
     unseen = report["unseen"]["all"]
     assert unseen["runs"] > 200
-    assert unseen["tpot_error"] <= 0.07 and unseen["throughput_error"] <= 0.06
+    assert unseen["tpot_error"] <= 0.06 and unseen["throughput_error"] <= 0.06
     assert unseen["ttft_median_error"] <= 0.20 and unseen["ttft_abs_log"] <= 0.25
     assert unseen["kv_limit_right"] >= 0.90
 
@@ -30,7 +30,7 @@ def test_groups_no_constant_saw(report: dict[str, Any]) -> None:
 def test_the_best_tensor_parallel_size_is_found_and_no_real_run_refused(report: dict[str, Any]) -> None:
     regret = report["regret"]["all"]
     assert regret["groups"] > 100 and regret["best_chosen"] >= 0.98 * regret["groups"]
-    assert regret["mean"] <= 0.005
+    assert regret["mean"] <= 0.005 and regret["worst"] <= 0.10
     assert report["refused"] == 0
 
 

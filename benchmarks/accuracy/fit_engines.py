@@ -33,7 +33,7 @@ PRIORS = {
     "layer_overhead_s": (1.5e-5, 1e-5, 0.0, 1e-4),
     "iteration_overhead_s": (5e-4, 1e-3, 0.0, 2e-2),
     "sequence_overhead_s": (5e-6, 2e-5, 0.0, 1e-3),
-    "prompt_overhead_s": (1e-3, 3e-3, 0.0, 5e-2),
+    "prompt_layer_overhead_s": (2e-5, 5e-5, 0.0, 8e-4),
     "request_overhead_s": (5e-3, 1e-2, 0.0, 5e-2),
     "stream_overhead_s": (5e-5, 1e-4, 0.0, 1e-3),
     "prefill_group": (3.0, 1.5, 1.0, 8.0),
@@ -49,7 +49,7 @@ FEWEST_RUNS = 20
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {"schedule": "mixed", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
+             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": True},
     "sglang": {"schedule": "prefill_first", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.85,
                "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
     "trtllm": {"schedule": "mixed", "max_num_seqs": 2048, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,

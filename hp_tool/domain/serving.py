@@ -54,8 +54,9 @@ class EngineEfficiency:
     """Scheduling, sampling and launch between two forward passes."""
     sequence_overhead_s: float
     """Host work per running sequence and iteration: sampling parameters, detokenization, streaming."""
-    prompt_overhead_s: float
-    """The engine's work per prompt that decoding waits for: cache blocks, input tensors, launches outside CUDA graphs."""
+    prompt_layer_overhead_s: float
+    """The engine's work per prompt and layer that decoding waits for: a pass with prefill launches its kernels one by one,
+    outside CUDA graphs, and writes each layer's cache blocks."""
     request_overhead_s: float
     """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
     stream_overhead_s: float

@@ -5,14 +5,14 @@ only decodes, X = min(g I, budget) prefill tokens of one that prefills g prompts
 Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
 requests are prefilled once:
 
-    S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((1 - r) (I / X) (M - D) + o) / p,   H = B (u + v O)
+    S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((1 - r) (I / X) (M - D) + L o) / p,   H = B (u + v O)
 
 M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
-r the share of prompt tokens found in the prefix cache; o the engine's own work per prompt; u and v the front end's serial
-work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the rate,
+r the share of prompt tokens found in the prefix cache; o the engine's own work per prompt and layer; u and v the front end's
+serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the rate,
 and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt and
-those before it until its first token; the rest delays its later tokens. Time the front end adds falls half before and half
-after the first token. Requests that find no room wait S (C - B) / B longer (Little's law).
+those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the share
+(u + v) / (u + v O) of its work falls before the first token. Requests that find no room wait S (C - B) / B longer (Little's law).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hp_tool.cost.candidates import BoolArray, FloatArray
 from hp_tool.cost.inference.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.inference.forward import forward_seconds
 from hp_tool.cost.inference.memory import ServingBytes, serving_bytes
+from hp_tool.domain.serving import EngineEfficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
         riding = np.minimum(output * prompts / running, 1.0)
         extra = riding * (together - decode) + (1.0 - riding) * extra
     computed = (1.0 - nouns.prefix_cache_hit_rate) * extra
-    prompt = (computed / prompts + engine.prompt_overhead_s) / stages  # what one prompt costs everyone
+    prompt = (computed / prompts + engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers) / stages  # what one prompt costs everyone
     own = computed * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
     before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
@@ -99,7 +100,7 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
     served = np.hypot(busy, front_end)
     waiting = served - busy
-    early = 0.5 * waiting if output > 1.0 else waiting
+    early = waiting * _before_first_token(engine, output)
     queue = served * (in_flight - running) / running
     latency = queue + served
     return ServingCosts(
@@ -124,6 +125,12 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
         sustained=np.ones(len(c), dtype=bool),
         bytes=memory,
     )  # fmt: skip
+
+
+def _before_first_token(engine: EngineEfficiency, output: float) -> float:
+    """Share of the front end's work on a request that its first token waits for: admission, and that token itself."""
+    whole = engine.request_overhead_s + engine.stream_overhead_s * output
+    return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
 
 
 def _iteration(nouns: ServingNouns, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
