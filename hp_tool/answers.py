@@ -115,16 +115,15 @@ def answer_line(
     *,
     task: Task,
     top: int,
-    check: Callable[[Query], None] = lambda query: None,
+    read: Callable[[bytes], Query] = schema.parse_query,
     corrections: Corrections = uncalibrated,
 ) -> str:
-    """One line of a batch, answered on one line. Whatever is wrong with it, or `check` raises, stays in it.
+    """One line of a batch, answered on one line. Whatever is wrong with it, or `read` raises, stays in it.
 
     Estimates come without mends, which would cost more than the rest of a batch together.
     """
     try:
-        query = schema.parse_query(line)
-        check(query)
+        query = read(line)
         if task == "estimate":
             return schema.to_json(estimate_answer(query, with_mends=False, with_query=False, corrections=corrections))
         return schema.to_json(recommend_answer(query, top=top, with_query=False, corrections=corrections))

@@ -71,8 +71,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
     app.include_router(health.router)
     pages.install(app)
-    bodies = {"Query": Query, "SizingQuery": SizingQuery, "MeasurementReport": MeasurementReport, "NewKey": keys.NewKey}
-    openapi.install(app, bodies=bodies)
+    bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration)
+    openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(Observer, metrics=metrics, store=opened)  # the last one added is the outermost

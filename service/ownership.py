@@ -14,12 +14,19 @@ from typing import Any
 
 from hp_tool.domain.access import GpuSecondsLimit, Scope
 from hp_tool.domain.access_store import AccessStore
-from hp_tool.domain.records import JsonObject, MeasurementRecord, NewMeasurement, SearchRecord
+from hp_tool.domain.records import (
+    JsonObject,
+    MeasurementRecord,
+    NewMeasurement,
+    RegistrationKind,
+    RegistrationRecord,
+    SearchRecord,
+)
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from service.keys import Principal
 from service.settings import Settings
 
-SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters", "get_registration", "list_registrations"})
+SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters"})
 """Methods that tell nothing of anyone in particular."""
 
 
@@ -61,6 +68,19 @@ class PrincipalStore:
             raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
         return record
 
+    def put_registration(self, *, owner: str | None = None, **given: Any) -> RegistrationRecord:
+        """As `owner`'s; None is everybody's. Both but one's own are for administrators."""
+        return self._store.put_registration(owner=self._registrant(owner), **given)
+
+    def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
+        return self._store.get_registration(kind=kind, name=name, owner=self._principal.owner)
+
+    def list_registrations(self, *, kind: RegistrationKind) -> list[RegistrationRecord]:
+        return self._store.list_registrations(kind=kind, owner=self._principal.owner)
+
+    def remove_registration(self, *, owner: str | None = None, **given: Any) -> None:
+        self._store.remove_registration(owner=self._registrant(owner), **given)
+
     def __getattr__(self, name: str) -> Any:
         """Every other method by what it takes: of one search, of one owner, or shared; what is neither, administrators only."""
         method = getattr(self._store, name)
@@ -79,6 +99,11 @@ class PrincipalStore:
             return method(search_id=search_id, **given)
 
         return checked
+
+    def _registrant(self, owner: str | None) -> str | None:
+        if not self._may_see(owner):
+            raise HpToolError("what is everybody's or another's is for keys of scope admin", code="forbidden")
+        return owner
 
     def _may_see(self, owner: str | None) -> bool:
         return self._principal.scope >= Scope.ADMIN or owner == self._principal.owner

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from hp_tool.domain.access import Scope
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, NotFoundError
 from service.api.problems import problem
 from service.keys import Keyring, Principal
 from service.rates import Rates
@@ -64,6 +64,7 @@ class Gate:
         request = Headers(scope=scope)
         try:
             check_host(request, self.settings)
+            check_text(scope)
             check_origin(scope["method"], request)
             if scope["path"] not in OPEN_PATHS:
                 principal = await self.keyring.principal(request)
@@ -90,6 +91,14 @@ def check_host(headers: Headers, settings: Settings) -> None:
     accepted = {host.strip("[]").lower() for host in settings.hosts}
     if "*" not in accepted and name not in accepted:
         raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
+
+
+def check_text(scope: AsgiScope) -> None:
+    """No NUL in path or parameters: SQLite would look for it, PostgreSQL has no place for it."""
+    if "\0" in scope["path"]:
+        raise NotFoundError("nothing has a name with a NUL character")
+    if b"%00" in scope["query_string"]:
+        raise InputError("a parameter holds a NUL character", code="bad_request")
 
 
 def check_origin(method: str, headers: Headers) -> None:

@@ -26,6 +26,7 @@ FLOORS = (
         "misses",
         "problem",
         "ranking",
+        "registered",
         "targets",
         "answers",
         "api",

@@ -1,8 +1,8 @@
 """Models, GPUs and servers as data, with their sources. One's own is one more file, never code."""
 
-from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_types
-from hp_tool.catalog.library import Entry, Kind, entries, entry
-from hp_tool.catalog.models import checked_model, model, model_from_mapping, models
+from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_type_from_mapping, node_types
+from hp_tool.catalog.library import Entry, Kind, entries, entry, knows
+from hp_tool.catalog.models import checked_model, is_file_name, model, model_from_mapping, models
 
 __all__ = [
     "Entry",
@@ -13,9 +13,12 @@ __all__ = [
     "entry",
     "gpu",
     "gpus",
+    "is_file_name",
+    "knows",
     "model",
     "model_from_mapping",
     "models",
     "node_type",
+    "node_type_from_mapping",
     "node_types",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from hp_tool.catalog import library, records
@@ -27,6 +28,11 @@ def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
 def node_type(name: str, *, field: str = "cluster") -> NodeType:
     """A server, cloud instance or registered cluster by catalogue name; errors as for gpu."""
     return _node_type(library.entry("clusters", name, field=field))
+
+
+def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
+    """A server from the fields that a catalogue file writes; an unknown key is an InputError that names the nearest."""
+    return _checked(records.build(NodeType, mapping, field="cluster"), field="cluster")
 
 
 def gpus() -> list[str]:

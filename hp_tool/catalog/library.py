@@ -64,6 +64,11 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     raise NotFoundError(message, field=field or _SINGULAR[kind])
 
 
+def knows(kind: Kind, name: str) -> bool:
+    """Whether some entry is called `name`, or so by alias."""
+    return _find(kind, name.casefold(), _folders()) is not None
+
+
 def _listing(kind: Kind, known: list[Entry]) -> str:
     if len(known) > 30:
         return f"; `hp-tool {kind}` lists the {len(known)} known ones"

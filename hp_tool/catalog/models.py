@@ -32,11 +32,16 @@ def model(name: str, *, allow_files: bool = True) -> ModelSpec:
     that takes names from strangers passes allow_files=False. NotFoundError names the nearest names.
     """
     path = Path(name)
-    if path.suffix in documents.SUFFIXES or (allow_files and _holds_config(path)):
+    if is_file_name(name) or (allow_files and _holds_config(path)):
         if not allow_files:
             raise InputError(f"model {name!r} is a file; send its content as a mapping instead", field="model")
         return _from_file(path / "config.json" if path.is_dir() else path)
     return _from_entry(library.entry("models", name))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a model of this name would be looked for in a file."""
+    return Path(name).suffix in documents.SUFFIXES
 
 
 def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:

@@ -241,16 +241,20 @@ class Store(Protocol):
         self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[CalibrationRecord]: ...
 
-    # Registered clusters, models, GPUs
+    # Registered clusters and models: `owner` None is everybody's
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
     ) -> RegistrationRecord:
-        """Add, or replace what stands under this name."""
+        """Add, or replace what this owner has under this name. ConflictError `too_many` above what a list may hold."""
 
-    def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None: ...
+    def get_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> RegistrationRecord | None:
+        """What this name means to an owner: their own, else everybody's."""
 
-    def list_registrations(self, *, kind: RegistrationKind) -> list[RegistrationRecord]:
-        """By name."""
+    def list_registrations(self, *, kind: RegistrationKind, owner: str | None = None) -> list[RegistrationRecord]:
+        """What an owner may name, by name: theirs and everybody's; of one name as `get_registration` answers."""
+
+    def remove_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> None:
+        """NotFoundError where this owner has none of this name."""
 
     # The store itself
     def close(self) -> None:

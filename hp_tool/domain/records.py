@@ -15,7 +15,7 @@ from hp_tool.domain.parallel import ParallelConfig
 
 JsonObject = dict[str, Any]
 MeasurementSource = Literal["profile", "reported", "file"]
-RegistrationKind = Literal["cluster", "model", "gpu"]
+RegistrationKind = Literal["cluster", "model"]
 T = TypeVar("T")
 REUSED = "reused_measurement_id"
 """In a run's prediction: the earlier measurement that stands for it; nothing was run."""
@@ -194,12 +194,13 @@ class CalibrationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationRecord:
-    """A cluster, model or GPU that users added to the catalogue under a name."""
+    """A cluster or model that someone added to the catalogue under a name."""
 
     kind: RegistrationKind
     name: str
     spec: JsonObject
     owner: str | None = None
+    """Whose it is; None: everybody's."""
     created_at: datetime
     updated_at: datetime
 

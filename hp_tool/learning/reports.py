@@ -38,16 +38,17 @@ class MeasurementReport:
 
 
 def read_report(
-    data: bytes, *, source: MeasurementSource, check: Callable[[Query], None] = lambda query: None
+    data: bytes, *, source: MeasurementSource, resolve: Callable[[Query], Query] = lambda query: query
 ) -> NewMeasurement:
-    """The measurement in a body or line, with the prediction it is to be held against. `check` may refuse its query.
+    """The measurement in a body or line, with the prediction it is to be held against. `resolve` may refuse its query, or
+    look its names up.
 
     Raises:
         InputError: the report is malformed, its configuration illegal, or its numbers belong to other hardware.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
-    check(report.query)
-    query = schema.parse_query(schema.to_dict(replace(report.query, parallel=report.parallel)))
+    query = resolve(replace(report.query, parallel=report.parallel))
+    query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)
     estimate = _legal(app.estimate(query=query))
     measurement, hardware = _checked(report.measurement, problem)

@@ -1,4 +1,4 @@
-"""What outlives a search: calibrations in versions, and the clusters, models and GPUs that users registered."""
+"""What outlives a search: calibrations, in versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import CalibrationRecord, JsonObject, Page, RegistrationKind, RegistrationRecord
+from hp_tool.domain.records import CalibrationRecord, JsonObject, Page
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
@@ -15,12 +15,11 @@ from hp_tool.store.paging import fetch_page
 from hp_tool.store.types import new_id, row_dict
 
 CALIBRATION = tables.calibrations
-REGISTRATION = tables.registrations
 MAX_RIVALS = 50
 
 
 class Knowledge(StoreBase):
-    """The part of `Store` about calibrations and registrations."""
+    """The part of `Store` about calibrations."""
 
     def save_calibration(
         self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
@@ -67,30 +66,6 @@ class Knowledge(StoreBase):
                 cursor=cursor,
                 record=lambda row: CalibrationRecord(**row_dict(row)),
             )
-
-    def put_registration(
-        self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
-    ) -> RegistrationRecord:
-        changed = {"spec": encode(spec, field="spec"), "owner": owner}
-        with self._writing() as connection:
-            at = now(connection)
-            new: dict[str, Any] = {"kind": kind, "name": name, "created_at": at, "updated_at": at, **changed}
-            if insert_if_new(connection, REGISTRATION, new):
-                return RegistrationRecord(**new)
-            here = REGISTRATION.c.kind == kind, REGISTRATION.c.name == name
-            update = sa.update(REGISTRATION).where(*here).values(updated_at=at, **changed).returning(REGISTRATION)
-            return RegistrationRecord(**row_dict(connection.execute(update).one()))
-
-    def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
-        query = sa.select(REGISTRATION).where(REGISTRATION.c.kind == kind, REGISTRATION.c.name == name)
-        with self._reading() as connection:
-            row = connection.execute(query).one_or_none()
-        return None if row is None else RegistrationRecord(**row_dict(row))
-
-    def list_registrations(self, *, kind: RegistrationKind) -> list[RegistrationRecord]:
-        query = sa.select(REGISTRATION).where(REGISTRATION.c.kind == kind).order_by(REGISTRATION.c.name)
-        with self._reading() as connection:
-            return [RegistrationRecord(**row_dict(row)) for row in connection.execute(query)]
 
 
 def _series(*, cluster_key: str, framework: str, model_family: str) -> tuple[sa.ColumnElement[bool], ...]:

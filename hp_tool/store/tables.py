@@ -135,9 +135,9 @@ registrations = sa.Table(
     "hp_registrations",
     metadata,
     sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("owner", sa.String(200), primary_key=True, server_default=""),  # empty: everybody's
     sa.Column("name", sa.String(200), primary_key=True),
     sa.Column("spec", json_column(), nullable=False),
-    sa.Column("owner", sa.String(200)),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
 )

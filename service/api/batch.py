@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -12,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from hp_tool.answers import Task, answer_line, error_line
 from hp_tool.errors import HpToolError
-from service.api.dependencies import CorrectionsDep
+from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.ndjson import MEDIA_TYPE, Line, LineSplitter
-from service.api.queries import refuse_local
+from service.api.queries import read_query
 from service.settings import Settings
 
 LINES_A_TURN = 64
@@ -43,11 +44,14 @@ class Duplex(StreamingResponse):
 async def batch(
     request: Request,
     corrections: CorrectionsDep,
+    find: FindDep,
     task: Annotated[Task, Query(description="What to do with every line")] = "estimate",
     top: Annotated[int, Query(ge=1, le=1000, description="recommend: rows per answer")] = 10,
 ) -> StreamingResponse:
     """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
     settings: Settings = request.app.state.settings
+
+    read = functools.partial(read_query, find=find)
 
     def answer(lines: list[Line]) -> bytes:
         return b"".join(one(line).encode() + b"\n" for line in lines)
@@ -55,7 +59,7 @@ async def batch(
     def one(line: Line) -> str:
         if isinstance(line, HpToolError):
             return error_line(b"", line)
-        return answer_line(line, task=task, top=top, check=refuse_local, corrections=corrections)
+        return answer_line(line, task=task, top=top, read=read, corrections=corrections)
 
     async def answers() -> AsyncIterator[bytes]:
         splitter = LineSplitter(limit=settings.max_body_bytes)

@@ -1,7 +1,11 @@
-"""What routes are given: the store, the settings, a parsed query."""
+"""What routes are given: the store, the settings, a parsed query.
+
+All of it async: FastAPI sends what is not through a thread, which takes longer than these do.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, cast
 
 from fastapi import Depends, Query, Request
@@ -10,35 +14,49 @@ from hp_tool.answers import uncalibrated
 from hp_tool.correction import Corrections
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Store
+from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.registered import Find
 from service.keys import Principal
 from service.ownership import PrincipalStore
 from service.settings import Settings
 
 
-def get_settings(request: Request) -> Settings:
+async def get_settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
 
-def get_principal(request: Request) -> Principal:
+async def get_principal(request: Request) -> Principal:
     """Who asks, as the gate found out."""
     principal: Principal = request.state.principal
     return principal
 
 
-def get_store(request: Request) -> Store:
+async def get_store(request: Request) -> Store:
     """The store as far as the one who asks may use it."""
     state = request.app.state
-    return cast(Store, PrincipalStore(store=state.store, principal=get_principal(request), settings=state.settings))
+    principal: Principal = request.state.principal
+    return cast(Store, PrincipalStore(store=state.store, principal=principal, settings=state.settings))
 
 
-def get_system_store(request: Request) -> AccessStore:
+async def get_system_store(request: Request) -> AccessStore:
     """All of it, for routes that only administrators reach, or that speak of nobody in particular."""
     store: AccessStore = request.app.state.store
     return store
 
 
-def get_corrections(
+async def get_find(store: Annotated[Store, Depends(get_store)]) -> Find:
+    """What the one who asks may call by a registered name; within one request a name means one thing."""
+
+    @lru_cache(maxsize=256)
+    def find(kind: RegistrationKind, name: str) -> JsonObject | None:
+        record = store.get_registration(kind=kind, name=name)
+        return None if record is None else record.spec
+
+    return find
+
+
+async def get_corrections(
     request: Request,
     calibration: Annotated[bool, Query(description="Correct predictions by what is known of the cluster")] = True,
 ) -> Corrections:
@@ -50,4 +68,6 @@ def get_corrections(
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
+FindDep = Annotated[Find, Depends(get_find)]
+PrincipalDep = Annotated[Principal, Depends(get_principal)]
 CorrectionsDep = Annotated[Corrections, Depends(get_corrections)]

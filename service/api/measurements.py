@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, status
+from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.learning import read_report
 from service.api import openapi
-from service.api.dependencies import StoreDep
-from service.api.queries import refuse_local
+from service.api.dependencies import FindDep, StoreDep
+from service.api.queries import resolve
 from service.api.searches import IdempotencyKey
 from service.api.views import MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
 
 
-async def _body(request: Request) -> NewMeasurement:
-    return read_report(await request.body(), source="reported", check=refuse_local)
+async def _body(request: Request, find: FindDep) -> NewMeasurement:
+    body = await request.body()
+    read = functools.partial(read_report, source="reported", resolve=functools.partial(resolve, find=find))
+    return await run_in_threadpool(read, body)
 
 
 @router.post("", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("MeasurementReport"))

@@ -6,21 +6,35 @@ from pathlib import PurePath
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from hp_tool import catalog, schema
 from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.registered import Find, names_registered, with_registered
+from service.api.dependencies import FindDep
 
 
-def read_query(data: bytes) -> Query:
-    """The query in a body or batch line.
+def nothing(kind: RegistrationKind, name: str) -> JsonObject | None:
+    """`Find` where nobody registers anything."""
+    return None
+
+
+def read_query(data: bytes, *, find: Find = nothing) -> Query:
+    """The query in a body or batch line, registered names looked up.
 
     Raises:
         InputError: it is no query, or it names a file, which would be the server's and not the sender's.
         NotFoundError: no such model.
         UnsupportedError: it brings a command, which a worker would run.
     """
-    query = schema.parse_query(data)
+    return resolve(schema.parse_query(data), find=find)
+
+
+def resolve(query: Query, *, find: Find) -> Query:
+    """The query with registered names looked up, and refused where it reaches for what is the server's."""
+    query = with_registered(query, find=find)
     refuse_local(query)
     return query
 
@@ -42,8 +56,12 @@ def refuse_model_file(model: object) -> None:
         catalog.model(model, allow_files=False)
 
 
-async def _body(request: Request) -> Query:
-    return read_query(await request.body())
+async def _body(request: Request, find: FindDep) -> Query:
+    query = schema.parse_query(await request.body())
+    if names_registered(query):
+        return await run_in_threadpool(resolve, query, find=find)
+    refuse_local(query)
+    return query
 
 
 QueryBody = Annotated[Query, Depends(_body)]

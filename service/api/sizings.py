@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
+from hp_tool.registered import names_registered, with_registered
 from service.api import openapi
 from service.api.answers import json_response
-from service.api.dependencies import CorrectionsDep
+from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.queries import refuse_model_file
 
 router = APIRouter(tags=["estimates"])
 
 
-async def _body(request: Request) -> SizingQuery:
+async def _body(request: Request, find: FindDep) -> SizingQuery:
     query = parse_sizing(await request.body())
+    if names_registered(query):
+        query = await run_in_threadpool(with_registered, query, find=find)
     refuse_model_file(query.model)
     return query
 

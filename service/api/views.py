@@ -13,6 +13,8 @@ from hp_tool.domain.records import (
     EventRecord,
     MeasurementRecord,
     MeasurementSource,
+    RegistrationKind,
+    RegistrationRecord,
     RunRecord,
     RunState,
     SearchRecord,
@@ -210,4 +212,29 @@ class CalibrationView:
             summary=payload.get("summary", {}),
             accuracy=payload.get("accuracy", {}),
             created_at=record.created_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationView:
+    """A model or server under a name that queries may use."""
+
+    kind: RegistrationKind
+    name: str
+    owner: str | None
+    """None: everybody's."""
+    spec: dict[str, Any]
+    """As it was sent."""
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, record: RegistrationRecord) -> RegistrationView:
+        return cls(
+            kind=record.kind,
+            name=record.name,
+            owner=record.owner,
+            spec=record.spec,
+            created_at=record.created_at,
+            updated_at=record.updated_at,
         )

@@ -51,7 +51,9 @@ def every_route(app: FastAPI) -> list[tuple[str, str]]:
     """(method, path) of every operation, pages and description included, with ids that name nothing."""
     described = [(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods]
     pages = [("GET", "/"), ("GET", "/searches"), ("GET", "/searches/nope"), ("POST", "/searches/nope/cancel")]
-    return [(method, path.format(search_id="nope", action="cancel", key_id="nope")) for method, path in described] + pages
+    return [
+        (method, path.format(search_id="nope", action="cancel", key_id="nope", name="nope")) for method, path in described
+    ] + pages
 
 
 def test_no_route_answers_without_a_valid_key(app: FastAPI, http: TestClient, store: SqlStore) -> None:

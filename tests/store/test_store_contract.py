@@ -387,10 +387,20 @@ class TestKnowledge:
 
     def test_a_registration_is_replaced_by_name_and_keeps_its_age(self, store: Store) -> None:
         first = store.put_registration(kind="cluster", name="lab", spec={"gpu": "cpu"}, owner="ada")
-        second = store.put_registration(kind="cluster", name="lab", spec={"gpu": "l40s-48gb"})
-        store.put_registration(kind="model", name="lab", spec={})
-        store.put_registration(kind="cluster", name="attic", spec={})
-        assert store.get_registration(kind="cluster", name="lab") == second
+        second = store.put_registration(kind="cluster", name="lab", spec={"gpu": "l40s-48gb"}, owner="ada")
         assert (second.spec, second.created_at) == ({"gpu": "l40s-48gb"}, first.created_at)
-        assert [r.name for r in store.list_registrations(kind="cluster")] == ["attic", "lab"]
-        assert store.get_registration(kind="gpu", name="lab") is None
+        assert store.get_registration(kind="cluster", name="lab", owner="ada") == second
+        assert store.get_registration(kind="model", name="lab", owner="ada") is None
+
+    def test_a_name_means_ones_own_before_everybodys_and_never_anothers(self, store: Store) -> None:
+        adas = store.put_registration(kind="cluster", name="lab", spec={"gpu": "cpu"}, owner="ada")
+        assert store.get_registration(kind="cluster", name="lab", owner="bob") is None
+        everybodys = store.put_registration(kind="cluster", name="lab", spec={"gpu": "l40s-48gb"})
+        attic = store.put_registration(kind="cluster", name="attic", spec={})
+        assert store.list_registrations(kind="cluster", owner="ada") == [attic, adas]
+        assert store.list_registrations(kind="cluster", owner="bob") == [attic, everybodys]
+        assert store.list_registrations(kind="cluster") == [attic, everybodys]
+        store.remove_registration(kind="cluster", name="lab", owner="ada")
+        assert store.get_registration(kind="cluster", name="lab", owner="ada") == everybodys
+        with pytest.raises(NotFoundError):
+            store.remove_registration(kind="cluster", name="lab", owner="ada")

@@ -1,0 +1,115 @@
+"""Names that users registered with a service, laid into a query: whatever comes after sees shapes and figures alone.
+
+So a stored search means what it meant when it was sent, and answers depend on a query and the catalogue only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hp_tool import catalog
+from hp_tool.domain.hardware import ClusterQuery, NodeType
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.domain.sizing import SizingQuery
+from hp_tool.errors import ConflictError, InputError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+"""Small letters: the catalogue does not tell large from small."""
+Find = Callable[[RegistrationKind, str], JsonObject | None]
+"""What is registered under a name; None: nothing."""
+Q = TypeVar("Q", Query, SizingQuery)
+
+
+def checked_registration(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType:
+    """The model or server that would stand under `name`, checked as a catalogue file is.
+
+    Raises:
+        InputError: the name or a field is malformed.
+        NotFoundError: a server's GPU is not in the catalogue.
+        ConflictError `name_taken`: the catalogue's own name.
+    """
+    if not NAME.fullmatch(name) or catalog.is_file_name(name):
+        raise InputError(
+            f"{name!r} is no name: up to 100 small letters, digits, dots, dashes and underscores, and no file's suffix",
+            field="name",
+        )
+    if catalog.knows("models" if kind == "model" else "clusters", name):
+        raise ConflictError(f"the catalogue has a {kind} {name!r}; take another name", field="name", code="name_taken")
+    return read_spec(kind=kind, name=name, spec=spec)
+
+
+def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType:
+    """What stands under a name. Raises InputError, and NotFoundError for a GPU that the catalogue lacks."""
+    if kind == "model":
+        return catalog.model_from_mapping(_named(name, spec, field="model"))
+    node = catalog.node_type_from_mapping(_named(name, spec, field="cluster"))
+    catalog.gpu(node.gpu, field="cluster.gpu")
+    return node
+
+
+def names_registered(query: Query | SizingQuery) -> bool:
+    """Whether the query names something that the catalogue does not have; only then is it worth asking a database."""
+    return any(name is not None for name in (_unknown_model(query), _unknown_cluster(query)))
+
+
+def with_registered(query: Q, *, find: Find) -> Q:
+    """The query with what is registered in place of its names. What nobody registered stays, to be refused as unknown."""
+    if (name := _unknown_model(query)) is not None and (spec := find("model", name)) is not None:
+        query = replace(query, model={**spec, "name": name})
+    if (name := _unknown_cluster(query)) is not None and (spec := find("cluster", name)) is not None:
+        node = catalog.node_type_from_mapping({**spec, "name": name})
+        asked = query.cluster if isinstance(query.cluster, ClusterQuery) else ClusterQuery()
+        query = replace(query, cluster=_laid(asked, node))
+    return query
+
+
+def _laid(asked: ClusterQuery, node: NodeType) -> ClusterQuery:
+    """The cluster asked for, with what it leaves out as the registered server has it; the catalogue's rules for node types."""
+    if asked.gpu is not None and asked.gpu != node.gpu:
+        raise InputError(f"gpu is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu")
+    per_node = asked.gpus_per_node or node.gpus_per_node
+    domain = asked.nvlink_domain_size or node.nvlink_domain_size or node.gpus_per_node
+    if asked.nvlink_domain_size is None:
+        domain = max(per_node, domain - domain % per_node)
+    given: dict[str, Any] = {
+        name: getattr(asked, name) if getattr(asked, name) is not None else getattr(node, name)
+        for name in (
+            "inter_node_bandwidth_bytes_per_second",
+            "network_topology",
+            "nodes_per_leaf",
+            "network_oversubscription",
+            "price_per_gpu_hour",
+        )
+    }
+    return replace(
+        asked,
+        name=asked.name or node.name,
+        node_type=None,
+        gpu=node.gpu,
+        num_gpus=asked.num_gpus or node.num_gpus or node.gpus_per_node,
+        gpus_per_node=per_node,
+        nvlink_domain_size=domain,
+        **given,
+    )
+
+
+def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
+    if spec.get("name", name) != name:
+        raise InputError(f"name {spec['name']!r} is not the {name!r} it is registered under", field=f"{field}.name")
+    return {**spec, "name": name}
+
+
+def _unknown_model(query: Query | SizingQuery) -> str | None:
+    model = query.model if isinstance(query.model, str) else ""
+    return model.casefold() if NAME.fullmatch(model.casefold()) and not catalog.knows("models", model) else None
+
+
+def _unknown_cluster(query: Query | SizingQuery) -> str | None:
+    cluster = query.cluster
+    name = (cluster.node_type if isinstance(cluster, ClusterQuery) else cluster) or ""
+    return name.casefold() if NAME.fullmatch(name.casefold()) and not catalog.knows("clusters", name) else None
