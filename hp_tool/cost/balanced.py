@@ -32,7 +32,17 @@ class Split(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
-    """Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). A stage is closed by
+    """The split of `filled` in a few numbers."""
+    held, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
+    return Split(
+        first=held[0], most=max(held), output=held[output_at], output_from_end=stages - 1 - output_at, empty=blocks.count(0)
+    )
+
+
+def filled(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> tuple[list[int], list[int], int]:
+    """(layers of each stage, blocks of each stage, the stage with the output layer).
+
+    Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). A stage is closed by
     the block with which the running sum exceeds its share, (r + 1)/p of the total: that block is still on it.
 
     Source: nanotron, models/base.py build_model; models/llama.py get_block_compute_costs.
@@ -48,17 +58,21 @@ def split(*, layers: int, layer_weight: float, output_weight: float, stages: int
             output_at = stage
         if running > total * ((stage + 1) / stages) and stage < stages - 1:
             stage += 1
-    return Split(
-        first=held[0], most=max(held), output=held[output_at], output_from_end=stages - 1 - output_at, empty=blocks.count(0)
+    return held, blocks, output_at
+
+
+def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
+    """(layers of each stage, the stage with the output layer)."""
+    layer_weight, output_weight = _weights(model)
+    held, _, output_at = filled(
+        layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
+    return held, output_at
 
 
 def splits(model: ModelSpec, stages: Column) -> Split:
     """The split of each candidate's number of stages; every field an array where `stages` is one."""
-    # Four square projections even with grouped heads, and three MLP matrices: what the framework counts.
-    width = model.num_attention_heads * model.head_size
-    layer_weight = float(model.hidden_size * (4 * width + 3 * model.ffn_size))
-    output_weight = float(model.vocab_size * model.hidden_size)
+    layer_weight, output_weight = _weights(model)
     of: Callable[[int], Split] = lambda p: split(  # noqa: E731
         layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=p
     )
@@ -68,3 +82,11 @@ def splits(model: ModelSpec, stages: Column) -> Split:
     table = np.array([of(int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
     columns: Any = (column[kind_of].reshape(stages.shape) for column in table.T)
     return Split(*columns)
+
+
+def _weights(model: ModelSpec) -> tuple[float, float]:
+    """(a layer's, the output layer's) weight as the framework counts it: four square projections even with grouped heads, and
+    three MLP matrices.
+    """
+    width = model.num_attention_heads * model.head_size
+    return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(model.vocab_size * model.hidden_size)

@@ -119,15 +119,26 @@ class LaidOutPipeline:
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
     """What the ranks of a pipeline of so many stages hold, in the order of the first rank of each kind."""
-    leading = model.num_hidden_layers - moe_layers(model) if model.num_experts else 0
     kinds: dict[tuple[Any, ...], StageKind] = {}
     for rank in range(stages):
-        held = layout.stage(rank, stages=stages)
-        dense = sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in held)
+        held, dense = _held(layout, model, rank, stages)
         contents = (dense, *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in held))
         found = kinds.get(contents)
         kinds[contents] = found._replace(ranks=found.ranks + 1) if found else _kind(model, held, dense, rank, stages)
     return list(kinds.values())
+
+
+def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: ModelSpec) -> StageKind:
+    """What one rank of a pipeline of so many holds."""
+    held, dense = _held(layout, model, rank, stages)
+    return _kind(model, held, dense, rank, stages)
+
+
+def _held(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) -> tuple[tuple[LayoutChunk, ...], int]:
+    """A rank's chunks, and how many of their layers are dense ones at the start of a mixture of experts."""
+    leading = model.num_hidden_layers - moe_layers(model) if model.num_experts else 0
+    held = layout.stage(rank, stages=stages)
+    return held, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in held)
 
 
 def _kind(model: ModelSpec, held: tuple[LayoutChunk, ...], dense: int, rank: int, stages: int) -> StageKind:

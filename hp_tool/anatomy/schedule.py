@@ -1,0 +1,176 @@
+"""The pipeline schedule of one configuration in time, as its ranks would run it: what a drawing of it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.anatomy.passes import Passes, passes
+from hp_tool.anatomy.stages import StageAnatomy
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.pipeline import micro_batches
+from hp_tool.cost.schedules.orders import (
+    Kind,
+    Operation,
+    Order,
+    dualpipe,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    zb_h1,
+    zbv,
+)
+from hp_tool.cost.schedules.timeline import Span, timeline
+from hp_tool.cost.step import transfer_seconds
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.problem import TrainingProblem
+
+MAX_RANKS = 16
+"""Drawn; of more, these are chosen evenly, both ends among them."""
+MAX_STAGES = 128
+"""Of a longer pipeline the schedule is not executed."""
+SpanKind = Literal["F", "B", "W", "BW", "F+B"]
+"""Forward; backward for the inputs; for the weights; both at once; a forward and a backward pass that overlap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSpan:
+    """One block of work; seconds from the start of the step."""
+
+    kind: SpanKind
+    micro_batch: int
+    """0-based; of a pair that overlaps, that of the forward pass."""
+    chunk: int
+    """0-based, of the rank's model chunks."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRow:
+    """One pipeline rank."""
+
+    rank: int
+    spans: tuple[ScheduleSpan, ...]
+    idle_fraction: float
+    """Share of the drawn time in which it waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The executed schedule. Data-parallel communication and the optimizer, which follow it, are not in it, nor is exposed
+    stage-to-stage communication besides the way there and back.
+    """
+
+    name: str
+    num_ranks: int
+    """Of which `rows` may be a choice."""
+    num_micro_batches: int
+    """Of a step on each replica."""
+    drawn_micro_batches: int
+    """Fewer where the ones left out would only lengthen the steady middle."""
+    end_s: float
+    """Of the drawn ones."""
+    rows: tuple[ScheduleRow, ...]
+
+
+def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]) -> Schedule | None:
+    """The schedule of a legal configuration with stages `each`; None without a pipeline, or with more than MAX_STAGES."""
+    p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    if not 1 < p <= MAX_STAGES:
+        return None
+    candidate = Candidates.alone(config)
+    m = int(micro_batches(candidate, workload=problem.workload))
+    name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
+    drawn = min(m, _enough(name, p))
+    work = [passes(problem=problem, config=config, stage=stage) for stage in each]
+    transfer_s = float(
+        transfer_seconds(
+            model=problem.model,
+            cluster=problem.cluster,
+            workload=problem.workload,
+            profile=problem.profile,
+            candidates=candidate,
+        )
+    )
+    spans = timeline(orders=_orders(name, p=p, v=v, m=drawn), seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
+    end_s = max(row[-1].end_s for row in spans)
+    return Schedule(
+        name=name,
+        num_ranks=p,
+        num_micro_batches=m,
+        drawn_micro_batches=drawn,
+        end_s=end_s,
+        rows=tuple(_row(rank, spans[rank], name=name, p=p, end_s=end_s) for rank in _shown(p)),
+    )
+
+
+def _enough(name: str, p: int) -> int:
+    """Micro-batches that show how the schedule fills, runs and drains."""
+    return {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4}.get(name, p + 4)
+
+
+def _orders(name: str, *, p: int, v: int, m: int) -> list[Order]:
+    match name:
+        case "gpipe":
+            return gpipe(p=p, m=m)
+        case "zb-h1":
+            return zb_h1(p=p, m=m)
+        case "zbv":
+            return zbv(p=p, m=m)
+        case "dualpipe":
+            return dualpipe(p=p, m=m)
+        case "interleaved":
+            return interleaved(p=p, v=v, m=m)
+        case _:
+            return one_f_one_b(p=p, m=m)
+
+
+def _rank_of(name: str, stage: int, *, p: int) -> int:
+    """The rank that runs a stage; of DualPipe's two, the first."""
+    if name == "zbv":
+        return min(stage, 2 * p - 1 - stage)
+    return stage % p
+
+
+def _seconds(name: str, work: Sequence[Passes], *, p: int, v: int) -> Callable[[Operation], float]:
+    """What one operation takes: a model chunk's share of its rank's time."""
+
+    def seconds(operation: Operation) -> float:
+        one = work[_rank_of(name, operation.stage, p=p)]
+        whole = {
+            "F": one.forward_s,
+            "B": one.backward_s,
+            "W": one.weight_gradient_s,
+            "BW": one.backward_s + one.weight_gradient_s,
+        }
+        return whole[operation.kind] / v
+
+    return seconds
+
+
+def _shown(p: int) -> list[int]:
+    if p <= MAX_RANKS:
+        return list(range(p))
+    return [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
+
+
+def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float) -> ScheduleRow:
+    busy = sum(span.end_s - span.start_s for span in spans)
+    return ScheduleRow(
+        rank=rank, spans=tuple(_span(span, name=name, p=p) for span in spans), idle_fraction=1.0 - busy / end_s
+    )
+
+
+def _span(span: Span, *, name: str, p: int) -> ScheduleSpan:
+    first = span.block[0]
+    kinds: tuple[Kind, ...] = tuple(operation.kind for operation in span.block)
+    chunk = int(first.stage >= p) if name == "zbv" else first.stage // p
+    return ScheduleSpan(
+        kind=first.kind if len(kinds) == 1 else "F+B",
+        micro_batch=first.micro_batch,
+        chunk=chunk,
+        start_s=span.start_s,
+        end_s=span.end_s,
+    )
