@@ -19,6 +19,7 @@ FLOORS = (
     {"cost", "space", "calibration", "sizing"},
     {"catalog", "search", "launchers", "formats", "store"},
     {
+        "anatomy",
         "app",
         "exports",
         "imports",

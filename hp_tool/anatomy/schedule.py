@@ -158,9 +158,7 @@ def _shown(p: int) -> list[int]:
 
 def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float) -> ScheduleRow:
     busy = sum(span.end_s - span.start_s for span in spans)
-    return ScheduleRow(
-        rank=rank, spans=tuple(_span(span, name=name, p=p) for span in spans), idle_fraction=1.0 - busy / end_s
-    )
+    return ScheduleRow(rank=rank, spans=tuple(_span(span, name=name, p=p) for span in spans), idle_fraction=1.0 - busy / end_s)
 
 
 def _span(span: Span, *, name: str, p: int) -> ScheduleSpan:

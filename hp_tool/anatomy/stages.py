@@ -5,7 +5,7 @@ of it. The fullest one's bytes are the estimate's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hp_tool.cost.balanced import stage_contents
@@ -37,7 +37,7 @@ class StageAnatomy:
     """By cost.memory.MEMORY_PARTS."""
     capacity_bytes: float
     seconds: float
-    """Of one micro-batch through all its chunks, forward and backward, exposed communication and waits for the host included."""
+    """One micro-batch through all its chunks, there and back, with exposed communication and waits for the host."""
     parts_s: dict[str, float]
     """What of them is compute, recompute, and communication of each kind."""
 
@@ -69,9 +69,9 @@ def _pieces(problem: TrainingProblem, candidate: Candidates) -> Iterator[_Piece]
     if layout is not None:
         columns: dict[str, Any] = {f.name: getattr(candidate, f.name) for f in fields(Candidates)}
         for rank in range(p):
-            held = rank_contents(layout, rank=rank, stages=p, model=problem.model)._asdict()
-            del held["ranks"]
-            yield Stage(**columns, **held, stages=1), *machine
+            said = rank_contents(layout, rank=rank, stages=p, model=problem.model)._asdict()
+            del said["ranks"]
+            yield Stage(**columns, **said, stages=1), *machine
         return
     if problem.cluster.kinds:
         yield from _of_two_kinds(problem, candidate, p)
@@ -110,9 +110,7 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
     for rank in range(p):
         kind = int(rank >= first)
         before = min(rank, first) * per_stage[0] + max(rank - first, 0) * per_stage[1]
-        here = _section(
-            candidate, rank, before=before, layers=per_stage[kind], embedding=rank == 0, output=rank == p - 1
-        )
+        here = _section(candidate, rank, before=before, layers=per_stage[kind], embedding=rank == 0, output=rank == p - 1)
         yield here, problem.cluster.kinds[kind], problem.kind_profiles[kind]
 
 
@@ -134,7 +132,7 @@ def _anatomy(
         strategy=problem.strategy,
         memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
-    m = float(micro_batches(piece, workload=problem.workload))
+    m = micro_batches(piece, workload=problem.workload)
     alone = not isinstance(piece, Section)
     return StageAnatomy(
         rank=rank,
@@ -145,5 +143,5 @@ def _anatomy(
         memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
         capacity_bytes=float(costs.capacity_bytes),
         seconds=float(stage_seconds(costs, profile=profile, micro_batches=m)),
-        parts_s={name: float(costs.parts[name]) / m for name in STAGE_PARTS},
+        parts_s={name: float(costs.parts[name] / m) for name in STAGE_PARTS},
     )

@@ -67,9 +67,10 @@ def stack(rows: Sequence[Row], *, unit: Unit) -> Stack:
     limits = [row.limit for row in rows if row.limit is not None]
     longest = max([*totals, *limits], default=0.0)
     scale = MARGIN * longest or 1.0
+    drawn = {name for row in rows for name, value in row.parts.items() if value >= LEAST_SHARE * scale}
     return Stack(
         unit=unit,
-        names=tuple(dict.fromkeys(name for row in rows for name, value in row.parts.items() if value >= LEAST_SHARE * scale)),
+        names=tuple(name for name in dict.fromkeys(name for row in rows for name in row.parts) if name in drawn),
         bars=tuple(
             Bar(
                 label=row.label,

@@ -6,8 +6,11 @@ import math
 from datetime import datetime
 
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.units import JOULES_PER_MWH
 
 ABSENT = "–"
+WORDS = {"kv_cache": "KV cache", "pipeline_p2p": "pipeline transfers", "prefill_interference": "others' prefill"}
+"""Names that plain words would spoil."""
 
 
 def seconds(value: float | None) -> str:
@@ -32,6 +35,46 @@ def gib(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A signed share: +3.1 %."""
     return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
+
+
+def share(value: float | None) -> str:
+    """A plain share: 41.3 %."""
+    return ABSENT if value is None else f"{value * 100:.3g} %"
+
+
+def arrows(text: str) -> str:
+    """`TP 1 -> 8` with an arrow that screens have."""
+    return text.replace(" -> ", " → ")
+
+
+def words(name: str) -> str:
+    """A part's or field's name as people write it."""
+    return WORDS.get(name, name.replace("_", " "))
+
+
+def measured(value: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return ABSENT
+    match unit:
+        case "seconds":
+            return seconds(value)
+        case "bytes":
+            return gib(value)
+        case "share":
+            return share(value)
+        case "tflops":
+            return f"{_significant(value)} TFLOP/s"
+        case "days":
+            return f"{_significant(value)} days"
+        case "hours":
+            return f"{value:,.0f} h"
+        case "dollars":
+            return f"${value:,.0f}" if value >= 100 else f"${value:,.3g}"
+        case "joules":
+            return f"{_significant(value / JOULES_PER_MWH)} MWh"
+        case _:
+            return _significant(value)
 
 
 def moment(value: datetime | None) -> str:
@@ -68,4 +111,6 @@ def details(parallel: ParallelConfig) -> str:
 
 
 def _significant(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 0.01 else f"{value:#.3g}"

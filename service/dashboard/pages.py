@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from service.dashboard import plotly, searches
+from service.dashboard.configuration import routes as configuration
 from service.dashboard.rendering import ASSETS, STATIC
 
 
@@ -22,6 +23,6 @@ class Assets(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Add the pages and their static files."""
-    for module in (searches, plotly):
+    for module in (searches, configuration, plotly):
         app.include_router(module.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

@@ -1,0 +1,1 @@
+"""One configuration on a page, and two side by side."""

@@ -1,0 +1,244 @@
+"""From a query to what the pages of its configuration show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hp_tool import anatomy, app, schema, serving
+from hp_tool.anatomy import StageAnatomy
+from hp_tool.correction import Corrections
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.layouts import serving_arithmetic
+from hp_tool.problem import resolve_training
+from service.dashboard import formats
+from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView, Fact, MendRow
+from service.dashboard.configuration.metrics import serving_metrics, training_metrics
+from service.dashboard.contexts import Tone
+from service.dashboard.figures import Row, Stack, stack
+from service.dashboard.links import compare_href, configuration_href, configuration_text, explorer_href
+
+MAX_STAGES = 16
+"""Drawn; of more, the fullest and others chosen evenly."""
+SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
+
+
+def configuration_page(query: Query, *, corrections: Corrections) -> ConfigurationPage:
+    """The page of the one configuration that the query describes. Raises HpToolError."""
+    view, found = configuration_view(query, corrections=corrections)
+    text = configuration_text(query)
+    schedule = placement = bubble = None
+    if isinstance(found, Estimate) and found.parallel is not None and found.time is not None:
+        problem = resolve_training(query)
+        each = anatomy.stages(problem=problem, config=found.parallel)
+        schedule = anatomy.schedule(problem=problem, config=found.parallel, each=each)
+        bubble = found.time.parts_s["pipeline_bubble"] / found.time.step_s
+        placement = anatomy.placement(config=found.parallel, cluster=problem.cluster)
+    return ConfigurationPage(
+        title=f"{view.heading}, {view.subject}",
+        json_href=configuration_href(query).replace("/configurations?", "/configurations.json?"),
+        view=view,
+        schedule=schedule,
+        bubble_fraction=bubble,
+        placement=placement,
+        explorer_href=explorer_href(query, found.parallel) if isinstance(found, Estimate) else None,
+        compare_href=_with_the_best(query, found, text),
+        error=None,
+    )
+
+
+def configuration_view(
+    query: Query, *, corrections: Corrections, with_mends: bool = True
+) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
+    """What is shown of a configuration wherever it is shown, and the estimate it comes from."""
+    if query.kind == "inference":
+        served = serving.estimate(query=query)
+        return _serving_view(query, served), served
+    found = app.estimate(query=query, with_mends=with_mends)
+    learnt = app.calibrated(query=query, found=found, corrections=corrections)
+    return _training_view(query, found, learnt), found
+
+
+def _training_view(query: Query, found: Estimate, learnt: Estimate | None) -> ConfigurationView:
+    assert found.parallel is not None
+    text = configuration_text(query)
+    memory, shown, stages = None, 0, 0
+    if found.memory is not None:
+        each = anatomy.stages(problem=resolve_training(query), config=found.parallel)
+        memory, shown, stages = _memory(each), min(len(each), MAX_STAGES), len(each)
+    verdict, tone = _verdict(found)
+    return ConfigurationView(
+        kind="training",
+        subject=subject(query),
+        heading=formats.arithmetic(found.parallel),
+        details=formats.details(found.parallel),
+        verdict=verdict,
+        tone=tone,
+        feasible=found.feasible,
+        reasons=found.reasons,
+        mends=_mends(query, found, text),
+        metrics=training_metrics(found, learnt),
+        confidence=found.intervals.confidence if found.intervals else None,
+        memory=memory,
+        shown_stages=shown,
+        num_stages=stages,
+        time=_time(found, learnt),
+        provenance=_provenance(found, learnt),
+        query_text=json.dumps(schema.query_mapping(query), indent=2, ensure_ascii=False),
+        href=configuration_href(query),
+    )
+
+
+def _serving_view(query: Query, found: InferenceEstimate) -> ConfigurationView:
+    assert found.parallel is not None
+    memory = None
+    if found.memory is not None:
+        parts = {name: float(getattr(found.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
+        memory = stack([Row(label="Fullest GPU", parts=parts, limit=found.memory.capacity_bytes)], unit="bytes")
+    verdict, tone = _verdict(found)
+    limits = f"up to {found.parallel.max_num_seqs} requests at once, {found.parallel.max_num_batched_tokens:,} tokens a pass"
+    sources = found.intervals.source if found.intervals else None
+    return ConfigurationView(
+        kind="inference",
+        subject=subject(query),
+        heading=serving_arithmetic(found.parallel, replicas=found.replicas),
+        details=limits,
+        verdict=verdict,
+        tone=tone,
+        feasible=found.feasible,
+        reasons=found.reasons,
+        mends=(),
+        metrics=serving_metrics(found),
+        confidence=found.intervals.confidence if found.intervals else None,
+        memory=memory,
+        shown_stages=1,
+        num_stages=found.parallel.pipeline_parallel_size,
+        time=stack([Row(label="One request", parts=found.parts_s)], unit="seconds") if found.parts_s else None,
+        provenance=_facts(found.provenance, sources),
+        query_text=json.dumps(schema.query_mapping(query), indent=2, ensure_ascii=False),
+        href=configuration_href(query),
+    )
+
+
+def subject(query: Query) -> str:
+    """Model on cluster, in the query's own words."""
+    model = query.model if isinstance(query.model, str) else (_name(query.model) or "own model")
+    if isinstance(query.cluster, str):
+        return f"{model} on {query.cluster}"
+    cluster: ClusterQuery = query.cluster
+    gpu = cluster.gpu or cluster.node_type or "GPU"
+    device = gpu if isinstance(gpu, str) else gpu.name
+    return f"{model} on {cluster.num_gpus} x {device}" if cluster.num_gpus else f"{model} on {device}"
+
+
+def _name(model: object) -> str | None:
+    found = model.get("name") if isinstance(model, dict) else getattr(model, "name", None)
+    return found if isinstance(found, str) else None
+
+
+def _verdict(found: Estimate | InferenceEstimate) -> tuple[str, Tone]:
+    if found.feasible:
+        return "fits", "good"
+    if found.memory is None:
+        return "not possible", "bad"
+    if (
+        any(reason.code == "target_missed" for reason in found.reasons)
+        and found.memory.total_bytes <= found.memory.capacity_bytes
+    ):
+        return "misses a target", "warn"
+    return "does not fit", "bad"
+
+
+def _memory(each: Sequence[StageAnatomy]) -> Stack:
+    """Stages one below the other; of many the fullest and others chosen evenly."""
+    fullest = max(each, key=lambda stage: stage.total_bytes / stage.capacity_bytes).rank
+    chosen: Sequence[int] = range(len(each))
+    if len(each) > MAX_STAGES:
+        evenly = {round(k * (len(each) - 1) / (MAX_STAGES - 2)) for k in range(MAX_STAGES - 1)}
+        chosen = sorted(evenly | {fullest})
+    rows = [
+        Row(
+            label=f"Stage {rank}",
+            note=_held(each[rank]),
+            parts=each[rank].memory_bytes,
+            limit=each[rank].capacity_bytes,
+        )
+        for rank in chosen
+    ]
+    return stack(rows, unit="bytes")
+
+
+def _held(stage: StageAnatomy) -> str:
+    ends = [name for name, held in (("embedding", stage.holds_embedding), ("output", stage.holds_output)) if held]
+    number = f"{round(stage.layers, 2):g}"
+    return " + ".join([f"{number} layer{'s' if number != '1' else ''}", *ends])
+
+
+def _time(found: Estimate, learnt: Estimate | None) -> Stack | None:
+    if found.time is None:
+        return None
+    rows = [Row(label="One step", parts=found.time.parts_s)]
+    if learnt is not None and learnt.time is not None:
+        rows = [replace(rows[0], label="Cost model"), Row(label="After calibration", parts=learnt.time.parts_s)]
+    return stack(rows, unit="seconds")
+
+
+def _mends(query: Query, found: Estimate, asked: str) -> tuple[MendRow, ...]:
+    rows = []
+    for mend in found.mends:
+        grown = query
+        if not isinstance(query.cluster, str) and query.cluster.num_gpus not in (None, mend.num_gpus):
+            grown = replace(query, cluster=replace(query.cluster, num_gpus=mend.num_gpus))
+        text = configuration_text(grown, parallel=mend.parallel)
+        rows.append(
+            MendRow(
+                change=mend.change,
+                href=configuration_href(grown, parallel=mend.parallel),
+                compare_href=compare_href(asked, text),
+                memory_total_bytes=mend.memory_total_bytes,
+                step_s=mend.step_s,
+                step_change_fraction=mend.step_change_fraction,
+                remaining=tuple(reason.message for reason in mend.remaining),
+            )
+        )
+    return tuple(rows)
+
+
+def _with_the_best(query: Query, found: Estimate | InferenceEstimate, asked: str) -> str | None:
+    """Beside the fastest of the same question, all axes free."""
+    if isinstance(found, InferenceEstimate) or query.objective == "min_gpus":
+        return None
+    free = replace(query, parallel=type(query.parallel)())
+    best = app.recommend(query=free, top=1).recommendations
+    if not best or best[0].parallel == found.parallel:
+        return None
+    return compare_href(asked, configuration_text(free, parallel=best[0].parallel))
+
+
+def _provenance(found: Estimate, learnt: Estimate | None) -> tuple[Fact, ...]:
+    known = dict(found.provenance)
+    if learnt is not None:
+        known |= {name: value for name, value in learnt.provenance.items() if name not in known}
+    return _facts(known, found.intervals.source if found.intervals else None)
+
+
+def _facts(known: dict[str, object], intervals: str | None) -> tuple[Fact, ...]:
+    facts = [Fact(name=name.replace("_", " "), value=_said(value)) for name, value in known.items() if value is not None]
+    if intervals:
+        facts.append(Fact(name="intervals", value=intervals))
+    return tuple(facts)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(_said(each) for each in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_said(each)}" for name, each in value.items())
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
