@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.errors import HpToolError
-from service.api.dependencies import CorrectionsDep
+from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.queries import read_query
 from service.dashboard.configuration.building import configuration_page
 from service.dashboard.configuration.comparing import compare_page
@@ -22,10 +22,10 @@ router = APIRouter(tags=["dashboard"])
 Text = Annotated[str, Query(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
 
 
-def configuration_context(query: Text, corrections: CorrectionsDep) -> ConfigurationPage:
+def configuration_context(query: Text, corrections: CorrectionsDep, find: FindDep) -> ConfigurationPage:
     """What cannot be answered is a page too, which says why."""
     try:
-        return configuration_page(read_query(query.encode()), corrections=corrections)
+        return configuration_page(read_query(query.encode(), find=find), corrections=corrections)
     except HpToolError as error:
         return ConfigurationPage(
             title="A configuration",
@@ -40,10 +40,11 @@ def configuration_context(query: Text, corrections: CorrectionsDep) -> Configura
         )
 
 
-def compare_context(first: Text, second: Text, corrections: CorrectionsDep) -> ComparePage:
+def compare_context(first: Text, second: Text, corrections: CorrectionsDep, find: FindDep) -> ComparePage:
     """As configuration_context."""
     try:
-        return compare_page(read_query(first.encode()), read_query(second.encode()), corrections=corrections)
+        one, two = (read_query(text.encode(), find=find) for text in (first, second))
+        return compare_page(one, two, corrections=corrections)
     except HpToolError as error:
         return ComparePage(
             title="Two configurations",
