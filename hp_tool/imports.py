@@ -17,7 +17,7 @@ from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError
 from hp_tool.formats import deepspeed, megatron_lm, shell, torchtitan
-from hp_tool.formats.logs import READERS, LogFacts, read_log
+from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.problem import resolve_training
 
 WARMUP_LINES = 2
@@ -98,7 +98,7 @@ def read_query(
     elif tool == "deepspeed":
         data = deepspeed.read(_json(text), num_gpus=devices)
     else:
-        raise InputError(f"no format {tool}; choose one of {', '.join(READERS)}", field="format")
+        raise InputError(f"no format {tool}; choose one of megatron-lm, torchtitan, deepspeed", field="format")
     data["cluster"] = {"num_gpus": devices}
     schema.lay(data, given)
     for path, mend in (
@@ -114,7 +114,7 @@ def read_query(
 def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "megatron-lm") -> Assessment:
     """Hold a run against its prediction and against the best configuration for the same model, batch and devices.
 
-    `reader` is one of READERS, whose trainer wrote the log. Raises InputError, UnsupportedError.
+    `reader` is one of formats.logs.READERS, whose trainer wrote the log. Raises InputError, UnsupportedError.
     """
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # resolved above

@@ -99,10 +99,6 @@ def resolve_training(query: Query) -> TrainingProblem:
     _refuse_unmodelled(model, query.training, query.parallel)
     check_training(model, cluster.gpu, query.training, query.parallel)
     check_recompute(query.parallel, model=model, workload=query.training)
-    if query.trainer is not None:
-        raise UnsupportedError(
-            "trainer is not supported by this version; without it the built-in profiler runs", field="trainer"
-        )
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.constraints.max_days is not None and query.training.total_tokens is None:
         raise InputError(

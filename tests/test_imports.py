@@ -39,6 +39,7 @@ FLOORS = (
         "serving",
         "strategy",
         "rules",
+        "trainers",
         "tuning",
         "correction",
         "described",

@@ -11,6 +11,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
+from hp_tool.domain.query import TrainerCommand
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -21,10 +22,13 @@ def configuration_digest(*, parallel: ParallelConfig, fidelity: Fidelity | None 
     return _sha256({"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())})
 
 
-def problem_digest(*, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload) -> str:
+def problem_digest(
+    *, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload, trainer: TrainerCommand | None = None
+) -> str:
     """SHA-256 (hex) of everything but the configuration that decides a step time; names and prices do not."""
     return _sha256(
         {
+            **({} if trainer is None else {"trainer": _canonical(trainer)}),
             "model": _canonical(replace(model, name="")),
             "training": _canonical(replace(training, total_tokens=None, reliability=None)),
             "gpu": cluster.gpu.name,

@@ -11,6 +11,7 @@ from typing import Literal
 
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.program import Program
 from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
@@ -108,6 +109,8 @@ class Measurement:
     """Software that ran, by package."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
+    exit_code: int | None = None
+    """Of a job that ended by itself and brought no result."""
     cause: str | None = None
     """Why it failed, or why a run that is ok has fewer steps than asked for, in one line."""
     log_tail: str | None = None
@@ -144,6 +147,8 @@ class ProfileRequest:
     """Stop measuring once four or more steps differ by less than this share; None: run all steps."""
     longest_step_s: float | None = None
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
+    program: Program | None = None
+    """What runs in place of the built-in profiler."""
 
     @property
     def num_processes(self) -> int:

@@ -96,6 +96,10 @@ class Launcher(Protocol):
     def fetch(self, handle: str) -> Measurement:
         """The ended job's numbers or its cause of failure with the end of its log."""
 
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        """The end of what the job has printed, megabytes at most, or of a file that it left in its folder; empty where
+        there is none."""
+
 
 class Store(Protocol):
     """The one truth about searches, runs and measurements, shared by any number of processes.

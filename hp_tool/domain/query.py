@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hp_tool.domain.hardware import ClusterQuery
@@ -62,12 +62,21 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCommand:
-    """Someone's own training command in place of the built-in profiler."""
+    """tune only: someone's own training command in place of the built-in profiler."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     command: tuple[str, ...]
-    reader: str
+    """argv with placeholders for the configuration, as in `{tensor_parallel_size}` or `{flags:megatron-lm}`. No shell."""
+    reader: Literal["megatron-lm", "torchtitan", "deepspeed", "json"]
+    """Whose log lines are read; json: objects with `step`, `step_s` and the like, one a line."""
+    metrics_file: str | None = None
+    """A file in the run's folder that is read in place of the log."""
+    launch: Literal["torchrun", "command"] = "torchrun"
+    """torchrun: the command is a script (or `-m module`) that torchrun starts once for each device. command: it is a program
+    that is started once on each node."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that the command gets beside those every job has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,26 @@
-"""Training logs of Megatron-LM, torchtitan and DeepSpeed: step times, throughput and memory that they print.
+"""Training logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory.
 
 A log is read line by line; colours and prefixes are ignored.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hp_tool.units import GIB, MIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory"
+)
 MAX_STEPS = 100_000
+MAX_LINE = 20_000
+"""Characters of a line that are looked at: no figure stands further out."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,48 +32,124 @@ class LogFacts:
     tokens_per_second_per_gpu: list[float] = field(default_factory=list)
     samples_per_second: list[float] = field(default_factory=list)
     """Sequences of all devices together."""
+    ends_at: dict[str, list[int]] = field(default_factory=dict)
+    """By the name of a list above: number of the optimizer step that each of its figures ends with, growing; fewer of them
+    where the trainer does not count."""
+    losses: list[float] = field(default_factory=list)
     allocated_bytes: float | None = None
     """Peak of torch's allocator, the largest that was printed."""
     reserved_bytes: float | None = None
     out_of_memory: bool = False
+    out_of_memory_line: str | None = None
+    """The first line that says so."""
+
+    def add(self, kind: str, value: float, *, step: int | None) -> None:
+        """Keep a figure of the list called `kind`, once a step: some trainers print it on every rank. One that is not
+        positive is no measurement."""
+        figures: list[float] = getattr(self, kind)
+        ends_at = self.ends_at.setdefault(kind, [])
+        again = step is not None and bool(ends_at) and step <= ends_at[-1]
+        if not 0.0 < value < math.inf or len(figures) >= MAX_STEPS or again:
+            return
+        figures.append(value)
+        if step is not None:
+            ends_at.append(step)
+
+    def peak(self, kind: str, value: float) -> None:
+        """Keep the largest of the peaks called `kind`."""
+        if 0.0 <= value < math.inf:
+            setattr(self, kind, max(getattr(self, kind) or 0.0, value))
+
+    def loss(self, value: float) -> None:
+        """Keep a step's loss; JSON knows no NaN."""
+        if math.isfinite(value) and len(self.losses) < MAX_STEPS:
+            self.losses.append(value)
+
+
+_NUMBER = r"([-+]?[\d,]{0,30}\.?\d{1,30}(?:[eE][-+]?\d{1,3})?)"
 
 
 def _megatron(line: str, facts: LogFacts) -> None:
     """iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 | ...; memory (MB) | ... max allocated: 45678.2 |"""
-    if match := re.search(r"elapsed time per iteration \(ms\):\s*([\d.]+)", line):
-        facts.step_s.append(float(match[1]) / 1e3)
+    if (elapsed := _found(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
+        facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
+        _losses(facts, line, rf"lm loss:\s*{_NUMBER}")
     if "memory (MB)" in line:
-        facts.allocated_bytes = _most(facts.allocated_bytes, line, r"max allocated:\s*([\d.]+)", MIB)
-        facts.reserved_bytes = _most(facts.reserved_bytes, line, r"max reserved:\s*([\d.]+)", MIB)
+        _peak(facts, "allocated_bytes", line, rf"max allocated:\s*{_NUMBER}", MIB)
+        _peak(facts, "reserved_bytes", line, rf"max reserved:\s*{_NUMBER}", MIB)
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
     """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps are one device's tokens."""
-    if match := re.search(r"step:\s*\d+.*\btps:\s*([\d,]+)", line):
-        facts.tokens_per_second_per_gpu.append(float(match[1].replace(",", "")))
-        facts.reserved_bytes = _most(facts.reserved_bytes, line, r"memory:\s*([\d.]+)GiB", GIB)
+    if (rate := _found(line, rf"step:\s*\d+.*\btps:\s*{_NUMBER}")) is not None:
+        facts.add("tokens_per_second_per_gpu", rate, step=_count(line, r"step:\s*(\d+)"))
+        _losses(facts, line, rf"\bloss:\s*{_NUMBER}")
+        _peak(facts, "reserved_bytes", line, rf"memory:\s*{_NUMBER}GiB", GIB)
 
 
 def _deepspeed(line: str, facts: LogFacts) -> None:
     """global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB, MaxMemAllocated=20.5GB;
     Megatron-DeepSpeed: steps: 10 loss: 2.3 iter time (s): 1.234 samples/sec: 103.7
     """
-    if match := re.search(r"CurrSamplesPerSec=([\d.]+)", line):
-        facts.samples_per_second.append(float(match[1]))
-        facts.allocated_bytes = _most(facts.allocated_bytes, line, r"MaxMemAllocated=([\d.]+)GB", GIB)
-    if match := re.search(r"iter time \(s\):\s*([\d.]+)", line):
-        facts.step_s.append(float(match[1]))
+    if (rate := _found(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
+        facts.add("samples_per_second", rate, step=_count(line, r"global_step=(\d+)"))
+        _peak(facts, "allocated_bytes", line, rf"MaxMemAllocated={_NUMBER}GB", GIB)
+    if (seconds := _found(line, rf"iter time \(s\):\s*{_NUMBER}")) is not None:
+        facts.add("step_s", seconds, step=_count(line, r"steps?:\s*(\d+)"))
+        _losses(facts, line, rf"\bloss:\s*{_NUMBER}")
 
 
-def _most(known: float | None, line: str, pattern: str, unit: float) -> float | None:
+def _json(line: str, facts: LogFacts) -> None:
+    """{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}; other keys and other lines are passed over."""
+    start = line.find("{")
+    if start < 0:
+        return
+    try:
+        said = json.loads(line[start:])
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(said, dict):
+        return
+    step = said.get("step")
+    for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second"):
+        if (value := _real(said.get(kind))) is not None:
+            facts.add(kind, value, step=step if isinstance(step, int) and not isinstance(step, bool) else None)
+    if (loss := _real(said.get("loss"))) is not None:
+        facts.loss(loss)
+    for kind in ("allocated_bytes", "reserved_bytes"):
+        if (value := _real(said.get(f"peak_{kind}"))) is not None:
+            facts.peak(kind, value)
+
+
+def _real(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 else None
+
+
+def _found(line: str, pattern: str) -> float | None:
     match = re.search(pattern, line)
-    return known if match is None else max(known or 0.0, float(match[1]) * unit)
+    return None if match is None else float(match[1].replace(",", ""))
+
+
+def _count(line: str, pattern: str) -> int | None:
+    match = re.search(pattern, line)
+    return None if match is None or len(match[1]) > 18 else int(match[1])
+
+
+def _losses(facts: LogFacts, line: str, pattern: str) -> None:
+    if (value := _found(line, pattern)) is not None:
+        facts.loss(value)
+
+
+def _peak(facts: LogFacts, kind: str, line: str, pattern: str, unit: float) -> None:
+    if (value := _found(line, pattern)) is not None:
+        facts.peak(kind, value * unit)
 
 
 READERS: dict[str, Callable[[str, LogFacts], None]] = {
     "megatron-lm": _megatron,
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,
+    "json": _json,
 }
 """By name, as `trainer.reader` and `--format` write it."""
 
@@ -75,10 +158,8 @@ def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
     """What the lines say to one of READERS. Numbers that are not positive are no measurements."""
     facts = LogFacts()
     for line in lines:
-        plain = _COLOUR.sub("", line)
-        facts.out_of_memory |= _OUT_OF_MEMORY.search(plain) is not None
-        if len(facts.step_s) + len(facts.tokens_per_second_per_gpu) + len(facts.samples_per_second) < MAX_STEPS:
-            READERS[reader](plain, facts)
-    for name in ("step_s", "tokens_per_second_per_gpu", "samples_per_second"):
-        setattr(facts, name, [value for value in getattr(facts, name) if value > 0.0])
+        plain = _COLOUR.sub("", line[:MAX_LINE])
+        if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
+            facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
+        READERS[reader](plain, facts)
     return facts

@@ -20,6 +20,8 @@ REQUEST = "request.json"
 REQUEST_JSON: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 RESULT = "result.json"
 LOG = "job.log"
+MAX_OUTPUT_BYTES = 16 * 2**20
+"""Of a log, its end: thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 
 
@@ -77,6 +79,11 @@ def log_tail(folder: Path, *, name: str = LOG, size_bytes: int = 4096) -> str:
             return log.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def output(folder: Path, *, name: str | None = None) -> str:
+    """The end of a job's log, or of a file that it left in its folder under `name`; empty where there is none."""
+    return log_tail(folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES)
 
 
 def last_line(tail: str) -> str:

@@ -53,9 +53,9 @@ class LocalLauncher:
             )
         return LaunchPlan(
             job_name=jobs.check_name(job_name),
-            command=torchrun.profiler_command(num_processes=request.num_processes),
-            environment=torchrun.job_environment(gpu=request.gpu),
-            files={jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
+            command=torchrun.one_node_command(request),
+            environment=torchrun.job_environment(request),
+            files=torchrun.job_files(request),
             num_gpus=request.num_gpus,
             timeout_s=request.timeout_s,
         )
@@ -101,6 +101,9 @@ class LocalLauncher:
             raise LauncherError(f"job {handle} is still {state}")
         hardware = devices.share(self.hardware(), num_gpus=job["num_gpus"])
         return measure(folder, ending=_ending(folder), timeout_s=job["timeout_s"], hardware=hardware)
+
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        return jobs.output(self._folder(handle), name=name)
 
     def _folder(self, job_name: str) -> Path:
         return self._root / jobs.check_name(job_name)

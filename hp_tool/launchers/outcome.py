@@ -44,8 +44,9 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     tail = jobs.log_tail(folder)
-    failed = replace(_root_cause(folder) or _without_account(ending, tail=tail, timeout_s=timeout_s), hardware=hardware)
-    return replace(failed, wall_s=ending.wall_s, log_tail=failed.log_tail or tail)
+    failed = _root_cause(folder) or _without_account(ending, tail=tail, timeout_s=timeout_s)
+    exit_code = ending.exit_code if ending.reason == "exited" else None
+    return replace(failed, hardware=hardware, wall_s=ending.wall_s, exit_code=exit_code, log_tail=failed.log_tail or tail)
 
 
 def _read(path: Path) -> Measurement | None:

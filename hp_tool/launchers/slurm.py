@@ -53,11 +53,9 @@ class SlurmLauncher:
             raise InputError(message, code="launcher_mismatch", field="cluster.num_gpus")
         return LaunchPlan(
             job_name=jobs.check_name(job_name),
-            command=torchrun.multi_node_command(
-                num_nodes=nodes, processes_per_node=request.num_processes // nodes, python=options.python
-            ),
-            environment=torchrun.job_environment(gpu=request.gpu, num_hosts=nodes) | options.environment,
-            files={jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
+            command=torchrun.multi_node_command(request, num_nodes=nodes, python=options.python),
+            environment=torchrun.job_environment(request, num_hosts=nodes, operator=options.environment),
+            files=torchrun.job_files(request),
             num_gpus=request.num_gpus,
             timeout_s=request.timeout_s,
         )
@@ -109,6 +107,9 @@ class SlurmLauncher:
             slurm_folder.await_files(folder)
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=asked["timeout_s"])
         return measure(folder, ending=ending, timeout_s=asked["timeout_s"], hardware=self._share(asked["num_gpus"]))
+
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        return jobs.output(self._folder(handle), name=name)
 
     def _share(self, num_gpus: int) -> Hardware:
         return Hardware(gpu=self._options.gpu, num_gpus=num_gpus, hosts=(self._options.name,))

@@ -1,4 +1,4 @@
-"""The commands that start the profiler, and the environment they are given."""
+"""The commands that start the profiler or a program in its place, and the environment they are given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import hp_tool
+from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.program import Program
+from hp_tool.domain.requests import RunRequest
 from hp_tool.launchers import jobs
 
 # All that a job inherits. Database addresses, API keys and the like stay with the worker.
@@ -17,32 +20,56 @@ _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 _PROFILER = ("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT)
 
 
-def profiler_command(*, num_processes: int) -> tuple[str, ...]:
-    """argv, run in the job's folder; rendezvous at a free port of the loopback device."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
-    return (*launcher, f"--nproc-per-node={num_processes}", *_PROFILER)
+def one_node_command(request: RunRequest, *, python: str | None = None) -> tuple[str, ...]:
+    """argv, run in the job's folder; rendezvous at a free port of the loopback device.
+
+    `python` is the node's interpreter (default: this one).
+    """
+    launcher = (python or sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+    return _started((*launcher, f"--nproc-per-node={request.num_processes}"), request)
 
 
-def multi_node_command(*, num_nodes: int, processes_per_node: int, python: str | None = None) -> tuple[str, ...]:
+def multi_node_command(request: RunRequest, *, num_nodes: int, python: str | None = None) -> tuple[str, ...]:
     """argv, run in the job's folder on every node; `python` is the nodes' interpreter (default: this one).
 
     PET_MASTER_ADDR and PET_MASTER_PORT in its environment say where the first node listens, PET_NODE_RANK which one it is.
     """
     launcher = (python or sys.executable, "-m", "torch.distributed.run", f"--nnodes={num_nodes}")
-    return (*launcher, f"--nproc-per-node={processes_per_node}", *_PROFILER)
+    return _started((*launcher, f"--nproc-per-node={request.num_processes // num_nodes}"), request)
 
 
-def job_environment(*, gpu: str, num_hosts: int = 1) -> dict[str, str]:
-    """What a job on `num_hosts` hosts needs beyond what it inherits."""
+def _started(launcher: tuple[str, ...], request: RunRequest) -> tuple[str, ...]:
+    """torchrun with the profiler or the request's own program; a program that does without torchrun stands alone."""
+    program = _program(request)
+    if program is None:
+        return (*launcher, *_PROFILER)
+    return (*launcher, *program.command) if program.torchrun else program.command
+
+
+def _program(request: RunRequest) -> Program | None:
+    return request.program if isinstance(request, ProfileRequest) else None
+
+
+def job_files(request: RunRequest) -> dict[str, str]:
+    """What a job finds in its folder."""
+    program = _program(request)
+    return {**(program.files if program else {}), jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()}
+
+
+def job_environment(
+    request: RunRequest, *, num_hosts: int = 1, operator: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What a job on `num_hosts` hosts needs beyond what it inherits. The operator's words win, over them its own program's."""
     environment = {"PYTHONUNBUFFERED": "1"}
-    if gpu == "cpu":
+    if request.gpu == "cpu":
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # the catalogue's `cpu`: one process, one thread
         if num_hosts == 1:
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # a host must not go through its network card to itself
     package = Path(hp_tool.__file__).parents[1]
     if package not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
         environment["PYTHONPATH"] = str(package)  # running from a checkout: the job's folder is elsewhere
-    return environment
+    program = _program(request)
+    return environment | dict(operator or {}) | (program.environment if program else {})
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from hp_tool.cost.candidates import CORE_ATTN, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
@@ -22,6 +23,7 @@ from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
+from hp_tool.trainers.check import check_trainer, check_varied, program_name
 from hp_tool.tuning.fidelity import Reducer, fewest_gpus
 
 MAX_ROWS = 4096
@@ -55,6 +57,9 @@ def resolve_search(query: Query) -> TrainingProblem:
             "objective min_gpus is not searched with real runs; let `hp-tool recommend` find the number, then search on it",
             field="objective",
         )
+    if query.trainer is not None:
+        check_trainer(query.trainer)
+        return problem
     asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster, problem.strategy))
     for field, what in asked:
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
@@ -68,17 +73,26 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     """
     problem = resolve_search(query)
     check_gpu(problem.cluster, hardware)
-    space = _profiled(cost_space(query=query, problem=problem), problem)
+    space = cost_space(query=query, problem=problem)
+    if query.trainer is None:
+        space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)
     rows = _rows(space, capacity_bytes=_capacity(problem))
     if len(rows) == 0:
         return space
     candidates = space.candidates.take(rows)
+    if query.trainer is not None:
+        check_varied(query.trainer, candidates)
     costs = problem.costs(candidates)
     table = candidate_table(
         candidates=candidates, costs=costs, model=problem.model, cluster=problem.cluster, training=problem.workload
     )
     series = series_of(problem, hardware=hardware)
+    if query.trainer is not None:  # what another program measures is kept apart
+        series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")
+    reducer = Reducer(
+        problem=problem, available_gpus=_reduced_gpus(query, problem.cluster, hardware), cores=_cores(problem.cluster, hardware)
+    )
     search = SearchProblem(
         query=query_json,
         model=problem.model,
@@ -88,12 +102,10 @@ def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         candidates=candidates,
         table=table,
         cluster_key=series.cluster_key,
-        problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
-        reduce=Reducer(
-            problem=problem,
-            available_gpus=_reduced_gpus(query, problem.cluster, hardware),
-            cores=_cores(problem.cluster, hardware),
+        problem_digest=problem_digest(
+            model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
         ),
+        reduce=_whole_only if _runs_whole(query) else reducer,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
@@ -130,7 +142,7 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
     if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
         return space
     needed = np.full(len(space.candidates), problem.cluster.num_gpus)
-    if query.search.fidelity == "auto":
+    if not _runs_whole(query):
         available_gpus = _reduced_gpus(query, problem.cluster, hardware)
         needed = fewest_gpus(space.candidates, problem=problem)
     if needed.min() > available_gpus:
@@ -141,6 +153,15 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
             code="launcher_mismatch",
         )
     return _without(space, needed > available_gpus)
+
+
+def _runs_whole(query: Query) -> bool:
+    """Whether nothing may be left out of a run: it is asked for, or a trainer's own command decides what it follows."""
+    return query.search.fidelity == "full" or query.trainer is not None
+
+
+def _whole_only(parallel: ParallelConfig) -> None:
+    """The reduction of a configuration that has none."""
 
 
 def _capacity(problem: TrainingProblem) -> float:

@@ -25,6 +25,7 @@ from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.spending import spent_by
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
+from hp_tool.trainers import TrainerLauncher
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_search
 from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
@@ -100,6 +101,8 @@ def run_search(
             asked = resolve_search(query)
             nothing = nothing_feasible(query=query, problem=asked, space=problem, search_id=lease.search_id, seconds=seconds)
             return _end(store, lease, nothing)
+        if query.trainer is not None:
+            launcher = TrainerLauncher(launcher, trainer=query.trainer, problem=problem.training, settings=query.search)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **_size(problem)})
         sampler = CostModelSampler(
@@ -150,7 +153,7 @@ def create_launcher(query: Query) -> Launcher:
     from hp_tool.launchers import create
 
     name = query.search.launcher
-    if name == "local" and (find_spec("torch") is None or find_spec("megatron") is None):
+    if name == "local" and query.trainer is None and (find_spec("torch") is None or find_spec("megatron") is None):
         raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
     on_cpu = name == "local" and cluster(query.cluster).gpu.kind == "cpu"
     return create(name, **({"cpu_only": True} if on_cpu else {}))

@@ -203,7 +203,6 @@ def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], kind
         ({"objective": "ttft"}, InputError),
         ({"targets": {"ttft_s": 1.0}}, InputError),
         ({"inference": {"input_length": 1, "output_length": 1, "concurrency": 1}}, InputError),
-        ({"trainer": {"command": ["train"], "reader": "megatron-lm"}}, UnsupportedError),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else None,
 )

@@ -1,0 +1,20 @@
+"""A program that a run starts in place of the built-in profiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs nothing of ours."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    command: tuple[str, ...]
+    """argv, run in the job's folder; never a shell string."""
+    torchrun: bool = True
+    """Whether torchrun starts it, once for each device; else it is started as it stands, once on each node."""
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts to lay into the job's folder before it starts, by name."""
