@@ -56,9 +56,7 @@ def job_files(request: RunRequest) -> dict[str, str]:
     return {**(program.files if program else {}), jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()}
 
 
-def job_environment(
-    request: RunRequest, *, num_hosts: int = 1, operator: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def job_environment(request: RunRequest, *, num_hosts: int = 1, operator: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a job on `num_hosts` hosts needs beyond what it inherits. The operator's words win, over them its own program's."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
