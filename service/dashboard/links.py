@@ -50,6 +50,7 @@ def explorer_href(query: Query, parallel: ParallelConfig | None) -> str | None:
         "sequence_length": training.sequence_length,
         "global_batch_size": training.global_batch_size,
         "precision": training.precision,
+        "attention": training.attention,
     }
     if parallel is not None:
         values |= {

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from service.dashboard import plotly, searches
 from service.dashboard.configuration import routes as configuration
+from service.dashboard.explorer import routes as explorer
 from service.dashboard.rendering import ASSETS, STATIC
 
 
@@ -23,6 +24,6 @@ class Assets(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Add the pages and their static files."""
-    for module in (searches, configuration, plotly):
+    for module in (searches, configuration, explorer, plotly):
         app.include_router(module.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

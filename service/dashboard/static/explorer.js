@@ -1,0 +1,71 @@
+// The explorer follows its controls: on every change the server is asked for the page again, and the parts that show findings are
+// swapped. The server stays the only place that computes and draws. Without this script the form has a button.
+
+const form = document.querySelector("form[data-follow]");
+let asking;
+
+for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
+form.querySelector(".unscripted").hidden = true;
+
+form.addEventListener("input", (event) => {
+  if (!form.reportValidity()) return;
+  if (event.target.hasAttribute("data-anew")) return; // when it is done, see below
+  follow(new URLSearchParams(new FormData(form)));
+});
+
+// Another model or cluster has other settings: the page starts anew at its fastest configuration.
+form.addEventListener("change", (event) => {
+  if (!event.target.hasAttribute("data-anew") || !form.reportValidity()) return;
+  const kept = ["model", "gpu", "num_gpus", "global_batch_size", "sequence_length", "attention"];
+  const values = new FormData(form);
+  location.assign(`/explorer?${new URLSearchParams(kept.filter((name) => values.has(name)).map((name) => [name, values.get(name)]))}`);
+});
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  follow(new URLSearchParams(new FormData(form)));
+});
+
+// A range over the select's options, beside it: the select stays as the readout, and for whoever wants one value at once.
+function slider(select) {
+  const range = document.createElement("input");
+  Object.assign(range, { type: "range", min: 0, max: select.options.length - 1, step: 1, value: select.selectedIndex });
+  range.disabled = select.options.length < 2;
+  range.setAttribute("aria-labelledby", `label-${select.name}`);
+  const say = () => range.setAttribute("aria-valuetext", select.selectedOptions[0].text);
+  range.addEventListener("input", () => {
+    select.selectedIndex = range.valueAsNumber;
+    say();
+  });
+  select.addEventListener("input", () => {
+    range.value = select.selectedIndex;
+    say();
+  });
+  say();
+  select.before(range);
+}
+
+async function follow(parameters) {
+  asking?.abort(); // only the newest question counts
+  asking = new AbortController();
+  const address = `/explorer?${parameters}`;
+  try {
+    const response = await fetch(address, { signal: asking.signal, headers: { Accept: "text/html" } });
+    if (!response.ok) throw new Error(`the server answered ${response.status}`);
+    show(new DOMParser().parseFromString(await response.text(), "text/html"));
+    history.replaceState(null, "", address);
+  } catch (error) {
+    if (error.name !== "AbortError") console.info("not followed, the next change will", error);
+  }
+}
+
+function show(fresh) {
+  for (const part of document.querySelectorAll("[data-part]")) {
+    const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+    const open = part.querySelectorAll("details"); // numbers that someone reads stay open
+    const opened = [...open].map((details) => details.open);
+    part.replaceChildren(...next.childNodes);
+    part.querySelectorAll("details").forEach((details, index) => (details.open = opened[index] ?? false));
+  }
+  for (const selector of ["link[rel=alternate]", ".foot a"]) document.querySelector(selector).href = fresh.querySelector(selector).href;
+}
