@@ -26,6 +26,7 @@ from hp_tool.domain.records import (
     Page,
     RegistrationKind,
     RegistrationRecord,
+    RunFigures,
     RunRecord,
     SearchRecord,
     SearchState,
@@ -207,6 +208,12 @@ class Store(Protocol):
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         """All runs of a search in order of intent, with their measurements."""
+
+    def run_figures(self, *, search_id: str) -> list[RunFigures]:
+        """The same runs by their figures alone: what a page reads of a search with thousands of them."""
+
+    def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
+        """One of them, whole."""
 
     # Measurements and what is learnt from them
     def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord: ...

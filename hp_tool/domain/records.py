@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
-from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
 
 JsonObject = dict[str, Any]
@@ -128,6 +128,35 @@ class RunRecord:
     created_at: datetime
     submitted_at: datetime | None = None
     finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """A run as a list or a chart of ten thousand needs it: its figures, without logs and lists of steps."""
+
+    id: str
+    number: int
+    state: RunState
+    parallel: ParallelConfig
+    fidelity: Fidelity
+    predicted_step_s: float | None
+    """By the cost model alone."""
+    expected_step_s: float | None
+    """By all that was known when the run was chosen."""
+    expected_step_s_interval: tuple[float, float] | None
+    predicted_memory_bytes: float | None
+    """Allocated on the worst rank, by the cost model."""
+    chosen_by: str | None
+    status: MeasurementStatus | None
+    """None: no measurement (yet)."""
+    known_step_s: float | None
+    """As `Measurement.known_step_s`."""
+    tokens_per_second_per_gpu: float | None
+    peak_memory_bytes: int | None
+    cause: str | None
+    """Why it was abandoned or failed."""
+    gpu_seconds: float | None
+    finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ submitted, and goes on from there: finished runs are never repeated, running one
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,8 @@ from hp_tool.errors import InputError, LauncherError
 from hp_tool.search.fidelity import extrapolated, num_gpus
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
 from hp_tool.search.problem import SearchProblem
-from hp_tool.search.spending import open_runs, spent_by
+from hp_tool.search.progress import finite, progress_of
+from hp_tool.search.spending import open_runs
 from hp_tool.search.study import StudyProjection
 
 MAX_ENGINE_FAILURES = 20
@@ -111,7 +111,7 @@ class Coordinator:
         proposal = self._projection.proposal() if to_try_again(runs) is None else None
         decision = self._planner.decide(runs, proposal)
         if to_try_again(runs) is None:
-            self._expected_gain = _share(proposal.expected_gain if proposal else 0.0)
+            self._expected_gain = finite(proposal.expected_gain if proposal else 0.0)
         self._progress(runs)
         if isinstance(decision, Nothing):
             return decision.reason
@@ -247,24 +247,9 @@ class Coordinator:
         return wall_s * num_gpus(run.parallel, run.fidelity)
 
     def _progress(self, runs: list[RunRecord]) -> None:
-        spent = spent_by(runs)
-        best, best_step_s = leader(runs) or (None, None)
-        self._store.set_progress(
-            lease=self._lease,
-            progress={
-                "profile_runs": spent.profile_runs,
-                "budget_runs": self._problem.settings.budget_runs,
-                "gpu_seconds": spent.gpu_seconds,
-                "best_step_s": best_step_s,
-                "best_parallel": asdict(best.parallel) if best else None,
-                "expected_gain_fraction": self._expected_gain,
-            },
-        )
-
-
-def _share(expected_gain: float) -> float | None:
-    """JSON knows no infinity, which stands for: nothing was measured yet."""
-    return expected_gain if math.isfinite(expected_gain) else None
+        budget = self._problem.settings.budget_runs
+        progress = progress_of(runs, budget_runs=budget, expected_gain=self._expected_gain)
+        self._store.set_progress(lease=self._lease, progress=progress)
 
 
 def _about(run: RunRecord) -> JsonObject:

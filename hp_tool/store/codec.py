@@ -33,3 +33,9 @@ def decode(kind: type[T], value: JsonObject) -> T:
     """A stored JSON object as the dataclass it was; fields that a newer version added are passed over."""
     decoded: T = ADAPTERS[kind].validate_python(value, extra="ignore")
     return decoded
+
+
+def decode_text(kind: type[T], text: str) -> T:
+    """The same from the JSON's text, without the detour over Python's own objects."""
+    decoded: T = ADAPTERS[kind].validate_json(text, extra="ignore")
+    return decoded

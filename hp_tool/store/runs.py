@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,11 +12,11 @@ import sqlalchemy as sa
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, RunRecord, RunState
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, RunFigures, RunRecord, RunState
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
-from hp_tool.store.codec import decode, encode
+from hp_tool.store.codec import decode, decode_text, encode
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.searches import read_search
 from hp_tool.store.types import new_id, row_dict
@@ -25,6 +26,29 @@ RUN = tables.runs
 WITH_MEASUREMENT = sa.select(
     RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
 ).outerjoin_from(RUN, tables.measurements, tables.measurements.c.run_id == RUN.c.id)
+MEASURED = tables.measurements.c
+FIGURES = sa.select(
+    RUN.c.id,
+    RUN.c.number,
+    RUN.c.state,
+    sa.cast(RUN.c.parallel, sa.Text).label("parallel"),
+    sa.cast(RUN.c.fidelity, sa.Text).label("fidelity"),
+    RUN.c.gpu_seconds,
+    RUN.c.finished_at,
+    RUN.c.predicted["step_s"].as_float().label("predicted_step_s"),
+    RUN.c.predicted["calibrated_step_s"].as_float().label("expected_step_s"),
+    RUN.c.predicted[("calibrated_step_s_interval", 0)].as_float().label("low_s"),
+    RUN.c.predicted[("calibrated_step_s_interval", 1)].as_float().label("high_s"),
+    RUN.c.predicted["memory_allocated_bytes"].as_float().label("predicted_memory_bytes"),
+    RUN.c.predicted["chosen_by"].as_string().label("chosen_by"),
+    MEASURED.status,
+    MEASURED.step_s,
+    MEASURED.measurement["extrapolated_step_s"].as_float().label("extrapolated_step_s"),
+    MEASURED.tokens_per_second_per_gpu,
+    MEASURED.peak_memory_bytes,
+    sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
+).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
+"""Of the JSON only what is asked for leaves the database: a run's logs and lists of steps are most of it."""
 
 
 class Runs(StoreBase):
@@ -103,6 +127,50 @@ class Runs(StoreBase):
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
             return [run_record(row) for row in rows]
+
+    def run_figures(self, *, search_id: str) -> list[RunFigures]:
+        with self._reading() as connection:
+            rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
+            if not rows:
+                read_search(connection, search_id)
+            return [run_figures(row) for row in rows]
+
+    def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
+        with self._reading() as connection:
+            run = read_run(connection, run_id)
+            if run.search_id != search_id:
+                raise NotFoundError(f"search {search_id} has no run {run_id!r}", field="run_id")
+            return run
+
+
+def run_figures(row: sa.Row[Any]) -> RunFigures:
+    """A row of FIGURES as a record."""
+    fidelity = _fidelity(row.fidelity)
+    return RunFigures(
+        id=row.id,
+        number=row.number,
+        state=RunState(row.state),
+        parallel=decode_text(ParallelConfig, row.parallel),
+        fidelity=fidelity,
+        predicted_step_s=row.predicted_step_s,
+        expected_step_s=row.expected_step_s,
+        expected_step_s_interval=None if row.low_s is None or row.high_s is None else (row.low_s, row.high_s),
+        predicted_memory_bytes=row.predicted_memory_bytes,
+        chosen_by=row.chosen_by,
+        status=row.status,
+        known_step_s=row.step_s if fidelity.is_whole else row.extrapolated_step_s,
+        tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
+        peak_memory_bytes=row.peak_memory_bytes,
+        cause=row.cause,
+        gpu_seconds=row.gpu_seconds,
+        finished_at=row.finished_at,
+    )
+
+
+@lru_cache(maxsize=256)
+def _fidelity(text: str) -> Fidelity:
+    """Runs of a search have few different ones."""
+    return decode_text(Fidelity, text)
 
 
 def run_record(row: sa.Row[Any]) -> RunRecord:

@@ -21,6 +21,7 @@ from hp_tool.learning.make import accuracy_of, save
 from hp_tool.ranking import CostedSpace
 from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome
+from hp_tool.search.progress import progress_of
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.spending import spent_by
 from hp_tool.search.stopping import coverage_runs
@@ -226,6 +227,9 @@ def _conclude(
         seconds=seconds,
         error=error,
     )
+    budget = problem.query.search.budget_runs
+    progress = progress_of(runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
+    store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
     return _end(store, lease, result)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hp_tool import schema
-from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Recommendation
@@ -15,12 +14,17 @@ from service.api.views import TrialView
 
 def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView]:
     """One view per run, in order of intent. Calibrated predictions are the result's: they appear when the search has ended."""
-    calibrated = {
-        _digest(row["parallel"]): _prediction(row["calibrated_estimate"])
+    calibrated = calibrated_predictions(record)
+    return [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in runs]
+
+
+def calibrated_predictions(record: SearchRecord) -> dict[ParallelConfig, dict[str, Any]]:
+    """What the result of a search predicts of its configurations, after all that was learnt."""
+    return {
+        schema.adapter(ParallelConfig).validate_python(row["parallel"]): _prediction(row["calibrated_estimate"])
         for row in (record.result or {}).get("recommendations", ())
         if row.get("calibrated_estimate")
     }
-    return [TrialView.of(run, calibrated=calibrated.get(configuration_digest(parallel=run.parallel))) for run in runs]
 
 
 def recommended(record: SearchRecord) -> Recommendation | None:
@@ -41,7 +45,3 @@ def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_second_per_gpu": estimate.get("tokens_per_second_per_gpu"),
         "memory_bytes": memory.get("total_bytes"),
     }
-
-
-def _digest(parallel: dict[str, Any]) -> str:
-    return configuration_digest(parallel=schema.adapter(ParallelConfig).validate_python(parallel))

@@ -1,4 +1,4 @@
-"""What each page shows, as frozen data: the template renders it, the JSON twin is it."""
+"""What the searches' pages show, as frozen data: the template renders it, the JSON twin is it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from hp_tool.domain.records import SearchState
 
 Tone = Literal["good", "warn", "bad", "busy", ""]
+AxisValue = int | str | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class SearchRow:
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
+    saved_gpu_seconds: float | None
+    """What running every feasible configuration would have cost, less what the search did; None until it has ended."""
     created_at: datetime
 
 
@@ -40,6 +43,8 @@ class SearchesPage:
     states: tuple[SearchState, ...]
     state: SearchState | None
     """The filter in force."""
+    live: bool
+    """Something on it may still change."""
     rows: tuple[SearchRow, ...]
     next_href: str | None
 
@@ -52,8 +57,14 @@ class Best:
     details: str
     measured: bool
     step_s: float | None
+    """Measured, or predicted where it is not."""
     tokens_per_second_per_gpu: float | None
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int | None = None
+    predicted_step_s: float | None = None
+    """By the cost model alone."""
+    calibrated_step_s: float | None = None
+    """By the cost model and what was measured."""
+    predicted_memory_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,40 +73,23 @@ class Action:
 
     label: str
     href: str
-    tone: Literal["primary", "danger", ""]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
-    """A profile run: predicted before, predicted after calibration, measured. Errors are predicted / measured - 1."""
-
-    run_id: str
-    number: int
-    arithmetic: str
-    details: str
-    state: str
-    tone: Tone
-    chosen: bool
-    faded: bool
-    """It cannot be chosen: it failed or was abandoned."""
-    predicted_step_s: float | None
-    calibrated_step_s: float | None
-    measured_step_s: float | None
-    error_before: float | None
-    error_after: float | None
-    tokens_per_second_per_gpu: float | None
-    peak_memory_bytes: int | None
-    cause: str | None
-    log_tail: str | None
+    tone: Literal["primary", "danger", ""] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPage:
-    """One search."""
+    """One search. Its trials, which may be many, stand in a document of their own."""
 
     id: str
     title: str
     json_href: str
+    trials_href: str
+    """The trials, see `TrialTable`."""
+    logs_href: str
+    """Followed by a run's id: the end of its log."""
+    export_href: str | None
+    """Followed by ?format=: the best configuration in another tool's words; None while there is none."""
+    export_formats: tuple[str, ...]
     events_href: str | None
     """Where changes are announced; None once nothing changes any more."""
     state: SearchState
@@ -107,12 +101,60 @@ class SearchPage:
     best: Best | None
     profile_runs: int
     budget_runs: int
+    seconds_left: float | None
+    """At most, at the pace so far, until a budget is used up."""
     gpu_seconds: float
     grid_gpu_seconds: float | None
     """What running every feasible configuration would cost."""
+    expected_gain_fraction: float | None
+    """What another run is expected to win."""
     stopped_because: str | None
-    trials: tuple[TrialRow, ...]
     worker: str | None
     created_at: datetime
     finished_at: datetime | None
     query_text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One thing on which the trials differ."""
+
+    name: str
+    """The field of `parallel`."""
+    label: str
+    values: tuple[AxisValue, ...]
+    """By trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTable:
+    """A search's profile runs, column by column: the n-th of each column is the n-th trial.
+
+    Small to send, quick to filter and to draw. Absent figures are None.
+    """
+
+    axes: tuple[Axis, ...]
+    tones: dict[str, Tone]
+    """Of each state."""
+    best: int | None
+    """Index of the best configuration's trial."""
+    run_id: tuple[str, ...]
+    number: tuple[int, ...]
+    arithmetic: tuple[str, ...]
+    details: tuple[str, ...]
+    state: tuple[str, ...]
+    cause: tuple[str | None, ...]
+    predicted_step_s: tuple[float | None, ...]
+    """By the cost model alone."""
+    calibrated_step_s: tuple[float | None, ...]
+    """By all that was known when the run was chosen, where that was kept; otherwise by all that the search learnt."""
+    calibrated_low_s: tuple[float | None, ...]
+    calibrated_high_s: tuple[float | None, ...]
+    measured_step_s: tuple[float | None, ...]
+    reduced: tuple[bool, ...]
+    """Measured on less than the whole, and extrapolated."""
+    tokens_per_second_per_gpu: tuple[float | None, ...]
+    peak_memory_bytes: tuple[int | None, ...]
+    predicted_memory_bytes: tuple[float | None, ...]
+    logs: dict[str, str] | None = None
+    """Ends of logs by run, where the table stands alone in a file; None where they can be asked for."""

@@ -32,6 +32,22 @@ def gib(value: float | None) -> str:
     return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
+def duration(value: float | None) -> str:
+    """40 s, 12 min, 3.5 h."""
+    if value is None:
+        return ABSENT
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 90 * 60 else f"{_significant(value / 3600)} h"
+
+
+def gpu_time(value: float | None) -> str:
+    """Seconds of devices in GPU-hours, or GPU-seconds where that is below a tenth."""
+    if value is None:
+        return ABSENT
+    return f"{_significant(value / 3600)} GPU-h" if value >= 360 else f"{_significant(value)} GPU-s"
+
+
 def percent(value: float | None) -> str:
     """A signed share: +3.1 %."""
     return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
@@ -111,6 +127,6 @@ def details(parallel: ParallelConfig) -> str:
 
 
 def _significant(value: float) -> str:
-    if value == int(value) or abs(value) >= 100:
+    if value == int(value) or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 0.01 else f"{value:#.3g}"

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from hp_tool.domain.records import SearchState
-from hp_tool.errors import InputError
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import JsonObject, SearchState
+from hp_tool.errors import InputError, NotFoundError
+from hp_tool.exports import export
+from service.api.answers import json_response
 from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
-from service.api.trials import recommended, trials_of
+from service.api.trials import recommended
 from service.api.views import PageView, SearchView
 from service.dashboard.building import search_page, searches_page
-from service.dashboard.contexts import SearchesPage, SearchPage
+from service.dashboard.contexts import SearchesPage, SearchPage, TrialTable
+from service.dashboard.links import compare_href, configuration_href, configuration_text
 from service.dashboard.rendering import render
+from service.dashboard.trials import trial_table
 
 ROWS_A_PAGE = 50
 
@@ -45,8 +51,9 @@ def searches_context(
 
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
     record = store.get_search(search_id=search_id)
-    trials = trials_of(record, store.runs(search_id=search_id))
-    return search_page(view=SearchView.of(record), trials=trials, recommended=recommended(record))
+    best_run = record.progress.get("best_run_id")
+    leading = store.get_run(search_id=search_id, run_id=best_run) if best_run else None
+    return search_page(view=SearchView.of(record), best_run=leading, recommended=recommended(record))
 
 
 SearchesContext = Annotated[SearchesPage, Depends(searches_context)]
@@ -63,6 +70,52 @@ def searches_json(page: SearchesContext) -> SearchesPage:
 def search_json(page: SearchContext) -> SearchPage:
     """One search as its page shows it."""
     return page
+
+
+@router.get("/searches/{search_id}/trials.json", response_model=TrialTable)
+def trials_json(search_id: str, store: StoreDep) -> Response:
+    """All profile runs of a search, column by column, as its charts and its table show them."""
+    record = store.get_search(search_id=search_id)
+    return json_response(trial_table(record=record, runs=store.run_figures(search_id=search_id)))
+
+
+@router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
+def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
+    """The end of a profile run's log."""
+    run = store.get_run(search_id=search_id, run_id=run_id)
+    return PlainTextResponse((run.measurement and run.measurement.log_tail) or "No log was kept of this run.")
+
+
+@router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
+def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
+    """Look closer at the configuration of a run."""
+    query, parallel = _asked(store, search_id, run_id)
+    return RedirectResponse(configuration_href(query, parallel=parallel), status_code=303)
+
+
+@router.get("/searches/{search_id}/compare", include_in_schema=False)
+def compare_html(search_id: str, a: str, b: str, store: StoreDep) -> RedirectResponse:
+    """The configurations of two runs side by side."""
+    asked = (_asked(store, search_id, run) for run in (a, b))
+    return RedirectResponse(compare_href(*(configuration_text(query, parallel=parallel) for query, parallel in asked)), 303)
+
+
+def _asked(store: Store, search_id: str, run_id: str) -> tuple[JsonObject, ParallelConfig]:
+    """The search's query, and a run's configuration."""
+    return store.get_search(search_id=search_id).query, store.get_run(search_id=search_id, run_id=run_id).parallel
+
+
+@router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
+def export_text(search_id: str, store: StoreDep, format: str, download: bool = False) -> PlainTextResponse:
+    """The best configuration so far in another tool's words."""
+    record = store.get_search(search_id=search_id)
+    rows = (record.result or {}).get("recommendations") or ()
+    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
+    if parallel is None:
+        raise NotFoundError("the search has no best configuration yet", field="search_id")
+    text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
+    headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
+    return PlainTextResponse(text, headers=headers)
 
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)

@@ -8,6 +8,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease, NewMeasurement, SearchState
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
 from hp_tool.schema import to_dict
+from hp_tool.search.progress import progress_of
 from hp_tool.tuning import SearchSummary, TuneResult
 
 
@@ -26,6 +27,8 @@ def one_run(store: Store, lease: Lease, measurement: Measurement, parallel: Para
         parallel=parallel, measurement=measurement, predicted={"step_s": 0.5},
     )  # fmt: skip
     store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=12.0)
+    runs = store.runs(search_id=lease.search_id)
+    store.set_progress(lease=lease, progress=progress_of(runs, budget_runs=4, expected_gain=None))
     return run.id
 
 

@@ -52,7 +52,8 @@ def every_route(app: FastAPI) -> list[tuple[str, str]]:
     described = [(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods]
     pages = [("GET", "/"), ("GET", "/searches"), ("GET", "/searches/nope"), ("POST", "/searches/nope/cancel")]
     return [
-        (method, path.format(search_id="nope", action="cancel", key_id="nope", name="nope")) for method, path in described
+        (method, path.format(search_id="nope", action="cancel", key_id="nope", name="nope", run_id="nope"))
+        for method, path in described
     ] + pages
 
 
@@ -105,7 +106,7 @@ def test_a_search_is_its_owners_and_the_administrators(http: TestClient, store: 
     search_id = path.rsplit("/", 1)[1]
     one_run(store, claim(store, search_id), Measurement(status="ok", step_s=0.4))
 
-    pages = (f"/searches/{search_id}", f"/searches/{search_id}.json")
+    pages = [f"/searches/{search_id}{rest}" for rest in ("", ".json", "/trials.json", "/logs/x", "/runs/x", "/compare?a=x&b=x")]
     looks = (path, f"{path}/trials", f"{path}/result", f"{path}/events", *pages)
     for look in looks:
         answer = http.get(look, headers=bob)

@@ -1,6 +1,7 @@
 """Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes markup."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
+from service.api.views import SearchView
 from service.dashboard import formats
+from service.dashboard.building import seconds_left
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]
@@ -45,26 +48,62 @@ def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
 
 
-def test_a_search_and_its_twin(http: TestClient, store: Store, query: Query) -> None:
+def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query: Query) -> None:
     search = submit(http, query)
     lease = claim(store, search)
     one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
     one_run(store, lease, Measurement(status="crashed", cause=EVIL, log_tail=EVIL), TWO_WAY)
+    running = http.get(f"/searches/{search}.json").json()["best"]
+    assert (running["measured"], running["step_s"], running["predicted_step_s"]) == (True, 0.4, 0.5)
     finish(store, lease)
     page, twin = http.get(f"/searches/{search}"), http.get(f"/searches/{search}.json").json()
     assert page.headers["content-type"].startswith("text/html")
     assert "TP 1 x PP 1 x DP 2 = 2 GPUs" in page.text
-    best, failed = twin["trials"]
     assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 GPUs"
-    assert (best["chosen"], best["predicted_step_s"], best["calibrated_step_s"], best["measured_step_s"]) == (
-        True,
-        0.5,
-        0.41,
-        0.4,
-    )
-    assert (best["error_before"], best["error_after"]) == (pytest.approx(0.25), pytest.approx(0.025))
-    assert (failed["state"], failed["faded"], failed["cause"]) == ("crashed", True, EVIL)
     assert twin["events_href"] is None
+    trials = http.get(twin["trials_href"]).json()
+    assert (trials["best"], trials["state"], trials["cause"]) == (0, ["ok", "crashed"], [None, EVIL])
+    assert (trials["predicted_step_s"], trials["calibrated_step_s"], trials["measured_step_s"]) == (
+        [0.5] * 2,
+        [0.41] * 2,
+        [0.4, None],
+    )
+    assert {axis["label"]: axis["values"] for axis in trials["axes"]} == {
+        "TP": [1, 2],
+        "DP": [2, 1],
+        "Sequence parallel": [False, True],
+        "Recomputation": ["none", "selective"],
+    }
+    log = http.get(twin["logs_href"] + trials["run_id"][1])
+    assert (log.text, log.headers["content-type"]) == (EVIL, "text/plain; charset=utf-8")
+    configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}", follow_redirects=False)
+    assert configuration.headers["location"].startswith("/configurations?query=")
+    both = http.get(f"/searches/{search}/compare", params=dict(zip("ab", trials["run_id"], strict=True)))
+    assert both.status_code == 200
+    assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
+
+
+def test_the_best_configuration_in_another_tools_words(http: TestClient, store: Store, query: Query) -> None:
+    search = submit(http, query)
+    assert http.get(f"/searches/{search}.json").json()["export_href"] is None
+    assert http.get(f"/searches/{search}/export?format=megatron-lm").status_code == 404
+    one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4), TWO_WAY)
+    shown = http.get(f"/searches/{search}/export", params={"format": "megatron-lm"})
+    assert "--tensor-model-parallel-size 2" in shown.text
+    assert "content-disposition" not in shown.headers
+    file = http.get(f"/searches/{search}/export", params={"format": "megatron-lm", "download": "true"})
+    assert file.headers["content-disposition"] == f'attachment; filename="{search}-megatron-lm.txt"'
+    assert http.get(f"/searches/{search}/export", params={"format": '"; x="'}).json()["field"] == "format"
+
+
+def test_time_left_is_bounded_by_the_budget_that_runs_out_first(http: TestClient, store: Store, query: Query) -> None:
+    query["search"]["budget_gpu_seconds"] = 16.0
+    search = submit(http, query)
+    one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4))  # 1 of 4 runs, 12 of 16 GPU-seconds
+    record = store.get_search(search_id=search)
+    assert record.started_at is not None
+    now = record.started_at + timedelta(seconds=30)
+    assert seconds_left(SearchView.of(record), now=now) == pytest.approx(10)
 
 
 def test_a_recommendation_that_was_never_run_says_so(http: TestClient, store: Store, query: Query) -> None:
@@ -108,7 +147,7 @@ def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
 def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query) -> None:
     search = submit(http, query)
     page = http.get(f"/searches/{search}").text
-    assert re.findall(r'action="(.*?)"', page) == [f"/searches/{search}/pause", f"/searches/{search}/cancel"]
+    assert re.findall(r'method="post" action="(.*?)"', page) == [f"/searches/{search}/pause", f"/searches/{search}/cancel"]
     response = http.post(f"/searches/{search}/cancel", follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, f"/searches/{search}")
     assert store.get_search(search_id=search).state is SearchState.CANCELLED

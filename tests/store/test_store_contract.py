@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease, NewMeasurement, RunRecord, RunState, SearchState
@@ -322,6 +323,37 @@ class TestRuns:
             store.finish_run(lease=lease, run_id=run.id, measurement=new_measurement(step_s=float("nan")), gpu_seconds=1.0)
         assert store.runs(search_id=lease.search_id) == [run]
         assert store.measurements().items == ()
+
+    def test_figures_are_those_of_the_runs(self, store: Store, new_measurement: NewMeasurementFactory) -> None:
+        lease = claimed(store)
+        predicted = {"step_s": 1.0, "calibrated_step_s": 1.25, "calibrated_step_s_interval": [1.0, 1.5],
+                     "memory_allocated_bytes": 2.0**40, "chosen_by": "best_expected"}  # fmt: skip
+        reduced = Fidelity(num_hidden_layers=2)
+        ids = [
+            store.intend_run(lease=lease, parallel=ParallelConfig(data_parallel_size=n), fidelity=f, predicted=p).id
+            for n, f, p in ((1, Fidelity(), predicted), (2, reduced, {}), (4, Fidelity(), {}))
+        ]
+        implied = Measurement(status="ok", step_s=0.5, fidelity=reduced, extrapolated_step_s=2.0)
+        store.finish_run(lease=lease, run_id=ids[0], measurement=new_measurement(), gpu_seconds=3.0)
+        store.finish_run(
+            lease=lease, run_id=ids[1], measurement=replace(new_measurement(), measurement=implied), gpu_seconds=1.0
+        )
+        store.abandon_run(lease=lease, run_id=ids[2], cause="node lost")
+        runs, figures = store.runs(search_id=lease.search_id), store.run_figures(search_id=lease.search_id)
+        for run, told in zip(runs, figures, strict=True):
+            measured = run.measurement
+            assert (told.id, told.number, told.state, told.parallel) == (run.id, run.number, run.state, run.parallel)
+            assert (told.status, told.known_step_s) == ((measured.status, measured.known_step_s) if measured else (None, None))
+            assert told.peak_memory_bytes == (measured.peak_memory_bytes if measured else None)
+        first, _, last = figures
+        assert (first.predicted_step_s, first.expected_step_s, first.expected_step_s_interval) == (1.0, 1.25, (1.0, 1.5))
+        assert (first.predicted_memory_bytes, first.chosen_by, first.gpu_seconds) == (2.0**40, "best_expected", 3.0)
+        assert (last.cause, last.predicted_step_s, last.expected_step_s_interval) == ("node lost", None, None)
+        assert store.get_run(search_id=lease.search_id, run_id=ids[1]) == runs[1]
+        with pytest.raises(NotFoundError):
+            store.get_run(search_id=claimed(store).search_id, run_id=ids[1])
+        with pytest.raises(NotFoundError):
+            store.run_figures(search_id="0" * 16)
 
     def test_a_lease_reaches_only_its_own_runs(self, store: Store) -> None:
         run = intended(store, claimed(store))

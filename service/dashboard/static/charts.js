@@ -1,0 +1,115 @@
+// The figures of a search: from the trials' columns, and the indices of those that pass the filter, to Plotly's words.
+
+import { seconds, count, gib } from "./numbers.js";
+
+export const MOST_POINTS = 500; // that one trace draws; what is left out of how many is said below the charts
+const GIB = 2 ** 30;
+
+// What was measured run by run, the best so far, and what the model expected of each run when it was chosen.
+export function history(trials, shown) {
+  const ok = shown.filter((i) => trials.measured_step_s[i] != null);
+  const failed = shown.filter((i) => trials.measured_step_s[i] == null && faded(trials, i) && expected(trials, i) != null);
+  const improved = [];
+  for (const i of ok) {
+    if (!improved.length || trials.measured_step_s[i] < trials.measured_step_s[improved.at(-1)]) improved.push(i);
+  }
+  const number = (i) => trials.number[i] + 1;
+  const last = shown.length ? number(shown.at(-1)) : 0;
+  const awaited = sample(shown.filter((i) => expected(trials, i) != null && !faded(trials, i)), trials);
+  return {
+    data: [
+      points("Expected by the model", awaited, number, (i) => expected(trials, i), trials, { symbol: "line-ew-open", color: "--series-2", size: 8 }),
+      points("Failed, where expected", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "x", color: "--ink-faint", size: 6 }),
+      points("Measured", sample(ok, trials), number, (i) => trials.measured_step_s[i], trials, { color: "--series-1", size: 6 }),
+      {
+        type: "scatter", mode: "lines", name: "Best so far", hoverinfo: "skip", line: { shape: "hv", color: "--good", width: 2 },
+        x: [...improved.map(number), last], y: [...improved, improved.at(-1)].map((i) => trials.measured_step_s[i]),
+      },
+      star(trials, shown, number, (i) => trials.measured_step_s[i]),
+    ],
+    layout: { xaxis: { title: "Run" }, yaxis: { title: "Step, s" } },
+  };
+}
+
+// Predicted against measured: on the line the prediction was right.
+export function accuracy(trials, shown) {
+  const both = sample(shown.filter((i) => trials.measured_step_s[i] != null), trials);
+  const measured = (i) => trials.measured_step_s[i];
+  const all = both.flatMap((i) => [measured(i), trials.predicted_step_s[i], trials.calibrated_step_s[i]]).filter((s) => s != null);
+  const ends = all.length ? [Math.min(...all) * 0.9, Math.max(...all) * 1.1] : [];
+  const known = both.filter((i) => trials.calibrated_step_s[i] != null);
+  const after = points("After calibration", known, measured, (i) => trials.calibrated_step_s[i], trials, { color: "--series-1", size: 6 });
+  if (known.length <= 200) {
+    after.error_y = {
+      type: "data", symmetric: false, thickness: 1, width: 2, color: "--series-1",
+      array: known.map((i) => (trials.calibrated_high_s[i] ?? trials.calibrated_step_s[i]) - trials.calibrated_step_s[i]),
+      arrayminus: known.map((i) => trials.calibrated_step_s[i] - (trials.calibrated_low_s[i] ?? trials.calibrated_step_s[i])),
+    };
+  }
+  const type = ends.length && ends[1] > 10 * ends[0] ? "log" : "linear";
+  return {
+    data: [
+      { type: "scatter", mode: "lines", name: "Predicted = measured", x: ends, y: ends, hoverinfo: "skip", line: { color: "--ink-faint", width: 1, dash: "dot" } },
+      points("Cost model alone", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "circle-open", color: "--series-2", size: 6 }),
+      after,
+    ],
+    layout: { xaxis: { title: "Measured step, s", type }, yaxis: { title: "Predicted step, s", type } },
+  };
+}
+
+// Throughput against memory: up and to the left is better; the line joins what nothing beats in both.
+export function front(trials, shown) {
+  const memory = (i) => (trials.peak_memory_bytes[i] ?? trials.predicted_memory_bytes[i]) / GIB;
+  const rate = (i) => trials.tokens_per_second_per_gpu[i];
+  const ok = shown.filter((i) => rate(i) != null && memory(i) > 0);
+  const best = [];
+  for (const i of [...ok].sort((a, b) => memory(a) - memory(b) || rate(b) - rate(a))) {
+    if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
+  }
+  return {
+    data: [
+      points("Measured", sample(ok, trials), memory, rate, trials, { color: "--series-1", size: 6 }),
+      { type: "scatter", mode: "lines", name: "Pareto front", hoverinfo: "skip", x: best.map(memory), y: best.map(rate), line: { color: "--series-3", width: 2 } },
+      star(trials, shown, memory, rate),
+    ],
+    layout: { xaxis: { title: "Peak memory per GPU, GiB" }, yaxis: { title: "Tokens/s per GPU" } },
+  };
+}
+
+// Whether a trial can no longer be chosen.
+export function faded(trials, i) {
+  return !["ok", "intended", "submitted"].includes(trials.state[i]);
+}
+
+function expected(trials, i) {
+  return trials.calibrated_step_s[i] ?? trials.predicted_step_s[i];
+}
+
+// At most MOST_POINTS of them, evenly, with the best among them.
+function sample(indices, trials) {
+  if (indices.length <= MOST_POINTS) return indices;
+  const stride = indices.length / MOST_POINTS;
+  const kept = Array.from({ length: MOST_POINTS }, (_, n) => indices[Math.floor(n * stride)]);
+  return trials.best != null && indices.includes(trials.best) && !kept.includes(trials.best) ? [...kept, trials.best] : kept;
+}
+
+function points(name, indices, x, y, trials, marker) {
+  return {
+    type: "scatter", mode: "markers", name, marker, x: indices.map(x), y: indices.map(y), customdata: indices,
+    text: indices.map((i) => about(trials, i)), hovertemplate: "%{text}<extra></extra>",
+  };
+}
+
+function star(trials, shown, x, y) {
+  const best = trials.best != null && shown.includes(trials.best) && y(trials.best) != null ? [trials.best] : [];
+  return points("Best", best, x, y, trials, { symbol: "star", color: "--good", size: 15, line: { color: "--surface-raised", width: 1 } });
+}
+
+// Plotly reads a few tags in labels; nothing here comes from a user but the numbers of a configuration.
+function about(trials, i) {
+  const lines = [`<b>Run ${trials.number[i] + 1}</b> · ${trials.state[i]}`, trials.arithmetic[i], trials.details[i]];
+  lines.push(`measured ${seconds(trials.measured_step_s[i])}, expected ${seconds(expected(trials, i))}`);
+  if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} tokens/s per GPU`);
+  if (trials.peak_memory_bytes[i] != null) lines.push(`${gib(trials.peak_memory_bytes[i])} peak memory`);
+  return lines.join("<br>");
+}

@@ -1,0 +1,42 @@
+// Buttons that copy what an element says, and forms that show their answer in the page instead of leaving it.
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const text = document.querySelector(button.dataset.copy).textContent;
+  await copied(text);
+  const before = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = before), 1500);
+});
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target.closest("form[data-export]");
+  if (!form || event.submitter?.name === "download") return;
+  event.preventDefault();
+  const place = document.querySelector(form.dataset.export);
+  const response = await fetch(`${form.action}?${new URLSearchParams(new FormData(form))}`).catch(() => null);
+  const text = response ? await response.text() : "";
+  place.textContent = response?.ok ? text : problem(text);
+  place.hidden = false;
+  form.querySelector("[data-copy]").hidden = !response?.ok;
+});
+
+// Browsers offer the clipboard on secure origins only; loopback is one.
+async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+function problem(text) {
+  try {
+    return JSON.parse(text).detail;
+  } catch {
+    return "The server does not answer.";
+  }
+}

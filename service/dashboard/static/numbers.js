@@ -1,0 +1,33 @@
+// Numbers as people read them; the same as service/dashboard/formats.py writes, which a test compares.
+
+export const ABSENT = "–";
+
+export function seconds(value) {
+  if (value == null) return ABSENT;
+  return Math.abs(value) < 1 ? `${digits(value * 1e3)} ms` : `${significant(value)} s`;
+}
+
+export function count(value) {
+  return value == null ? ABSENT : significant(value);
+}
+
+export function gib(value) {
+  if (value == null) return ABSENT;
+  return value >= 0.1 * 2 ** 30 ? `${(value / 2 ** 30).toFixed(2)} GiB` : `${(value / 2 ** 20).toFixed(1)} MiB`;
+}
+
+export function percent(value) {
+  if (value == null) return ABSENT;
+  const text = (value * 100).toFixed(1);
+  return `${text.startsWith("-") ? text.replace("-", "−") : `+${text}`} %`;
+}
+
+// Three digits, in the millisecond's case without zeros at the end.
+function digits(value) {
+  return String(Number(value.toPrecision(3)));
+}
+
+function significant(value) {
+  if (Math.abs(value) >= 99.95 || Number.isInteger(value)) return Math.round(value).toLocaleString("en-US");
+  return Math.abs(value) < 0.01 ? digits(value) : value.toPrecision(3);
+}
