@@ -32,6 +32,7 @@ def tune(
     resume: Resume = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Earlier measurements of the same thing stand for runs.")] = False,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Let this server's workers search.")] = None,
+    pareto: Annotated[bool, typer.Option("--pareto", help="Show what nothing beats in both step time and memory.")] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Find the best configuration with a few real runs. Interrupted, it pauses; --resume goes on."""
@@ -50,7 +51,7 @@ def tune(
     if as_json:
         typer.echo(schema.to_json(result))
     else:
-        print_result(result)
+        print_result(result, front=pareto)
     if result.status == "error":
         raise typer.Exit(1)
     if not result.recommendations:

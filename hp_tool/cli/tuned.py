@@ -9,23 +9,34 @@ from hp_tool.cli.tables import print_misses
 from hp_tool.domain.result import Recommendation
 from hp_tool.layouts import arithmetic, configuration_cells
 from hp_tool.tuning.result import TuneResult
-from hp_tool.units import SECONDS_PER_HOUR, duration
+from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 
 MAX_ROWS = 10
 """Rows beyond the measured ones are left out after this many."""
 
 
-def print_result(result: TuneResult) -> None:
-    """The table, the best configuration by name, and what it cost to find."""
+def print_result(result: TuneResult, *, front: bool = False) -> None:
+    """The table, the best configuration by name, and what it cost to find. `front`: the Pareto set in place of the ranking."""
     console = Console()
     console = console if console.is_terminal else Console(width=140)
     table = Table(title="step time: predicted before, after calibration, and measured")
-    rows = [row for row in result.recommendations if row.measurement is not None or row.rank <= MAX_ROWS]
+    ranked = [row for row in result.recommendations if row.measurement is not None or row.rank <= MAX_ROWS]
+    rows = list(result.pareto) if front else ranked
     heads, cells = configuration_cells([row.parallel for row in rows])
-    for name in ("rank", *heads, "before", "after", "90 % interval", "measured", "tokens/s/GPU"):
+    for name in (
+        "rank",
+        *heads,
+        "before",
+        "after",
+        "90 % interval",
+        "measured",
+        "tokens/s/GPU",
+        *(["memory"] if front else []),
+    ):
         table.add_column(name, justify="right")
     for row, configuration in zip(rows, cells, strict=True):
-        table.add_row(str(row.rank), *configuration, *_figures(row), style="bold" if row.rank == 1 else None)
+        memory = [_memory(row)] if front else []
+        table.add_row(str(row.rank), *configuration, *_figures(row), *memory, style="bold" if row.rank == 1 else None)
     console.print(table)
     search = result.search
     if result.error is not None:
@@ -74,6 +85,12 @@ def _figures(row: Recommendation) -> list[str]:
         f"{'' if whole else '~'}{duration(step_s)}" if step_s is not None else "-",
         f"{rate:,.0f}" if rate is not None else "-",
     ]
+
+
+def _memory(row: Recommendation) -> str:
+    """Of the fullest device, after calibration."""
+    after = row.calibrated_estimate.memory if row.calibrated_estimate else None
+    return gib(after.total_bytes) if after else "-"
 
 
 def _device_time(gpu_seconds: float) -> str:

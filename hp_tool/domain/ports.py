@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
@@ -246,7 +247,10 @@ class Store(Protocol):
     ) -> CalibrationRecord:
         """Store as the next version; versions are never changed."""
 
-    def latest_calibration(self, *, cluster_key: str, framework: str, model_family: str = "") -> CalibrationRecord | None: ...
+    def latest_calibration(
+        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+    ) -> CalibrationRecord | None:
+        """The newest version, or the newest of those made before."""
 
     def list_calibrations(
         self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None

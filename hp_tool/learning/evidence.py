@@ -17,6 +17,7 @@ from hp_tool.learning.reduced import reduced_problem
 from hp_tool.learning.series import Series, model_family
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.schema import parse_query
+from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.table import allocated_bytes, layer_passes
 
 MAX_MEASUREMENTS = 200
@@ -61,10 +62,18 @@ def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingP
 
 
 def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
-    """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran."""
+    """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran, and
+    one on fewer devices than the cluster has, as objective min_gpus seeks them, beside those for so many.
+    """
     pieces = [_alone(record, problem=problem) for record in records if not record.measurement.fidelity.is_whole]
-    whole = [record for record in records if record.measurement.fidelity.is_whole]
-    return Evidence.concatenate([*pieces, _evidence(whole, problem=problem)] if whole else pieces)
+    whole: dict[int, list[MeasurementRecord]] = {}
+    for record in records:
+        if record.measurement.fidelity.is_whole:
+            whole.setdefault(num_gpus(record.parallel), []).append(record)
+    for devices, same in whole.items():
+        asked = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
+        pieces.append(_evidence(same, problem=asked))
+    return Evidence.concatenate(pieces)
 
 
 def _alone(record: MeasurementRecord, *, problem: TrainingProblem) -> Evidence:

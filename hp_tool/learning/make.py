@@ -113,7 +113,9 @@ def save(store: Store, *, series: Series, calibration: Calibration, accuracy: Ac
         "error_after": accuracy.error_after,
     }
     key = {"cluster_key": series.cluster_key, "framework": series.framework, "model_family": series.model_family}
-    newest = store.latest_calibration(**key)
+    newest = store.latest_calibration(
+        cluster_key=series.cluster_key, framework=series.framework, model_family=series.model_family
+    )
     if newest is not None and newest.payload == payload:
         return newest, False
     ids = calibration.measurement_ids

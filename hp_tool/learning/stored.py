@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 from hp_tool.calibration import Calibration
 from hp_tool.correction import Correction
+from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.learning.series import Series, own_hardware, series_of
@@ -19,13 +21,21 @@ MAX_AGE_S = 5.0
 class StoredCalibrations:
     """`correction.Corrections` over a store. May be called by several threads at once."""
 
-    def __init__(self, *, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self,
+        *,
+        store: Store,
+        before: datetime | None = None,
+        hardware: Hardware | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host."""
+        self._store, self._before, self._hardware, self._clock = store, before, hardware, clock
         self._known: dict[Series, tuple[float, Correction | None]] = {}
 
     def __call__(self, problem: TrainingProblem) -> Correction | None:
         """Of the problem's series, else of the nearest that stands in for it; None where nothing was learnt yet."""
-        series = series_of(problem, hardware=own_hardware(problem.cluster))
+        series = series_of(problem, hardware=self._hardware or own_hardware(problem.cluster))
         asked_at, known = self._known.get(series, (-float("inf"), None))
         if self._clock() - asked_at > MAX_AGE_S:
             known = self._newest(series)
@@ -35,7 +45,7 @@ class StoredCalibrations:
     def _newest(self, series: Series) -> Correction | None:
         for each in series.nearest_first():
             record = self._store.latest_calibration(
-                cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family
+                cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family, before=self._before
             )
             if record is not None and (calibration := read_calibration(record)) is not None:
                 return Correction(calibration=calibration, provenance=provenance(record))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -42,9 +43,13 @@ class Knowledge(StoreBase):
                     return CalibrationRecord(**values)
         raise ConflictError(f"too many calibrations of {cluster_key} are being saved at once; try again")
 
-    def latest_calibration(self, *, cluster_key: str, framework: str, model_family: str = "") -> CalibrationRecord | None:
+    def latest_calibration(
+        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+    ) -> CalibrationRecord | None:
         series = _series(cluster_key=cluster_key, framework=framework, model_family=model_family)
         query = sa.select(CALIBRATION).where(*series).order_by(CALIBRATION.c.version.desc()).limit(1)
+        if before is not None:
+            query = query.where(CALIBRATION.c.created_at < before)
         with self._reading() as connection:
             row = connection.execute(query).one_or_none()
         return None if row is None else CalibrationRecord(**row_dict(row))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration import Prior, prior_for
+from hp_tool.correction import Corrections
 from hp_tool.cost.candidates import CORE_ATTN, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
@@ -17,6 +18,7 @@ from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_s
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.fronts import fewest_devices
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, series_of
 from hp_tool.problem import TrainingProblem, resolve_training
@@ -52,11 +54,6 @@ def resolve_search(query: Query) -> TrainingProblem:
     """
     problem = resolve_training(query)
     check_known(query.search.launcher)
-    if query.objective == "min_gpus":
-        raise UnsupportedError(
-            "objective min_gpus is not searched with real runs; let `hp-tool recommend` find the number, then search on it",
-            field="objective",
-        )
     if query.trainer is not None:
         check_trainer(query.trainer)
         return problem
@@ -66,13 +63,20 @@ def resolve_search(query: Query) -> TrainingProblem:
     return problem
 
 
-def build_problem(*, query: Query, query_json: JsonObject, hardware: Hardware) -> TuningProblem | CostedSpace:
+def build_problem(
+    *, query: Query, query_json: JsonObject, hardware: Hardware, corrections: Corrections = lambda problem: None
+) -> TuningProblem | CostedSpace:
     """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
+
+    Objective min_gpus is searched on the fewest devices that are enough as far as `corrections` know. Where the runs show
+    that they are not, the answer says so, and the next search, which knows it, takes more.
 
     Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
     """
     problem = resolve_search(query)
     check_gpu(problem.cluster, hardware)
+    if query.objective == "min_gpus":
+        problem, _ = fewest_devices(query=query, problem=problem, keep=1, correction=corrections(problem))
     space = cost_space(query=query, problem=problem)
     if query.trainer is None:
         space = _profiled(space, problem)

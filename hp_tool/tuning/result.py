@@ -24,6 +24,7 @@ from hp_tool.problem import TrainingProblem
 from hp_tool.ranking import CostedSpace
 from hp_tool.search.fidelity import NORMAL_QUANTILE, standing
 from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
+from hp_tool.serving.pareto import undominated
 from hp_tool.targets import longest_step_s
 from hp_tool.tuning.problem import TuningProblem
 
@@ -66,6 +67,8 @@ class TuneResult:
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] = ()
     """Where nothing is recommended: what lacks least of memory, days or money, as far as is known, infeasible."""
+    pareto: tuple[Recommendation, ...] = ()
+    """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 
 
 def make_result(
@@ -87,7 +90,8 @@ def make_result(
     table = problem.search.table
     measured, failed = _by_row(problem, runs)
     step = table.predict_step(calibration)
-    fits = calibration.predict_memory(memory_bytes=table.memory_bytes).fit_probability(table.usable_bytes) >= 0.5
+    memory = calibration.predict_memory(memory_bytes=table.memory_bytes)
+    fits = memory.fit_probability(table.usable_bytes) >= 0.5
     limit_s = longest_step_s(problem.training)
     whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}
     median_s, log_sd = _with_extrapolated(step, measured)
@@ -101,6 +105,11 @@ def make_result(
         eligible=[*untried, *reduced],
         measured_s={row: step_s for row, step_s in whole.items() if step_s <= limit_s},
     )
+    known_s, known_bytes = median_s.copy(), memory.median_bytes.copy()
+    for row, step_s in whole.items():
+        known_s[row] = step_s
+        known_bytes[row] = measured[row].peak_memory_bytes or known_bytes[row]
+    front = [rows[place] for place in undominated(known_s[rows], -known_bytes[rows])]
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     near = [] if shown else _nearest(fits=fits, median_s=median_s, memory_bytes=table.memory_bytes, without=failed)
     spent = spent_by(list(runs))
@@ -112,6 +121,7 @@ def make_result(
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=seconds),
         rejections=problem.space.rejections,
         nearest_misses=_describe(problem, near, calibration=calibration, measured=measured) if near else (),
+        pareto=_describe(problem, front, calibration=calibration, measured=measured) if front else (),
         search=SearchSummary(
             id=search_id,
             state=state,

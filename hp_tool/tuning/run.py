@@ -18,6 +18,7 @@ from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFoundError, StoreError
 from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.make import accuracy_of, save
+from hp_tool.learning.stored import StoredCalibrations
 from hp_tool.ranking import CostedSpace
 from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome
@@ -96,7 +97,10 @@ def run_search(
         query = parse_query(record.query)
         launcher = launcher or create_launcher(query)
         started = time.perf_counter()
-        problem = build_problem(query=query, query_json=record.query, hardware=launcher.hardware())
+        hardware = launcher.hardware()
+        # As it was known when the search began: taken up again, it asks the same question.
+        known = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
+        problem = build_problem(query=query, query_json=record.query, hardware=hardware, corrections=known)
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             asked = resolve_search(query)

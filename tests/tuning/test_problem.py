@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hp_tool import schema
+from hp_tool.app import recommend
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
 from hp_tool.domain.records import REUSED, NewMeasurement
 from hp_tool.errors import UnsupportedError
@@ -49,11 +50,13 @@ def test_a_large_space_is_represented_by_its_fastest_and_the_best_of_each_kind(m
     np.testing.assert_allclose(np.sort(step_s(small))[:50], fastest)
 
 
-def test_a_search_for_the_fewest_devices_is_refused():
+def test_the_fewest_devices_are_searched_as_far_as_is_known():
+    """Enough by the cost model alone, or by what is known of the cluster."""
     query = schema.parse_query(LARGE | {"objective": "min_gpus"})
-    with pytest.raises(UnsupportedError) as caught:
-        build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
-    assert caught.value.field == "objective"
+    found = build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
+    fewest = recommend(query=query, top=1).recommendations[0].parallel
+    devices = fewest.tensor_parallel_size * fewest.pipeline_parallel_size * fewest.data_parallel_size
+    assert found.search.cluster.num_gpus == devices < query.cluster.num_gpus
 
 
 @pytest.mark.parametrize(

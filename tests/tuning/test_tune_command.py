@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -57,6 +58,10 @@ def test_the_table_sets_before_after_and_measured_side_by_side(engine):
     assert done.exit_code == 0
     for word in ("before", "after", "measured", "best: TP", "stopped because"):
         assert word in done.stdout
+    search_id = re.search(r"search (\w{16}) ", done.stdout).group(1)
+    front = run("--resume", search_id, "--pareto")
+    assert front.exit_code == 0
+    assert "memory" in front.stdout
 
 
 def test_resume_answers_a_finished_search_and_keeps_its_query(engine):

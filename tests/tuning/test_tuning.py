@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from hp_tool import schema
+from hp_tool.app import recommend
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError
@@ -50,10 +52,17 @@ def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_afte
         assert row.calibrated_estimate.time.step_s == pytest.approx(row.measurement.step_s, rel=0.1)
         low, high = row.calibrated_estimate.intervals.step_s
         assert low <= row.measurement.step_s <= high
+    front = [(row.measurement or row.calibrated_estimate.time).step_s for row in result.pareto]
+    assert front == sorted(front)
+    assert result.pareto[0].parallel == min(result.recommendations, key=lambda row: _known_s(row)).parallel
     assert events[0] == "started"
     assert events.count("run_finished") == result.search.profile_runs
     assert result.search.gpu_seconds == pytest.approx(result.search.profile_runs * 10.0 * 2)
     assert result.search.grid_gpu_seconds > 3 * result.search.gpu_seconds
+
+
+def _known_s(row):
+    return row.measurement.step_s if row.measurement is not None else row.calibrated_estimate.time.step_s
 
 
 def test_a_calibrated_estimate_is_as_consistent_as_the_plain_one(store, query):
@@ -92,6 +101,28 @@ def test_what_misses_the_deadline_is_not_recommended(store, query):
     for row in missed.nearest_misses:
         assert not row.calibrated_estimate.feasible
         assert [reason.code for reason in row.calibrated_estimate.reasons] == ["target_missed"]
+
+
+def test_the_fewest_devices_are_found_by_running(store, query):
+    """On a host much slower than the cost model says, what was enough on paper is not; the next search knows."""
+    plan = replace(query, cluster=replace(query.cluster, num_gpus=8, gpus_per_node=8), parallel=ParallelQuery())
+    within = {"training": replace(query.training, total_tokens=1e9), "objective": "min_gpus"}
+    two = recommend(
+        query=replace(plan, cluster=replace(plan.cluster, num_gpus=2, gpus_per_node=2), **within | {"objective": None})
+    )
+    limit = replace(query.constraints, max_days=1.1 * two.recommendations[0].estimate.days)
+    asked = replace(plan, constraints=limit, **within)
+    engine = CpuEngine()
+    first = tune(query=asked, store=store, launcher=engine)
+    assert first.recommendations == () and first.nearest_misses
+    tried = {request.num_gpus for request in engine.requests.values()}
+    engine = CpuEngine()
+    second = tune(query=asked, store=store, launcher=engine)
+    assert min(request.num_gpus for request in engine.requests.values()) > max(tried)
+    best = second.recommendations[0]
+    assert best.measurement.step_s <= limit.max_days * 86_400 / (
+        1e9 / (query.training.global_batch_size * query.training.sequence_length)
+    )
 
 
 def test_the_result_is_stored_as_json_and_answered_again_on_resume(store, query):
