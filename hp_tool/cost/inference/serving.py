@@ -88,7 +88,9 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
         riding = np.minimum(output * prompts / running, 1.0)
         extra = riding * (together - decode) + (1.0 - riding) * extra
     computed = (1.0 - nouns.prefix_cache_hit_rate) * extra
-    prompt = (computed / prompts + engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers) / stages  # what one prompt costs everyone
+    prompt = (
+        computed / prompts + engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
+    ) / stages  # what one prompt costs everyone
     own = computed * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
     before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
