@@ -112,16 +112,19 @@ class LocalLauncher:
         """Returns once the supervisor has taken the job (it detaches from us)."""
         command = [sys.executable, "-I", supervisor.__file__, str(folder)]
         with (folder / "supervisor.log").open("ab") as log:
-            done = subprocess.run(
-                command,
-                env={**environment, _MARK: str(folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                timeout=_START_LIMIT_S,
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    command,
+                    env={**environment, _MARK: str(folder)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    timeout=_START_LIMIT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise LauncherError(f"the supervisor of {folder.name} did not detach within {_START_LIMIT_S:g} s") from None
         deadline = time.monotonic() + _START_LIMIT_S
         while not (folder / "started.json").exists():  # at once, but for two callers in the same instant
             if done.returncode != 0 or time.monotonic() > deadline:
@@ -148,7 +151,7 @@ def _ending(folder: Path) -> Ending:
     return Ending(
         reason=ended["reason"],
         exit_code=ended.get("exit_code"),
-        wall_s=ended["ended_at"] - ended["started_at"] if "ended_at" in ended else None,
+        wall_s=ended.get("wall_s"),
         oom_kills=ended.get("oom_kills", 0),
         error=ended.get("error"),
     )

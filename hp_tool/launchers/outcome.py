@@ -44,7 +44,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     tail = jobs.log_tail(folder)
-    failed = _root_cause(folder) or _without_account(ending, tail=tail, timeout_s=timeout_s)
+    failed = _root_cause(folder) or _torn(folder, ending) or _without_account(ending, tail=tail, timeout_s=timeout_s)
     exit_code = ending.exit_code if ending.reason == "exited" else None
     return replace(failed, hardware=hardware, wall_s=ending.wall_s, exit_code=exit_code, log_tail=failed.log_tail or tail)
 
@@ -54,6 +54,14 @@ def _read(path: Path) -> Measurement | None:
         return _MEASUREMENT.validate_json(path.read_bytes(), strict=True)
     except (OSError, ValidationError):
         return None
+
+
+def _torn(folder: Path, ending: Ending) -> Measurement | None:
+    """A result that its writer was content with and that was cut off since says nothing about the configuration."""
+    path = folder / jobs.RESULT
+    if ending.exit_code != 0 or not path.exists() or jobs.read_json(path) is not None:
+        return None
+    return Measurement(status="preempted", cause=f"{jobs.RESULT} is cut off")
 
 
 def _root_cause(folder: Path) -> Measurement | None:

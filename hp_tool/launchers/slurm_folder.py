@@ -70,7 +70,7 @@ def await_files(folder: Path) -> None:
 def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) -> Ending:
     """How a job that is over ended: Slurm's word where Slurm ended it, else the job's own record."""
     record = jobs.read_json(folder / ENDED)
-    wall_s = record["ended_at"] - record["started_at"] if record else job.elapsed_s if job else None
+    wall_s = max(record["ended_at"] - record["started_at"], 0.0) if record else job.elapsed_s if job else None
     word = job.state if job else ""
     if state is JobState.CANCELLED:
         return Ending(reason="cancelled", wall_s=wall_s)

@@ -62,10 +62,10 @@ class _Supervisor:
             reason = self._wait_for(devices)
             if reason is not None:
                 return {"reason": reason}
-            started, kills = time.time(), _oom_kills()
-            _write(self._folder / "running.json", {"time": started})
+            started, kills = time.monotonic(), _oom_kills()  # the other clock may jump
+            _write(self._folder / "running.json", {"time": time.time()})
             reason, exit_code = self._run_command()
-            ended = {"reason": reason, "exit_code": exit_code, "started_at": started, "ended_at": time.time()}
+            ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
             return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:

@@ -47,6 +47,13 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
         raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}") from error
 
 
+def is_the_drivers(error: BaseException | None) -> bool:
+    """Whether the driver's troubles are behind an error of other code on the same database, as Optuna's."""
+    while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
+        error = error.__cause__
+    return error is not None
+
+
 def now(connection: sa.Connection) -> datetime:
     """The database's clock, which judges leases. SQLite runs inside its users, all on one host, so its clock is ours."""
     if connection.dialect.name == "sqlite":

@@ -14,6 +14,8 @@ from hp_tool.store.codec import encode
 from hp_tool.store.searches import open_runs, read_search, update_search
 
 SEARCH = tables.searches
+CLOCK_SLACK = timedelta(seconds=5)
+"""How far a clock may be set back, as time services do all day, without a lease being taken for one of the future."""
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 
 
@@ -23,7 +25,10 @@ class Coordination(StoreBase):
     def claim_search(self, *, holder: str, lease_s: float, search_id: str | None = None) -> tuple[SearchRecord, Lease] | None:
         with self._writing() as connection:
             at = now(connection)
-            expired = sa.and_(SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at)
+            # A heartbeat from the future says that the clock went back: the lease would seem to last that much longer. If its
+            # holder lives, it loses the search to whoever claims it now, as with any lease.
+            over = sa.or_(SEARCH.c.lease_expires_at < at, SEARCH.c.heartbeat_at > at + CLOCK_SLACK)
+            expired = sa.and_(SEARCH.c.state == SearchState.RUNNING, over)
             free = sa.select(SEARCH.c.id, SEARCH.c.started_at, SEARCH.c.lease_token)
             if search_id is None:
                 free = free.where(sa.or_(SEARCH.c.state == SearchState.QUEUED, expired))

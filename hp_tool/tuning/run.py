@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.trainers import TrainerLauncher
 from hp_tool.tuning.evidence import reusable_measurements
+from hp_tool.tuning.heartbeat import Heartbeat
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_search
 from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
 
@@ -92,7 +93,7 @@ def run_search(
     search as failed (it may be resumed) and are raised; ConflictError `lease_lost` is raised with nothing touched.
     `launcher` and `storage` (Optuna's) default to what the query names and to memory.
     """
-    try:
+    with Heartbeat(store=store, lease=lease, lease_s=lease_s) as heartbeat, _outcome_stored(store, lease):
         record = store.get_search(search_id=lease.search_id)
         query = parse_query(record.query)
         launcher = launcher or create_launcher(query)
@@ -129,13 +130,20 @@ def run_search(
             reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
             lease_s=lease_s,
             report=on_event,
-            should_release=should_release,
+            should_release=heartbeat.watched(should_release),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)
             return None
         calibration = sampler.calibration(study=projection.study)
         return _conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds)
+
+
+@contextlib.contextmanager
+def _outcome_stored(store: Store, lease: Lease) -> Iterator[None]:
+    """An error inside ends the search as failed, or lets go of it; and is raised."""
+    try:
+        yield
     except KeyboardInterrupt:  # outside the loop, which pauses by itself
         store.release_search(lease=lease, paused=True)
         raise
@@ -145,6 +153,10 @@ def run_search(
             _fail(store, lease, error)
         raise
     except Exception as bug:
+        from hp_tool.store.base import is_the_drivers
+
+        if is_the_drivers(bug):  # Optuna's tables lie in it too, and it raises the driver's errors as they are
+            raise StoreError(f"the study's database: {type(bug).__name__}") from bug
         _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"))
         raise
 

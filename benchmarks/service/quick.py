@@ -1,0 +1,41 @@
+"""The local launcher with a quick command: folders, supervisors, time limits and adoption are the real ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.service import steps
+from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.launchers import jobs
+from hp_tool.launchers.local import LocalLauncher
+
+PAUSE_S = 0.3
+"""How long a job takes, about: long enough to be hit."""
+
+
+class QuickLauncher(LocalLauncher):
+    """Runs `steps` in place of the profiler."""
+
+    def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
+        folder = home()
+        command = (sys.executable, "-I", "-S", steps.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
+        return replace(super().plan(request, job_name=job_name), command=command)
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        """An engine that does not answer holds its caller for as long as the file `engine` says."""
+        silent = home() / "faults" / "engine"
+        if silent.exists():
+            seconds = float(silent.read_text() or 0)
+            if steps.taken(silent):
+                time.sleep(seconds)
+        return super().poll(handles)
+
+
+def home() -> Path:
+    """The folder of this fault run, above the jobs' folders."""
+    return jobs.default_root().parent

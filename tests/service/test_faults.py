@@ -1,0 +1,49 @@
+"""Every fault once under running searches: nothing is lost, doubled or orphaned. `benchmarks.service.faults` does it often."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from benchmarks.service.campaign import campaign
+from benchmarks.service.databases import Database, Postgres, Sqlite
+from benchmarks.service.faults import as_text, is_clean
+from benchmarks.service.injections import FAULTS
+from benchmarks.service.processes import preload
+from tests.conftest import skip_or_fail
+
+pytestmark = pytest.mark.distributed
+SQLITE = [fault for fault in FAULTS if fault != "PostgreSQL restarted"]
+POSTGRESQL = ["worker killed", "PostgreSQL restarted", "database locked", "workers claiming at once", "clock jump"]
+"""What befalls the database or the clock; the rest is the same on both."""
+
+
+@pytest.fixture(autouse=True)
+def profiler_extra() -> None:
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
+        skip_or_fail(component="MEGATRON", reason="the profiler extra is not installed")
+    preload()
+
+
+def clean(database: Database, faults: list[str], home: Path) -> None:
+    row = campaign(faults=faults, database=database, home=home, lease_s=1.0, longest_s=1.5)
+    assert is_clean(row), as_text(row)
+    assert row["runs"] >= row["searches"] > 0
+
+
+def test_faults_on_sqlite(tmp_path: Path) -> None:
+    clean(Sqlite(tmp_path), SQLITE, tmp_path)
+
+
+@pytest.mark.postgres
+def test_faults_on_postgresql(tmp_path: Path) -> None:
+    try:
+        database = Postgres()
+    except ImportError as error:
+        skip_or_fail(component="POSTGRES", reason=f"no PostgreSQL: {error}")
+    try:
+        clean(database, POSTGRESQL, tmp_path)
+    finally:
+        database.close()
