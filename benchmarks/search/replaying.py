@@ -42,6 +42,8 @@ class Beliefs:
     memory_median_error: float
     coverage: float
     """Share of measured step times inside their intervals of probability CONFIDENCE."""
+    memory_coverage: float
+    """The same of peaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +155,13 @@ def _beliefs(cell: Cell, method: Ours, done: list[int]) -> Beliefs:
     step = method.sampler.predict_step(study=method.study)
     low, high = (bound[unseen] for bound in step.interval(confidence=CONFIDENCE))
     measured, predicted = cell.step_s[rows], step.median_s[unseen]
-    calibration = method.sampler.calibration(study=method.study)
-    memory = calibration.predict_memory(memory_bytes=method.sampler.table.memory_bytes[unseen]).median_bytes
+    used = method.sampler.table.predict_memory(method.sampler.calibration(study=method.study))
+    least, most = (bound[unseen] for bound in used.interval(confidence=CONFIDENCE))
+    memory, known = cell.memory_bytes[rows], np.isfinite(cell.memory_bytes[rows])
     return Beliefs(
         rank_correlation=float(spearmanr(predicted, measured).statistic) if len(measured) > 2 else float("nan"),
         throughput_median_error=float(np.median(np.abs(measured / predicted - 1.0))),
-        memory_median_error=float(np.nanmedian(np.abs(memory / cell.memory_bytes[rows] - 1.0))),
+        memory_median_error=float(np.nanmedian(np.abs(used.median_bytes[unseen] / memory - 1.0))),
         coverage=float(np.mean((low <= measured) & (measured <= high))),
+        memory_coverage=float(np.mean(((least <= memory) & (memory <= most))[known])),
     )

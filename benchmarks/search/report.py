@@ -65,7 +65,7 @@ def _regret_after(traces: list[Trace]) -> dict[str, float]:
 
 def _beliefs(traces: list[Trace]) -> dict[str, float]:
     held = [trace.beliefs for trace in traces if trace.beliefs is not None]
-    names = ("rank_correlation", "throughput_median_error", "memory_median_error", "coverage")
+    names = ("rank_correlation", "throughput_median_error", "memory_median_error", "coverage", "memory_coverage")
     return {name: float(np.nanmean([getattr(beliefs, name) for beliefs in held])) for name in names} if held else {}
 
 
@@ -84,7 +84,8 @@ def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str
     if method in OURS:
         held = [cell["beliefs"][method] for cell in cells if cell["beliefs"][method]]
         overall["beliefs"] = {name: float(np.median([beliefs[name] for beliefs in held])) for name in held[0]}
-        overall["beliefs"]["coverage"] = float(np.mean([beliefs["coverage"] for beliefs in held]))
+        for name in ("coverage", "memory_coverage"):
+            overall["beliefs"][name] = float(np.mean([beliefs[name] for beliefs in held]))
     return overall
 
 
@@ -128,7 +129,8 @@ def as_text(found: dict[str, Any]) -> str:
             lines.append(
                 f"{name}, unseen rows after 10 measurements: rank correlation {beliefs['rank_correlation']:.2f}, "
                 f"throughput error {beliefs['throughput_median_error']:.0%}, memory error "
-                f"{beliefs['memory_median_error']:.1%}, {found['confidence']:.0%} intervals hold {beliefs['coverage']:.0%}"
+                f"{beliefs['memory_median_error']:.1%}; {found['confidence']:.0%} intervals hold "
+                f"{beliefs['coverage']:.0%} of step times and {beliefs['memory_coverage']:.0%} of peaks"
             )
     lines += [
         f"{pair}: {test['mean_difference_runs']:+.1f} runs, p = {test['p_value']:.2g} (Wilcoxon, {test['cells']} cells)"

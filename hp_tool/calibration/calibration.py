@@ -10,13 +10,14 @@ import numpy as np
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.calibration.memory import MemoryFit, MemoryPrediction, fit_memory
+from hp_tool.calibration.memory_residual import MemoryResidual
 from hp_tool.calibration.prediction import StepPrediction
 from hp_tool.calibration.prior import GPU_PRIOR, Prior
 from hp_tool.calibration.residual import ResidualFit
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
-PAYLOAD_VERSION = 2
-READABLE_VERSIONS = (1, 2)
+PAYLOAD_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,11 @@ class Calibration:
         """
         return self.step_time.predict(parts_s=parts_s, layer_passes=layer_passes, features=features)
 
-    def predict_memory(self, *, memory_bytes: FloatArray) -> MemoryPrediction:
-        """n memory needs from their uncalibrated bytes (n,)."""
-        return self.memory.predict(memory_bytes=memory_bytes)
+    def predict_memory(self, *, memory_bytes: FloatArray, features: Mapping[str, FloatArray] | None = None) -> MemoryPrediction:
+        """n memory needs from their uncalibrated bytes (n,); with `features` also by what was learnt about configurations like
+        these.
+        """
+        return self.memory.predict(memory_bytes=memory_bytes, features=features)
 
     def summary(self) -> dict[str, Any]:
         """The few numbers people want to see: factors by group, overheads, remaining error, number of measurements."""
@@ -76,6 +79,7 @@ class Calibration:
                 "covariance": self.memory.covariance.tolist(),
                 "residual_log_sd": self.memory.residual_log_sd,
                 "degrees_of_freedom": self.memory.degrees_of_freedom,
+                "residual": None if self.memory.residual is None else self.memory.residual.to_dict(),
             },
             "summary": self.summary(),
         }
@@ -91,6 +95,8 @@ class Calibration:
             piece["covariance"] = np.asarray(piece["covariance"], dtype=np.float64)
         residual = step_time.pop("residual", None)  # payloads of version 1 have none
         step_time["residual"] = None if residual is None else ResidualFit.from_dict(residual)
+        alike = memory.pop("residual", None)  # nor those of version 2 of memory
+        memory["residual"] = None if alike is None else MemoryResidual.from_dict(alike)
         step_time["x"] = np.asarray(step_time["x"], dtype=np.float64)
         return Calibration(
             prior=prior,

@@ -1,12 +1,14 @@
-"""Memory: one factor, some bytes on top, and runs that ran out as censored observations."""
+"""Memory: one factor, some bytes on top, runs that ran out as censored observations, and what configurations alike needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hp_tool.calibration.evidence import Evidence, FloatArray
+from hp_tool.calibration.evidence import BoolArray, Evidence, FloatArray
+from hp_tool.calibration.memory_residual import AMPLITUDE, MemoryResidual, fit_memory_residual
 from hp_tool.calibration.prior import Prior
 from hp_tool.calibration.robust import maximum_a_posteriori, weights
 
@@ -49,73 +51,99 @@ class MemoryFit:
     residual_log_sd: float
     degrees_of_freedom: float
     prior: Prior
+    residual: MemoryResidual | None = None
+    """None: no run with features yet."""
 
-    def predict(self, *, memory_bytes: FloatArray) -> MemoryPrediction:
-        """Predict n configurations from their uncalibrated bytes. With no evidence the median is those bytes."""
+    def predict(self, *, memory_bytes: FloatArray, features: Mapping[str, FloatArray] | None = None) -> MemoryPrediction:
+        """Predict n configurations from their uncalibrated bytes, and their features where they have some. With no evidence
+        the median is those bytes.
+        """
         scaled = self.factor * np.asarray(memory_bytes, dtype=np.float64)
         median = np.maximum(scaled + self.overhead_bytes, _MIN_BYTES)
         gradient = _gradient(self.prior, scaled, median)
         parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
+        shift, variance = np.zeros(len(median)), np.full(len(median), self.residual_log_sd**2)
+        if self.residual is not None and features:
+            shift, variance = self.residual.predict(features)
         return MemoryPrediction(
-            median_bytes=median,
-            log_sd=np.sqrt(self.residual_log_sd**2 + parameter_variance),
+            median_bytes=median * np.exp(shift),
+            log_sd=np.sqrt(variance + parameter_variance),
             degrees_of_freedom=self.degrees_of_freedom,
         )
 
 
 def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
-    """The posterior mode of factor and overhead. A run that ran out contributes P(needed > capacity) to the likelihood.
+    """The posterior mode of factor and overhead, and what configurations alike say of the rest. A run that ran out contributes
+    P(needed > capacity) to the likelihood.
+    """
+    measured = np.isfinite(evidence.measured_memory_bytes) & (evidence.measured_memory_bytes > 0) & ~evidence.out_of_memory
+    used = measured | evidence.out_of_memory
+    bytes_of = np.where(evidence.out_of_memory, evidence.capacity_bytes, evidence.measured_memory_bytes)[used]
+    log_target = np.log(np.maximum(bytes_of, _MIN_BYTES))
+    predicted, ran_out = np.maximum(evidence.memory_bytes[used], _MIN_BYTES), evidence.out_of_memory[used]
+    features = {name: values[used] for name, values in evidence.features.items()}
+    # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
+    order = np.lexsort((*features.values(), log_target, predicted, ran_out))
+    predicted, log_target, ran_out = predicted[order], log_target[order], ran_out[order]
+    features = {name: values[order] for name, values in features.items()}
+    spread = float(np.hypot(AMPLITUDE, prior.memory_residual_log_sd)) if features else prior.memory_residual_log_sd
+    fit = _fit_factor(predicted, log_target, ran_out, prior=prior, row_log_sd=spread)
+    if not features or not used.any():
+        return fit
+    residual = fit_memory_residual(
+        features=features,
+        log_measured=log_target,
+        log_predicted=np.log(fit.predict(memory_bytes=predicted).median_bytes),
+        ran_out=ran_out,
+        noise_log_sd=prior.memory_residual_log_sd,
+        degrees_of_freedom=prior.degrees_of_freedom,
+    )
+    return replace(fit, residual=residual)
+
+
+def _fit_factor(
+    predicted: FloatArray, log_target: FloatArray, ran_out: BoolArray, *, prior: Prior, row_log_sd: float
+) -> MemoryFit:
+    """`log_target`: of bytes measured, or of the capacity of a run that ran out. `row_log_sd`: scatter of a row about the fit.
 
     Afterwards the factor is raised, where it has to be, until every run that ran out is predicted not to fit, unless a
     run predicted to need at least as much did fit: then the two disagree and the likelihood has the last word.
     """
-    order = np.lexsort((evidence.measured_memory_bytes, evidence.memory_bytes, evidence.out_of_memory))
-    predicted = np.maximum(evidence.memory_bytes[order], _MIN_BYTES)
-    measured_bytes = evidence.measured_memory_bytes[order]
-    ran_out = evidence.out_of_memory[order]
-    log_capacity = np.log(np.maximum(evidence.capacity_bytes[order], _MIN_BYTES))
-    measured = np.isfinite(measured_bytes) & (measured_bytes > 0) & ~ran_out
-    rows = int(measured.sum() + ran_out.sum())
-    log_target = np.where(ran_out, log_capacity, np.log(np.where(measured, measured_bytes, 1.0)))[measured | ran_out]
-    censored = ran_out[measured | ran_out]
-    design = predicted[measured | ran_out]
 
     def medians(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        scaled = np.exp(prior.memory_log_sd * x[0]) * design
+        scaled = np.exp(prior.memory_log_sd * x[0]) * predicted
         return scaled, np.maximum(scaled + prior.memory_overhead_bytes * x[1], _MIN_BYTES)
 
     def residuals(x: FloatArray) -> FloatArray:
-        plain = (np.log(medians(x)[1]) - log_target) / prior.memory_residual_log_sd
-        return np.where(censored, _censored_residual(plain)[0], plain)
+        plain = (np.log(medians(x)[1]) - log_target) / row_log_sd
+        return np.where(ran_out, _censored_residual(plain)[0], plain)
 
     def jacobian(x: FloatArray) -> FloatArray:
         scaled, median = medians(x)
-        plain = (np.log(median) - log_target) / prior.memory_residual_log_sd
-        slope = np.where(censored, _censored_residual(plain)[1], 1.0)
-        return slope[:, None] * _gradient(prior, scaled, median) / prior.memory_residual_log_sd
+        plain = (np.log(median) - log_target) / row_log_sd
+        slope = np.where(ran_out, _censored_residual(plain)[1], 1.0)
+        return slope[:, None] * _gradient(prior, scaled, median) / row_log_sd
 
     x: FloatArray = np.zeros(2)
     covariance: FloatArray = np.eye(2)
     used, squares = 0.0, 0.0
-    if rows:
+    if len(predicted):
         x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, lower=np.array([-np.inf, 0.0]))
         row_weights = weights(residuals(x))
         information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
         covariance = np.asarray(np.linalg.inv(information + np.eye(2)), dtype=np.float64)
         used = float(np.trace(covariance @ information))
-        squares = float(np.sum((row_weights * residuals(x) ** 2)[~censored]))
-    exact = int(measured.sum())
+        squares = float(np.sum((row_weights * residuals(x) ** 2)[~ran_out]))
+    exact = int(np.sum(~ran_out))
     degrees = prior.degrees_of_freedom + max(exact - min(used, exact), 0.0)
     overhead_bytes = float(prior.memory_overhead_bytes * x[1])
-    largest_that_fit = predicted[measured].max(initial=0.0)
-    contradicted = predicted[ran_out] <= largest_that_fit
-    refuted = np.exp(log_capacity[ran_out][~contradicted]) - overhead_bytes
-    factor_floor = (refuted / predicted[ran_out][~contradicted]).max(initial=0.0)
+    beyond = ran_out & (predicted > predicted[~ran_out].max(initial=0.0))
+    factor_floor = ((np.exp(log_target) - overhead_bytes) / predicted)[beyond].max(initial=0.0)
     return MemoryFit(
         factor=max(float(np.exp(prior.memory_log_sd * x[0])), float(factor_floor) * (1 + 1e-9)),
         overhead_bytes=overhead_bytes,
         covariance=covariance,
-        residual_log_sd=prior.memory_residual_log_sd * float(np.sqrt((prior.degrees_of_freedom + squares) / degrees)),
+        residual_log_sd=row_log_sd * float(np.sqrt((prior.degrees_of_freedom + squares) / degrees)),
         degrees_of_freedom=degrees,
         prior=prior,
     )

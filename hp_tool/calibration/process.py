@@ -19,7 +19,8 @@ Parameters = tuple[float, float, float]
 """Amplitude (standard deviation of the function), its correlation length, standard deviation of one observation's noise."""
 
 NUGGET = 1e-8
-MAX_ITERATIONS = 15
+OPTIONS = {"maxiter": 15, "ftol": 1e-4}
+"""Of the search for hyperparameters: their priors are wide, the last digits of the likelihood decide nothing."""
 _BOUNDS = ((1e-4, 10.0), (0.1, 10.0), (1e-4, 1.0))
 """Of amplitude^2, length, noise^2."""
 _POWERS = np.array([2.0, 1.0, 2.0])
@@ -72,7 +73,7 @@ def most_likely(
             z = (theta - centre) / width
             return value + 0.5 * float(z @ z), gradient + z / width
 
-        found = minimize(posterior, initial, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": MAX_ITERATIONS})
+        found = minimize(posterior, initial, jac=True, bounds=bounds, method="L-BFGS-B", options=OPTIONS)
         return found.x, found.fun
 
     fitted = _regressor(start, doubt, optimizer=optimizer).fit(points, values)

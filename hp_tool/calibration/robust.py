@@ -43,3 +43,8 @@ def maximum_a_posteriori(
 def weights(residuals: FloatArray) -> FloatArray:
     """(rows,) weight of each row at the solution: 1 for small standardised residuals, falling for outliers."""
     return 1.0 / np.sqrt(1.0 + (residuals / _KNEE) ** 2)
+
+
+def doubts(residuals: FloatArray, *, noise: float) -> FloatArray:
+    """(rows,) variance beyond noise^2 that gives a row of a least-squares problem the weight above."""
+    return noise**2 * (1.0 / weights(residuals) - 1.0)

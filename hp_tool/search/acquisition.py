@@ -77,7 +77,7 @@ def propose(
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried)] = False
     step = table.predict_step(calibration)
-    chance = calibration.predict_memory(memory_bytes=table.memory_bytes).fit_probability(table.usable_bytes)
+    chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)
     quick = 1.0 - step.slow_probability
     # Equal predictions are common (an axis that has no effect here); the seed, not the enumeration, breaks such ties.

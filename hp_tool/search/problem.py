@@ -64,7 +64,7 @@ class SearchProblem:
         features = {name: values[one] for name, values in self.table.features.items()}
         step = calibration.predict_step(parts_s=parts, layer_passes=self.table.layer_passes[one], features=features)
         low, high = step.interval()
-        memory = calibration.predict_memory(memory_bytes=self.table.memory_bytes[one])
+        memory = calibration.predict_memory(memory_bytes=self.table.memory_bytes[one], features=features)
         return {
             "step_s": float(sum(seconds[0] for seconds in parts.values())),
             "parts_s": {name: float(seconds[0]) for name, seconds in parts.items()},

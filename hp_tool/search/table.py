@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.calibration import Calibration, StepPrediction, residual_features
+from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, residual_features
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
 from hp_tool.cost.training import TrainingCosts
@@ -109,6 +109,10 @@ class CandidateTable:
     def predict_step(self, calibration: Calibration) -> StepPrediction:
         """Step times of all rows as this calibration corrects them."""
         return calibration.predict_step(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
+
+    def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
+        """Memory needs of all rows as this calibration corrects them."""
+        return calibration.predict_memory(memory_bytes=self.memory_bytes, features=self.features)
 
 
 def candidate_table(

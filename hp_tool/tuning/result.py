@@ -90,7 +90,7 @@ def make_result(
     table = problem.search.table
     measured, failed = _by_row(problem, runs)
     step = table.predict_step(calibration)
-    memory = calibration.predict_memory(memory_bytes=table.memory_bytes)
+    memory = table.predict_memory(calibration)
     fits = memory.fit_probability(table.usable_bytes) >= 0.5
     limit_s = longest_step_s(problem.training)
     whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}
