@@ -43,23 +43,26 @@ def corrected_costs(
     `residuals`: also what was learnt about configurations alike, which is dear where n is large.
 
     Time parts are scaled by their group's factor, and overheads become a part of their own. Memory that the allocator
-    holds is scaled by one factor; bytes that every run needed on top join the overhead.
+    holds is scaled by one factor; bytes that every run needed on top join the overhead. What configurations alike needed
+    scales all of it.
     """
     passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
     features = _features(candidates, problem) if residuals else None
     step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
     parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=passes, features=features)
-    fit = calibration.memory
-    memory = {name: size if name == MEMORY_OVERHEAD else size * fit.factor for name, size in costs.memory_parts.items()}
-    memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes
-    allocated = calibration.predict_memory(memory_bytes=allocated_bytes(costs)).median_bytes
+    fit, before = calibration.memory, allocated_bytes(costs)
+    allocated = calibration.predict_memory(memory_bytes=before, features=features).median_bytes
+    shift = allocated / (fit.factor * before + fit.overhead_bytes)
+    factor = fit.factor * shift
+    memory = {name: size if name == MEMORY_OVERHEAD else size * factor for name, size in costs.memory_parts.items()}
+    memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes * shift
     return replace(
         costs,
         parts=parts,
         step_s=step.median_s,
         memory_parts=memory,
         memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
-        layer_activations_bytes=costs.layer_activations_bytes * fit.factor,
+        layer_activations_bytes=costs.layer_activations_bytes * factor,
     )
 
 
@@ -106,7 +109,8 @@ def _intervals(
     features = _features(candidates, problem)
     predicted = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
     step = predicted.interval(confidence=CONFIDENCE)
-    memory = calibration.predict_memory(memory_bytes=allocated_bytes(costs)).interval(confidence=CONFIDENCE)
+    needed = calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features)
+    memory = needed.interval(confidence=CONFIDENCE)
     outside = float(costs.memory_parts[MEMORY_OVERHEAD][0])
     return Intervals(
         confidence=CONFIDENCE,

@@ -21,8 +21,10 @@ Parameters = tuple[float, float, float]
 NUGGET = 1e-8
 OPTIONS = {"maxiter": 15, "ftol": 1e-4}
 """Of the search for hyperparameters: their priors are wide, the last digits of the likelihood decide nothing."""
-_BOUNDS = ((1e-4, 10.0), (0.1, 10.0), (1e-4, 1.0))
+_BOUNDS = np.log([(1e-4, 10.0), (0.1, 10.0), (1e-4, 1.0)])
 """Of amplitude^2, length, noise^2."""
+_WARNS_AT = (1e-10, 1e10)
+"""scikit-learn warns of hyperparameters on its bounds; those above are meant to hold."""
 _POWERS = np.array([2.0, 1.0, 2.0])
 Objective = Callable[[FloatArray], tuple[float, FloatArray]]
 
@@ -73,7 +75,7 @@ def most_likely(
             z = (theta - centre) / width
             return value + 0.5 * float(z @ z), gradient + z / width
 
-        found = minimize(posterior, initial, jac=True, bounds=bounds, method="L-BFGS-B", options=OPTIONS)
+        found = minimize(posterior, initial, jac=True, bounds=_BOUNDS, method="L-BFGS-B", options=OPTIONS)
         return found.x, found.fun
 
     fitted = _regressor(start, doubt, optimizer=optimizer).fit(points, values)
@@ -86,6 +88,5 @@ def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = No
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
     amplitude, length, noise = parameters
-    signal, scale, scatter = _BOUNDS
-    kernel = ConstantKernel(amplitude**2, signal) * Matern(length, scale, nu=2.5) + WhiteKernel(noise**2, scatter)
+    kernel = ConstantKernel(amplitude**2, _WARNS_AT) * Matern(length, _WARNS_AT, nu=2.5) + WhiteKernel(noise**2, _WARNS_AT)
     return GaussianProcessRegressor(kernel, alpha=doubt + NUGGET, optimizer=optimizer)

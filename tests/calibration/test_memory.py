@@ -16,8 +16,8 @@ CAPACITY = 80.0 * GIB
 
 
 def needs(found):
-    """An allocator that keeps more the more tensor ranks there are, and much more where micro-batches are few."""
-    return PREDICTED * (1.0 + 0.05 * found["tensor_parallel"] + 0.15 * (found["micro_batches"] < 4.0))
+    """An allocator that keeps more the more tensor ranks there are, and much more on long pipelines."""
+    return PREDICTED * (1.0 + 0.05 * found["tensor_parallel"] + 0.15 * (found["pipeline_parallel"] > 1.0))
 
 
 def learnt(rows, *, seed=0, measured=None, out_of_memory=None):
