@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.calibration import Calibration, residual_features
+from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, residual_features
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
@@ -41,29 +41,9 @@ def corrected_costs(
 ) -> TrainingCosts:
     """Costs of n candidates after calibration: medians of time and memory, in parts that still sum to the totals.
     `residuals`: also what was learnt about configurations alike, which is dear where n is large.
-
-    Time parts are scaled by their group's factor, and overheads become a part of their own. Memory that the allocator
-    holds is scaled by one factor; bytes that every run needed on top join the overhead. What configurations alike needed
-    scales all of it.
     """
-    passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
-    features = _features(candidates, problem) if residuals else None
-    step = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
-    parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=passes, features=features)
-    fit, before = calibration.memory, allocated_bytes(costs)
-    allocated = calibration.predict_memory(memory_bytes=before, features=features).median_bytes
-    shift = allocated / (fit.factor * before + fit.overhead_bytes)
-    factor = fit.factor * shift
-    memory = {name: size if name == MEMORY_OVERHEAD else size * factor for name, size in costs.memory_parts.items()}
-    memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes * shift
-    return replace(
-        costs,
-        parts=parts,
-        step_s=step.median_s,
-        memory_parts=memory,
-        memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
-        layer_activations_bytes=costs.layer_activations_bytes * factor,
-    )
+    known = _known(costs, candidates=candidates, problem=problem, calibration=calibration, residuals=residuals)
+    return _corrected(costs, known=known, calibration=calibration)
 
 
 def corrected_estimate(
@@ -82,9 +62,10 @@ def corrected_estimate(
     rows, one = np.array([index]), candidates.take(np.array([index]))
     alone = _row(costs, rows)
     calibration = correction.calibration
+    known = _known(alone, candidates=one, problem=problem, calibration=calibration, residuals=True)
     found = estimate_row(
         0,
-        costs=corrected_costs(alone, candidates=one, problem=problem, calibration=calibration, residuals=True),
+        costs=_corrected(alone, known=known, calibration=calibration),
         candidates=one,
         model=problem.model,
         cluster=problem.cluster,
@@ -96,32 +77,64 @@ def corrected_estimate(
         found = replace(found, feasible=False, reasons=found.reasons + missed)
     return replace(
         found,
-        intervals=_intervals(alone, candidates=one, problem=problem, calibration=calibration),
+        intervals=_intervals(known, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0]), calibration=calibration),
         provenance={**found.provenance, "calibration": {**correction.provenance, **calibration.summary()}},
     )
 
 
-def _intervals(
-    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration
-) -> Intervals:
-    """Of one row. Nothing uncertain is added for memory outside the allocator."""
-    passes = layer_passes(candidates=candidates, model=problem.model, training=problem.workload)
-    features = _features(candidates, problem)
-    predicted = calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features)
-    step = predicted.interval(confidence=CONFIDENCE)
-    needed = calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features)
-    memory = needed.interval(confidence=CONFIDENCE)
-    outside = float(costs.memory_parts[MEMORY_OVERHEAD][0])
-    return Intervals(
-        confidence=CONFIDENCE,
-        step_s=(float(step[0][0]), float(step[1][0])),
-        memory_total_bytes=(float(memory[0][0]) + outside, float(memory[1][0]) + outside),
-        source=f"{len(calibration.measurement_ids)} measurements on this cluster",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a calibration says of n candidates."""
+
+    layer_passes: FloatArray
+    step: StepPrediction
+    allocated: MemoryPrediction
+
+
+def _known(
+    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration, residuals: bool
+) -> _Known:
+    nouns: dict[str, Any] = {"candidates": candidates, "model": problem.model, "training": problem.workload}
+    features = residual_features(**nouns, cluster=problem.cluster) if residuals else None
+    passes = layer_passes(**nouns)
+    return _Known(
+        layer_passes=passes,
+        step=calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features),
+        allocated=calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features),
     )
 
 
-def _features(candidates: Candidates, problem: TrainingProblem) -> dict[str, FloatArray]:
-    return residual_features(candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload)
+def _corrected(costs: TrainingCosts, *, known: _Known, calibration: Calibration) -> TrainingCosts:
+    """Time parts are scaled by their group's factor, and overheads become a part of their own. Memory that the allocator
+    holds is scaled by one factor; bytes that every run needed on top join the overhead. What configurations alike needed
+    scales all of it.
+    """
+    parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=known.layer_passes, step=known.step)
+    fit, allocated = calibration.memory, known.allocated.median_bytes
+    shift = allocated / (fit.factor * allocated_bytes(costs) + fit.overhead_bytes)
+    factor = fit.factor * shift
+    memory = {name: size if name == MEMORY_OVERHEAD else size * factor for name, size in costs.memory_parts.items()}
+    memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes * shift
+    return replace(
+        costs,
+        parts=parts,
+        step_s=np.asarray(sum(parts.values())),
+        memory_parts=memory,
+        memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
+        layer_activations_bytes=costs.layer_activations_bytes * factor,
+    )
+
+
+def _intervals(known: _Known, *, outside_bytes: float, calibration: Calibration) -> Intervals:
+    """Of one row. Nothing uncertain is added for memory outside the allocator."""
+    step = known.step.interval(confidence=CONFIDENCE)
+    memory = known.allocated.interval(confidence=CONFIDENCE)
+    return Intervals(
+        confidence=CONFIDENCE,
+        step_s=(float(step[0][0]), float(step[1][0])),
+        memory_total_bytes=(float(memory[0][0]) + outside_bytes, float(memory[1][0]) + outside_bytes),
+        source=f"{len(calibration.measurement_ids)} measurements on this cluster",
+    )
 
 
 def _row(costs: TrainingCosts, rows: np.ndarray) -> TrainingCosts:

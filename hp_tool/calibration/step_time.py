@@ -66,22 +66,17 @@ class StepTimeFit:
         return float(self.prior.layer_overhead_s * self.x[-1])
 
     def calibrated_parts(
-        self,
-        *,
-        parts_s: Mapping[str, FloatArray],
-        layer_passes: FloatArray,
-        features: Mapping[str, FloatArray] | None = None,
+        self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray, step: StepPrediction | None = None
     ) -> dict[str, FloatArray]:
         """Each part times its group's factor, and the overheads as a part `overhead`; they sum to the median step time.
-        What the residuals shift, they shift in proportion; stalls are overhead.
+        What the residuals of a prediction `step` for the same rows shift, they shift in proportion; stalls are overhead.
         """
         factors = self.factors
         parts = {name: seconds * factors[_GROUP_OF_PART.get(name, "compute")] for name, seconds in parts_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(layer_passes, dtype=np.float64)
         parts["overhead"] = parts.get("overhead", 0.0) + overhead
-        if self.residual is None or not features:
+        if step is None or step.slow is None:
             return parts
-        step = self.predict(parts_s=parts_s, layer_passes=layer_passes, features=features)
         shift = step.regular_s / sum(parts.values())
         parts = {name: seconds * shift for name, seconds in parts.items()}
         return {**parts, "overhead": parts["overhead"] + (step.median_s - step.regular_s)}

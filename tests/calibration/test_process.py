@@ -34,6 +34,13 @@ def test_each_observation_has_its_own_noise():
     np.testing.assert_allclose(variance, amplitude**2 + noise**2 - np.diag(cross @ inverse @ cross.T), rtol=1e-5)
 
 
+def test_predictions_are_those_of_scikit_learn():
+    process, points = some_process(), np.random.default_rng(1).normal(size=(7, 3))
+    mean, sd = process._regressor.predict(points, return_std=True)
+    np.testing.assert_allclose(process.predict(points)[0], mean, rtol=1e-9)
+    np.testing.assert_allclose(process.predict(points)[1], sd**2, rtol=1e-9)
+
+
 def test_leaving_one_out_is_refitting_without_it():
     process = some_process()
     mean, variance = process.leave_one_out()

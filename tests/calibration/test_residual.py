@@ -94,9 +94,7 @@ def test_parts_sum_to_the_median_and_a_payload_says_the_same_again():
     measured = (1.0 + (seen["pipeline_parallel"] == 2.0) * 5.0) * noise(15)
     calibration = fit_calibration(evidence=evidence(seen, measured), prior=GPU_PRIOR)
     step = predict(calibration, unseen)
-    parts = calibration.step_time.calibrated_parts(
-        parts_s={"compute": np.ones(20)}, layer_passes=np.full(20, 10.0), features=unseen
-    )
+    parts = calibration.step_time.calibrated_parts(parts_s={"compute": np.ones(20)}, layer_passes=np.full(20, 10.0), step=step)
     np.testing.assert_allclose(sum(parts.values()), step.median_s)
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
     np.testing.assert_allclose(predict(again, unseen).median_s, step.median_s, rtol=1e-9)
