@@ -115,7 +115,13 @@ def resolve_training(query: Query) -> TrainingProblem:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     profiles = [
         with_scatter(
-            efficiency(gpu=kind.gpu, framework=workload.framework, overlap=workload.overlap, cuda_graphs=workload.cuda_graphs),
+            efficiency(
+                gpu=kind.gpu,
+                framework=workload.framework,
+                overlap=workload.overlap,
+                cuda_graphs=workload.cuda_graphs,
+                cluster=cluster.name,
+            ),
             model=model,
             workload=workload,
         )

@@ -12,10 +12,12 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
-from benchmarks.accuracy.fit_gpus import Floats, robust_fit, roofline, write
+from benchmarks.accuracy.fit_gpus import Floats, write
+from hp_tool.calibration.kernel_fits import CPU, fit_memory, fit_roofline, robust_fit
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import Precision
 
@@ -54,13 +56,9 @@ def fit_matmul(precision: Precision) -> dict[str, float]:
     size = 4.0 if precision == "fp32" else 2.0
     flops = 2 * m * n * k / device.peak_flops_per_second[precision]
     traffic = size * (m * k + n * k + m * n) / device.memory_bandwidth_bytes_per_second
-
-    def residuals(x: Floats) -> Floats:
-        return np.log((x[2] + np.maximum(flops / x[0], traffic / x[1])) / seconds)
-
-    x = robust_fit(residuals, [0.5, 0.5, 1e-5], [0.01, 0.01, 1e-7], [2.0, 2.0, 1e-3])
-    print(f"matmul {precision}: {x}, median error {np.median(np.abs(np.expm1(residuals(x)))):.1%} over {len(seconds)} shapes")
-    return roofline(*x)
+    found, errors = fit_roofline(flops, traffic, seconds, bounds=CPU)
+    print(f"matmul {precision}: {found}, median error {np.median(errors):.1%} over {len(seconds)} shapes")
+    return asdict(found)
 
 
 def fit_elementwise() -> tuple[float, float]:
@@ -74,13 +72,9 @@ def fit_elementwise() -> tuple[float, float]:
         out = torch.empty_like(a)
         seconds.append(seconds_of(lambda a=a, b=b, out=out: torch.add(a, b, out=out)))
     traffic = 12.0 * counts / gpu("cpu").memory_bandwidth_bytes_per_second
-
-    def residuals(x: Floats) -> Floats:
-        return np.log((x[1] + traffic / x[0]) / np.array(seconds))
-
-    fraction, overhead = robust_fit(residuals, [0.5, 5e-6], [0.01, 1e-7], [5.0, 1e-3])
+    (fraction, overhead), _ = fit_memory(traffic, np.ones(len(counts)), np.array(seconds), bounds=CPU)
     print(f"elementwise: {fraction:.3f} of memory bandwidth, {overhead * 1e6:.1f} us a kernel")
-    return float(f"{fraction:.4g}"), float(f"{overhead:.4g}")
+    return fraction, overhead
 
 
 def _rank(rank: int, port: int, results: object) -> None:

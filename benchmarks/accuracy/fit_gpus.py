@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from hp_tool.calibration.kernel_fits import Bounds, fit_additive_roofline, robust_fit, short
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import GpuSpec
 
@@ -31,12 +32,8 @@ INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
 CONTEXT_BYTES = float(2**30)
 """Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context alone; not fitted."""
 OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/gpus"
+ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
-
-
-def robust_fit(residuals: object, start: list[float], low: list[float], high: list[float]) -> Floats:
-    """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
-    return least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start).x
 
 
 def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats]:
@@ -93,15 +90,9 @@ def fit_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
     b, s, a, k, d = shapes.T
     flops = 2 * b * a * s**2 * d / device.peak_flops_per_second["bf16"]
     traffic = 2 * b * s * d * (2 * a + 2 * k) / device.memory_bandwidth_bytes_per_second
-
-    def residuals(x: Floats) -> Floats:
-        return np.log((x[2] + flops / x[0] + traffic / x[1]) / seconds)
-
-    x = robust_fit(residuals, [0.6, 0.5, 1e-5], [0.05, 0.05, 1e-6], [1.2, 1.2, 1e-4])
-    errors = np.abs(np.expm1(residuals(x)))
-    print(f"{device.name:16} attention     peak {x[0]:.3f} bandwidth {x[1]:.3f} overhead {x[2] * 1e6:.1f} us; "
-          f"{len(errors)} shapes, median error {np.median(errors):.1%}")  # fmt: skip
-    return roofline(*x)
+    found, errors = fit_additive_roofline(flops, traffic, seconds, bounds=ATTENTION)
+    print(f"{device.name:16} attention     {found}; {len(errors)} shapes, median error {np.median(errors):.1%}")
+    return asdict(found)
 
 
 def fit_decode_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
@@ -119,7 +110,7 @@ def fit_decode_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
     errors = np.abs(np.expm1(residuals(x)))
     print(f"{device.name:16} decode attention bandwidth {x[0]:.3f} overhead {x[1] * 1e6:.1f} us; {len(errors)} shapes, "
           f"median error {np.median(errors):.1%}")  # fmt: skip
-    return {"bandwidth_fraction": _short(x[0]), "overhead_s": _short(x[1])}
+    return {"bandwidth_fraction": short(x[0]), "overhead_s": short(x[1])}
 
 
 def fit_small_all_reduce(rows: list[Row], device: GpuSpec) -> dict[str, float]:
@@ -136,8 +127,8 @@ def fit_small_all_reduce(rows: list[Row], device: GpuSpec) -> dict[str, float]:
     errors = np.abs(np.expm1(residuals(np.array([latency, per_peer, bandwidth]))))
     print(f"{device.name:16} small all-reduce {bandwidth:.3f} of the link, {latency * 1e6:.1f} us; {len(errors)} shapes, "
           f"median error {np.median(errors):.1%}")  # fmt: skip
-    return {"bandwidth_fraction": _short(bandwidth), "latency_s": _short(latency),
-            "latency_per_peer_s": _short(per_peer), "ramp_bytes": 0.0}  # fmt: skip
+    return {"bandwidth_fraction": short(bandwidth), "latency_s": short(latency),
+            "latency_per_peer_s": short(per_peer), "ramp_bytes": 0.0}  # fmt: skip
 
 
 def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> dict[str, float]:
@@ -159,15 +150,15 @@ def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> d
         f"median error {np.median(errors):.1%}"
     )
     return {
-        "bandwidth_fraction": _short(x[0]),
-        "latency_s": _short(x[1]),
-        "latency_per_peer_s": _short(x[2]),
-        "ramp_bytes": _short(x[3]),
+        "bandwidth_fraction": short(x[0]),
+        "latency_s": short(x[1]),
+        "latency_per_peer_s": short(x[2]),
+        "ramp_bytes": short(x[3]),
     }
 
 
 def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]:
-    return {"peak_fraction": _short(peak), "bandwidth_fraction": _short(bandwidth), "overhead_s": _short(overhead)}
+    return {"peak_fraction": short(peak), "bandwidth_fraction": short(bandwidth), "overhead_s": short(overhead)}
 
 
 def fit_gpu(folder: Path, system: str) -> dict[str, object]:
@@ -206,7 +197,7 @@ def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
         if isinstance(values[0], dict):
             shared = set.intersection(*(set(value) for value in values))
             return {key: mean([value[key] for value in values]) for key in values[0] if key in shared}
-        return _short(float(np.exp(np.mean(np.log(np.maximum(values, 1e-12))))))
+        return short(float(np.exp(np.mean(np.log(np.maximum(values, 1e-12))))))
 
     numbers = [{key: value for key, value in one.items() if key not in ("gpu", "fitted_on")} for one in fitted]
     names = ", ".join(str(one["gpu"]) for one in fitted)
@@ -218,10 +209,6 @@ def write(name: str, constants: dict[str, object], *, command: str = "benchmarks
     # Through JSON, so that a part used twice is written twice: the catalogue accepts no YAML aliases.
     text = yaml.safe_dump(json.loads(json.dumps(constants)), sort_keys=False, width=120)
     (OUTPUT / f"{name}.yaml").write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def main() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 from hp_tool import documents
-from hp_tool.catalog import records
+from hp_tool.catalog import machines, records
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link, Roofline
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
@@ -22,9 +21,16 @@ _GENERIC = "generic"
 
 
 def efficiency(
-    *, gpu: GpuSpec, framework: str, overlap: OverlapSpec | None = None, cuda_graphs: bool = False
+    *,
+    gpu: GpuSpec,
+    framework: str,
+    overlap: OverlapSpec | None = None,
+    cuda_graphs: bool = False,
+    cluster: str | None = None,
 ) -> EfficiencyProfile:
     """The profile the cost model wants; a GPU without measurements gets generic constants, marked `measured: false`.
+
+    `cluster`: its name; where `hp-tool calibrate --cluster` measured it, its own constants stand before its GPU's.
 
     UnsupportedError for a framework without a profile, and for an overlap that nobody measured.
     """
@@ -33,7 +39,11 @@ def efficiency(
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:
         constants = without_host(constants)
-    return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=constants)
+    machine = machines.machine_profile(cluster) if cluster is not None else None
+    if machine is None or machine.gpu.gpu != gpu.name:
+        return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=constants)
+    network = machine.network or constants.network
+    return EfficiencyProfile(gpu=machine.gpu, framework=dataclasses.replace(constants, network=network))
 
 
 def frameworks() -> list[str]:
@@ -47,18 +57,7 @@ def gpu_efficiency(name: str) -> GpuEfficiency:
     path = _profiles(_FOLDER / "gpus").get(name)
     if path is None:
         return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
-    fields = documents.parse(documents.read_text(path), origin=path)
-    parts: dict[str, Any] = {}
-    for key in ("attention", "decode_attention"):
-        if key in fields:
-            parts[key] = records.build(Roofline, fields[key], field=key, origin=path)
-    for key in ("nvlink", "all_to_all", "small_all_reduce"):
-        if key in fields:
-            parts[key] = records.build(Link, fields[key], field=key, origin=path)
-    for key in ("matmul", "thin_matmul"):
-        if key in fields:
-            parts[key] = {p: records.build(Roofline, roof, field=key, origin=path) for p, roof in fields[key].items()}
-    return GpuEfficiency(**{**fields, **parts})
+    return machines.gpu_constants(documents.parse(documents.read_text(path), origin=path), origin=path)
 
 
 @functools.lru_cache(maxsize=256)

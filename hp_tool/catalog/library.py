@@ -100,6 +100,11 @@ def file_entries(path: Path) -> Iterator[Entry]:
         yield _entry(str(name), fields, document.get("defaults", {}), source, path)
 
 
+def own_folders() -> tuple[Path, ...]:
+    """One's own folders, first match wins; the first is where new entries are written."""
+    return _folders()[:-1]
+
+
 def clear_cache() -> None:
     """Forget what was read, so that changed files are seen by this process."""
     for cached in (_find, _texts, _entries):

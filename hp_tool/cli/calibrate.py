@@ -26,6 +26,11 @@ def calibrate(
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Only clusters of this GPU.")] = None,
     framework: Annotated[str | None, typer.Option(help="Only measurements of this framework.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="First time single operations on this cluster, and keep its constants.")
+    ] = None,
+    launcher: Annotated[str, typer.Option(help="With --cluster: the engine that reaches it.")] = "local",
+    precision: Annotated[list[str] | None, typer.Option(help="With --cluster: matmul inputs to time.")] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Fit what was measured: a new version for every cluster, software and model family with something new to say.
@@ -33,8 +38,10 @@ def calibrate(
     Estimates, recommendations and searches take up the newest version by themselves.
     """
     from hp_tool import learning, schema
+    from hp_tool.cli import machine
     from hp_tool.store import open_store
 
+    report = machine.measure(cluster, launcher=launcher, precisions=precision) if cluster is not None else None
     store = open_store()
     try:
         stored = _import(store, measurements) if measurements is not None else 0
@@ -42,10 +49,12 @@ def calibrate(
     finally:
         store.close()
     if as_json:
-        calibrations = [schema.to_dict(each) for each in made]
-        typer.echo(schema.to_json({"status": "ok", "measurements_stored": stored, "calibrations": calibrations}))
+        answer = {"status": "ok", "measurements_stored": stored, "calibrations": [schema.to_dict(each) for each in made]}
+        typer.echo(schema.to_json(answer | ({"machine": schema.to_dict(report)} if report is not None else {})))
     else:
-        _print(made, stored=stored)
+        if report is not None:
+            machine.show(report)
+        _print(made, stored=stored, quiet=report is not None)
 
 
 def _import(store: Store, path: str) -> int:
@@ -67,7 +76,7 @@ def _import(store: Store, path: str) -> int:
     return len(read)
 
 
-def _print(made: Sequence[MadeCalibration], *, stored: int) -> None:
+def _print(made: Sequence[MadeCalibration], *, stored: int, quiet: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -75,6 +84,8 @@ def _print(made: Sequence[MadeCalibration], *, stored: int) -> None:
     console = console if console.is_terminal else Console(width=160)
     if stored:
         console.print(f"{stored} measurements stored", highlight=False)
+    if not made and quiet:
+        return
     if not made:
         console.print("no measurements to learn from: run `hp-tool tune`, or bring some with --measurements FILE")
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hp_tool.domain.microbenchmark import OperationTimes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.program import Program
@@ -101,6 +102,8 @@ class Measurement:
     """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the model was built."""
     serving: ServingTimes | None = None
     """Latencies of an inference run, which has no steps."""
+    operations: tuple[OperationTimes, ...] = ()
+    """Of a run that timed single operations."""
     losses: tuple[float, ...] = ()
     """Loss of each step, warm-up included: a run that trained shows it."""
     fidelity: Fidelity = Fidelity()

@@ -1,4 +1,4 @@
-"""What launchers carry to the profiler: a training run, or a short real serving run."""
+"""What launchers carry to the profiler: a training run, a short real serving run, or single operations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool.domain.measurement import ProfileRequest, Runner
+from hp_tool.domain.microbenchmark import Operation
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload
@@ -40,5 +41,29 @@ class InferenceRequest:
         return 1 if self.runner == "vllm" else self.num_gpus
 
 
-RunRequest = ProfileRequest | InferenceRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRequest:
+    """Single operations, timed one after another on all ranks at once."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    kind: Literal["benchmark"] = "benchmark"
+    run_id: str
+    operations: tuple[Operation, ...]
+    num_gpus: int
+    """World size."""
+    gpu: str
+    """Catalogue name of the devices; `cpu` runs gloo."""
+    timeout_s: float
+    budget_s: float = 0.1
+    """Seconds spent on the repetitions of one operation, at least three of them."""
+    seed: int = 0
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that torchrun starts."""
+        return self.num_gpus
+
+
+RunRequest = ProfileRequest | InferenceRequest | BenchmarkRequest
 """`kind` tells which."""

@@ -42,7 +42,13 @@ def profile(request: RunRequest) -> Measurement:
 
     from hp_tool.profiler import runs
 
-    return runs.train(request) if request.kind == "training" else runs.serve(request)
+    match request.kind:
+        case "training":
+            return runs.train(request)
+        case "inference":
+            return runs.serve(request)
+        case "benchmark":
+            return runs.time_operations(request)
 
 
 def failure(error: Exception, *, rank: int) -> Measurement:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hp_tool.domain.measurement import Measurement, ProfileRequest
-from hp_tool.domain.requests import InferenceRequest, RunRequest
+from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
 from hp_tool.profiler import support
 
 if TYPE_CHECKING:
@@ -65,6 +65,21 @@ def serve(request: InferenceRequest) -> Measurement:
         status="ok",
         serving=times,
         **meter.measured(),
+        hardware=backend.hardware(request, device=device),
+        versions=backend.versions(),
+        wall_s=time.monotonic() - started,
+    )
+
+
+def time_operations(request: BenchmarkRequest) -> Measurement:
+    """Every operation of the request, on every rank."""
+    started = time.monotonic()
+    from hp_tool.profiler import backend, operations
+
+    device = backend.start(request)
+    return Measurement(
+        status="ok",
+        operations=operations.time_all(request, device=device),
         hardware=backend.hardware(request, device=device),
         versions=backend.versions(),
         wall_s=time.monotonic() - started,
