@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from service.dashboard import plotly, searches
+from service.dashboard.calibration import routes as calibration
 from service.dashboard.configuration import routes as configuration
 from service.dashboard.explorer import routes as explorer
 from service.dashboard.rendering import ASSETS, STATIC
@@ -24,6 +25,6 @@ class Assets(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Add the pages and their static files."""
-    for module in (searches, configuration, explorer, plotly):
+    for module in (searches, calibration, configuration, explorer, plotly):
         app.include_router(module.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

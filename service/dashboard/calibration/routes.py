@@ -1,0 +1,104 @@
+"""/calibration, its series, and /measurements."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from hp_tool.domain.access import Scope
+from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.errors import InputError, NotFoundError
+from hp_tool.learning import calibrate
+from hp_tool.learning.lessons import lessons
+from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
+from service.dashboard.calibration.building import STATUSES, calibrations_page, measurements_page, series_page
+from service.dashboard.calibration.contexts import CalibrationsPage, MeasurementsPage, SeriesPage
+from service.dashboard.rendering import render
+
+SERIES = 500
+"""Newest calibrations among which the newest of each series are looked for."""
+VERSIONS = 200
+ROWS_A_PAGE = 50
+
+router = APIRouter(tags=["dashboard"])
+
+Word = Annotated[str, Query(max_length=200)]
+
+
+def calibrations_context(store: StoreDep, principal: PrincipalDep) -> CalibrationsPage:
+    records = store.list_calibrations(limit=SERIES).items
+    return calibrations_page(records, clusters=store.measured_clusters(), may_fit=principal.scope >= Scope.SUBMIT)
+
+
+def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_family: Word = "") -> SeriesPage:
+    page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=VERSIONS)
+    records = [record for record in page.items if record.model_family == model_family]
+    if not records:
+        raise NotFoundError(f"nothing was learnt about {framework!r} on {cluster_key!r}", field="cluster_key")
+    return series_page(records, lessons=lessons(store=store, record=records[0]))
+
+
+def status_filter(status: Annotated[str, Query(description="How it ended; empty for any")] = "") -> MeasurementStatus | None:
+    """A form sends `status=` where nothing is chosen."""
+    found = next((known for known in STATUSES if known == status), None)
+    if status and found is None:
+        raise InputError(f"{status!r} is not a status; use one of {', '.join(STATUSES)}", field="status")
+    return found
+
+
+def measurements_context(
+    store: StoreDep,
+    status: Annotated[MeasurementStatus | None, Depends(status_filter)],
+    gpu: Word = "",
+    model: Word = "",
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> MeasurementsPage:
+    page = store.measurements(gpu=gpu or None, model=model or None, status=status, limit=ROWS_A_PAGE, cursor=cursor)
+    return measurements_page(page, gpu=gpu, model=model, status=status)
+
+
+CalibrationsContext = Annotated[CalibrationsPage, Depends(calibrations_context)]
+SeriesContext = Annotated[SeriesPage, Depends(series_context)]
+MeasurementsContext = Annotated[MeasurementsPage, Depends(measurements_context)]
+
+
+@router.get("/calibration.json")
+def calibrations_json(page: CalibrationsContext) -> CalibrationsPage:
+    """What was learnt, as its page shows it."""
+    return page
+
+
+@router.get("/calibration/series.json")
+def series_json(page: SeriesContext) -> SeriesPage:
+    """One series of calibrations as its page shows it."""
+    return page
+
+
+@router.get("/measurements.json")
+def measurements_json(page: MeasurementsContext) -> MeasurementsPage:
+    """The list of measurements as its page shows it."""
+    return page
+
+
+@router.get("/calibration", response_class=HTMLResponse, include_in_schema=False)
+def calibrations_html(page: CalibrationsContext) -> HTMLResponse:
+    return render("calibrations.html", page=page, section="Calibration")
+
+
+@router.get("/calibration/series", response_class=HTMLResponse, include_in_schema=False)
+def series_html(page: SeriesContext) -> HTMLResponse:
+    return render("calibration_series.html", page=page, section="Calibration")
+
+
+@router.get("/measurements", response_class=HTMLResponse, include_in_schema=False)
+def measurements_html(page: MeasurementsContext) -> HTMLResponse:
+    return render("measurements.html", page=page, section="Calibration")
+
+
+@router.post("/calibration", include_in_schema=False)
+def fit(store: SystemStoreDep) -> RedirectResponse:
+    """Learn from everybody's measurements, as POST /v1/calibrations does."""
+    calibrate(store=store)
+    return RedirectResponse("/calibration", status_code=303)

@@ -1,0 +1,88 @@
+"""What measurements taught, as pages show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.ports import Store
+
+H100: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    "training": {"sequence_length": 8192, "global_batch_size": 512},
+}
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def report(http: TestClient, *, slower: float, **parallel: int) -> float:
+    """A training that took so many times what was predicted; the prediction."""
+    query = H100 | {"parallel": {"tensor_parallel_size": 8, **parallel}}
+    step_s: float = http.post("/v1/estimates?calibration=false", json=query).json()["estimate"]["time"]["step_s"]
+    body = {"query": H100, "parallel": query["parallel"], "measurement": {"status": "ok", "step_s": slower * step_s}}
+    answer = http.post("/v1/measurements", json=body)
+    assert answer.status_code == 201, answer.text
+    return step_s
+
+
+@pytest.fixture
+def learnt(http: TestClient) -> TestClient:
+    """Six runs, 30 % slower than predicted but for one that is four times as slow."""
+    for stages, micro_batch in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2)):
+        report(http, slower=1.3, pipeline_parallel_size=stages, micro_batch_size=micro_batch)
+    report(http, slower=4.0, pipeline_parallel_size=8, micro_batch_size=2)
+    assert http.post("/calibration", follow_redirects=False).status_code == 303
+    return http
+
+
+def test_before_anything_was_learnt(http: TestClient) -> None:
+    assert "Nothing has been learnt yet" in http.get("/calibration").text
+    assert "No measurement is like this" in http.get("/measurements").text
+    assert http.get("/calibration/series", params={"cluster_key": "x", "framework": "y"}).status_code in (404, 422)
+
+
+def test_a_series_from_the_list_to_its_runs(learnt: TestClient) -> None:
+    (row,) = learnt.get("/calibration.json").json()["series"]
+    assert (row["measurements"], row["family"], row["version"]) == (6, "dense models", 1)
+    assert row["error_before"] == pytest.approx(1 - 1 / 1.3, abs=1e-6)
+    assert row["error_after"] < row["error_before"]
+    assert row["href"] in learnt.get("/calibration").text.replace("&amp;", "&")
+    series = learnt.get(row["href"].replace("/series?", "/series.json?")).json()
+    assert learnt.get(row["href"]).status_code == 200
+    runs = series["lessons"]
+    assert len(runs) == 6 and all(run["taught"] for run in runs)
+    for run in runs:
+        assert run["error_before"] == pytest.approx(run["before_s"] / run["measured_s"] - 1)
+    assert [run["outlier"] for run in runs].count(True) == series["outliers"] <= 1
+    usual = [run for run in runs if run["error_before"] > -0.5]
+    assert all(abs(run["error_after"]) < abs(run["error_before"]) for run in usual)
+    agreement = series["figures"]["agreement"]["data"]
+    assert sorted(agreement[2]["y"]) == pytest.approx(sorted(run["after_s"] for run in runs))
+
+
+def test_measurements_are_filtered(learnt: TestClient) -> None:
+    assert len(learnt.get("/measurements.json").json()["rows"]) == 6
+    assert learnt.get("/measurements.json", params={"status": "oom"}).json()["rows"] == []
+    assert learnt.get("/measurements.json", params={"model": "llama-3-8b"}).json()["rows"] == []
+    assert learnt.get("/measurements", params={"status": "odd"}).status_code == 422
+    found = learnt.get("/measurements.json", params={"gpu": "h100-sxm-80gb", "status": "ok"}).json()["rows"]
+    assert len(found) == 6
+    assert learnt.get(found[0]["configuration_href"]).status_code == 200
+
+
+def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
+    from hp_tool.domain.measurement import Measurement
+    from hp_tool.domain.parallel import ParallelConfig
+    from hp_tool.domain.records import NewMeasurement
+
+    store.add_measurement(
+        measurement=NewMeasurement(
+            source="file", cluster_key=EVIL, gpu=EVIL, framework=EVIL, model=EVIL, query={},
+            parallel=ParallelConfig(), measurement=Measurement(status="crashed", cause=EVIL),
+        )
+    )  # fmt: skip
+    for page in ("/measurements", "/calibration"):
+        assert EVIL not in http.get(page).text and "&lt;img" in http.get(page).text
