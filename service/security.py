@@ -23,7 +23,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
 COMPUTING = frozenset({"/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"})
 """POST because a query is large, not because anything changes."""
-ADMINISTRATION = ("/v1/keys", "/v1/audit")
+ADMINISTRATION = ("/v1/keys", "/v1/audit", "/keys", "/audit")
 
 RESPONSE_HEADERS = {
     "Content-Security-Policy": (

@@ -32,6 +32,23 @@ def gib(value: float | None) -> str:
     return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
+def billions(value: float | None) -> str:
+    """A number of parameters: 70.6 B, 125 M."""
+    if value is None:
+        return ABSENT
+    return f"{value / 1e9:.3g} B" if value >= 1e9 else f"{value / 1e6:.3g} M"
+
+
+def per_second(value: float | None) -> str:
+    """Bytes a second in GB (10**9)."""
+    return ABSENT if value is None else f"{value / 1e9:,.4g} GB/s"
+
+
+def tflops(value: float | None) -> str:
+    """FLOPs a second in TFLOP/s (10**12)."""
+    return ABSENT if value is None else f"{value / 1e12:,.4g} TFLOP/s"
+
+
 def duration(value: float | None) -> str:
     """40 s, 12 min, 3.5 h."""
     if value is None:

@@ -8,7 +8,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from service.dashboard import plotly, searches
+from service.dashboard.access import routes as access
 from service.dashboard.calibration import routes as calibration
+from service.dashboard.catalogue import routes as catalogue
 from service.dashboard.configuration import routes as configuration
 from service.dashboard.explorer import routes as explorer
 from service.dashboard.rendering import ASSETS, STATIC
@@ -25,6 +27,6 @@ class Assets(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Add the pages and their static files."""
-    for module in (searches, calibration, configuration, explorer, plotly):
+    for module in (searches, access, calibration, catalogue, configuration, explorer, plotly):
         app.include_router(module.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

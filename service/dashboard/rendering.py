@@ -43,7 +43,10 @@ _environment = Environment(
 )
 _environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "plotly_href": plotly.HREF}
 _environment.globals["plotly_styles"] = " ".join(plotly.style_ids())
-for _name in ("seconds", "count", "gib", "percent", "share", "moment", "words", "measured", "arrows", "duration", "gpu_time"):
+for _name in (
+    *("seconds", "count", "gib", "percent", "share", "moment", "words", "measured", "arrows", "duration", "gpu_time"),
+    *("billions", "per_second", "tflops"),
+):
     _environment.filters[_name] = getattr(formats, _name)
 
 

@@ -37,6 +37,15 @@ def http(store: Store, settings: Settings) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def shared_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """One service for all tests of a module that only ask: building one takes half a second."""
+    opened = open_store(f"sqlite:///{tmp_path_factory.mktemp('shared') / 'hp.sqlite3'}")
+    with TestClient(create_app(Settings(poll_s=0.02), store=opened), base_url="http://127.0.0.1:8000") as client:
+        yield client
+    opened.close()
+
+
 @pytest.fixture
 def server(store: Store, settings: Settings) -> Iterator[str]:
     """The URL of the application behind a real socket, in a thread of this process, so that tests share its store."""

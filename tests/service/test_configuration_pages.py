@@ -33,12 +33,12 @@ def shown(http: TestClient, query: dict[str, Any], *, twin: bool = False) -> Res
     return http.get(f"/configurations{'.json' if twin else ''}", params={"query": json.dumps(query)})
 
 
-def test_a_configuration_and_its_twin(http: TestClient) -> None:
-    page, twin = shown(http, LLAMA), shown(http, LLAMA, twin=True).json()
+def test_a_configuration_and_its_twin(shared_http: TestClient) -> None:
+    page, twin = shown(shared_http, LLAMA), shown(shared_http, LLAMA, twin=True).json()
     assert page.status_code == 200
     assert "TP 8 x PP 4 x DP 2 = 64 GPUs" in page.text
     view = twin["view"]
-    estimate = http.post("/v1/estimates", json=LLAMA).json()["estimate"]
+    estimate = shared_http.post("/v1/estimates", json=LLAMA).json()["estimate"]
     assert [bar["label"] for bar in view["memory"]["bars"]] == ["Stage 0", "Stage 1", "Stage 2", "Stage 3"]
     assert view["memory"]["bars"][0]["total"] == pytest.approx(estimate["memory"]["total_bytes"])
     assert view["memory"]["limit"] == pytest.approx(estimate["memory"]["capacity_bytes"])
@@ -47,46 +47,46 @@ def test_a_configuration_and_its_twin(http: TestClient) -> None:
     metrics = {metric["name"]: metric for metric in view["metrics"]}
     assert metrics["Step time"]["low"] < metrics["Step time"]["value"] < metrics["Step time"]["high"]
     # The address in the page leads back to it.
-    again = http.get(twin["json_href"]).json()
+    again = shared_http.get(twin["json_href"]).json()
     assert again["view"]["metrics"] == view["metrics"]
 
 
-def test_why_not_and_what_mends_it(http: TestClient) -> None:
-    twin = shown(http, ALONE, twin=True).json()
+def test_why_not_and_what_mends_it(shared_http: TestClient) -> None:
+    twin = shown(shared_http, ALONE, twin=True).json()
     view = twin["view"]
     assert (view["verdict"], view["feasible"]) == ("does not fit", False)
     assert view["memory"]["bars"][0]["over"]
-    mended = http.get(view["mends"][0]["href"].replace("/configurations?", "/configurations.json?")).json()
+    mended = shared_http.get(view["mends"][0]["href"].replace("/configurations?", "/configurations.json?")).json()
     assert mended["view"]["feasible"]
-    beside = http.get(view["mends"][0]["compare_href"].replace("/compare?", "/compare.json?")).json()
+    beside = shared_http.get(view["mends"][0]["compare_href"].replace("/compare?", "/compare.json?")).json()
     assert [each["feasible"] for each in beside["views"]] == [False, True]
     assert "TP" in {row["name"] for row in beside["differences"]}
 
 
-def test_an_illegal_one_has_reasons_and_no_figures(http: TestClient) -> None:
-    page = shown(http, LLAMA | {"parallel": {"tensor_parallel_size": 3}})
+def test_an_illegal_one_has_reasons_and_no_figures(shared_http: TestClient) -> None:
+    page = shown(shared_http, LLAMA | {"parallel": {"tensor_parallel_size": 3}})
     assert page.status_code == 200
     assert "not possible" in page.text and "does not divide" in page.text
 
 
-def test_serving_has_its_own_figures(http: TestClient) -> None:
-    twin = shown(http, SERVING, twin=True).json()
+def test_serving_has_its_own_figures(shared_http: TestClient) -> None:
+    twin = shown(shared_http, SERVING, twin=True).json()
     assert "Time to first token" in {metric["name"] for metric in twin["view"]["metrics"]}
-    assert twin["schedule"] is None and "KV cache" in shown(http, SERVING).text
+    assert twin["schedule"] is None and "KV cache" in shown(shared_http, SERVING).text
 
 
-def test_two_side_by_side(http: TestClient) -> None:
+def test_two_side_by_side(shared_http: TestClient) -> None:
     asked = {
         "first": json.dumps(LLAMA),
         "second": json.dumps(LLAMA | {"parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 8}}),
     }
-    page, twin = http.get("/compare", params=asked), http.get("/compare.json", params=asked).json()
+    page, twin = shared_http.get("/compare", params=asked), shared_http.get("/compare.json", params=asked).json()
     assert page.status_code == 200
     assert {row["name"]: (row["first"], row["second"]) for row in twin["differences"]} == {"TP": ("8", "4"), "PP": ("4", "8")}
     pair = next(pair for pair in twin["pairs"] if pair["name"] == "Step time")
     assert pair["change"] == pytest.approx(pair["second"] / pair["first"] - 1)
     assert pair["better"] == ("second" if pair["change"] < 0 else "first")
-    mixed = http.get("/compare", params={"first": json.dumps(LLAMA), "second": json.dumps(SERVING)})
+    mixed = shared_http.get("/compare", params={"first": json.dumps(LLAMA), "second": json.dumps(SERVING)})
     assert mixed.status_code == 422 and "cannot be compared" in mixed.text
 
 
@@ -99,21 +99,21 @@ def test_two_side_by_side(http: TestClient) -> None:
         ({"sarch": {}}, "did you mean search"),
     ],
 )
-def test_what_cannot_be_answered_is_a_page_that_says_why(http: TestClient, change: dict[str, Any], said: str) -> None:
-    page = shown(http, LLAMA | change)
+def test_what_cannot_be_answered_is_a_page_that_says_why(shared_http: TestClient, change: dict[str, Any], said: str) -> None:
+    page = shown(shared_http, LLAMA | change)
     assert page.status_code == 422
     assert said in html.unescape(page.text)
-    assert http.get("/configurations.json", params={"query": json.dumps(LLAMA | change)}).json()["error"]["message"]
+    assert shared_http.get("/configurations.json", params={"query": json.dumps(LLAMA | change)}).json()["error"]["message"]
 
 
-def test_a_users_words_are_text(http: TestClient) -> None:
+def test_a_users_words_are_text(shared_http: TestClient) -> None:
     own = {"name": EVIL, "num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1024}
-    page = shown(http, LLAMA | {"model": own, "parallel": {"tensor_parallel_size": 8}})
+    page = shown(shared_http, LLAMA | {"model": own, "parallel": {"tensor_parallel_size": 8}})
     assert page.status_code == 200
     assert EVIL not in page.text and html.escape(EVIL, quote=False).split("&#")[0][:10] in page.text
     assert not re.search(r"<script(?![^>]* src=)", page.text)
     assert not re.search(r"\s(style|on\w+)=", page.text)
 
 
-def test_a_query_is_bounded(http: TestClient) -> None:
-    assert http.get("/configurations", params={"query": "x" * 20_001}).status_code == 422
+def test_a_query_is_bounded(shared_http: TestClient) -> None:
+    assert shared_http.get("/configurations", params={"query": "x" * 20_001}).status_code == 422

@@ -17,15 +17,15 @@ def twin(http: TestClient, **asked: Any) -> dict[str, Any]:
     return found
 
 
-def test_it_opens_at_the_fastest_configuration(http: TestClient) -> None:
-    page = twin(http, **LLAMA)
+def test_it_opens_at_the_fastest_configuration(shared_http: TestClient) -> None:
+    page = twin(shared_http, **LLAMA)
     query = {
         "kind": "training",
         "model": "llama-3-70b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
         "training": {"sequence_length": 8192, "global_batch_size": 512},
     }
-    best = http.post("/v1/recommendations", json=query).json()["recommendations"][0]
+    best = shared_http.post("/v1/recommendations", json=query).json()["recommendations"][0]
     first = page["fastest"][0]
     assert first["chosen"] and first["parallel"] == best["parallel"]
     assert page["settings"]["tp"] == best["parallel"]["tensor_parallel_size"]
@@ -34,31 +34,31 @@ def test_it_opens_at_the_fastest_configuration(http: TestClient) -> None:
     assert len(set(layouts)) == len(layouts)
 
 
-def test_every_link_leads_where_it_says(http: TestClient) -> None:
-    page = twin(http, **LLAMA)
+def test_every_link_leads_where_it_says(shared_http: TestClient) -> None:
+    page = twin(shared_http, **LLAMA)
     second = page["fastest"][1]
-    there = http.get(second["href"].replace("/explorer?", "/explorer.json?")).json()
+    there = shared_http.get(second["href"].replace("/explorer?", "/explorer.json?")).json()
     assert there["view"]["heading"] == second["arithmetic"]
-    assert http.get(page["configuration_href"]).status_code == 200
-    again = http.get(page["json_href"]).json()
+    assert shared_http.get(page["configuration_href"]).status_code == 200
+    again = shared_http.get(page["json_href"]).json()
     assert (again["settings"], again["view"]["metrics"]) == (page["settings"], page["view"]["metrics"])
 
 
-def test_what_does_not_fit_says_why_and_what_mends_it(http: TestClient) -> None:
-    page = twin(http, **LLAMA, tp=1, pp=1)
+def test_what_does_not_fit_says_why_and_what_mends_it(shared_http: TestClient) -> None:
+    page = twin(shared_http, **LLAMA, tp=1, pp=1)
     assert page["view"]["verdict"] == "does not fit"
     assert page["view"]["reasons"][0]["code"] == "memory" and page["view"]["mends"]
 
 
-def test_the_switches_of_the_paper(http: TestClient) -> None:
-    page = twin(http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, sequence_length=2048, global_batch_size=64,
+def test_the_switches_of_the_paper(shared_http: TestClient) -> None:
+    page = twin(shared_http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, sequence_length=2048, global_batch_size=64,
                 attention="unfused", tp=8, pp=8)  # fmt: skip
     sizes = {bar["label"]: bar["total"] for bar in page["effect_memory"]["bars"]}
     times = {bar["label"]: bar["total"] for bar in page["effect_time"]["bars"]}
     assert list(sizes) == ["Neither", "Sequence parallel", "Selective recomputation", "Both", "Full recomputation"]
     assert sizes["Neither"] > max(sizes["Sequence parallel"], sizes["Selective recomputation"]) > sizes["Both"]
     assert times["Full recomputation"] > times["Selective recomputation"] > times["Both"]
-    alone = twin(http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, global_batch_size=64, tp=1, pp=8)
+    alone = twin(shared_http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, global_batch_size=64, tp=1, pp=8)
     assert [bar["label"] for bar in alone["effect_time"]["bars"]] == [
         "Neither",
         "Selective recomputation",
@@ -67,19 +67,19 @@ def test_the_switches_of_the_paper(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": "no-such"}, {"num_gpus": 13}, {"precision": "fp4"}, {"model": "/etc/passwd"}])
-def test_what_cannot_be_answered_stands_on_the_page(http: TestClient, change: dict[str, Any]) -> None:
-    page = twin(http, **LLAMA | change)
+def test_what_cannot_be_answered_stands_on_the_page(shared_http: TestClient, change: dict[str, Any]) -> None:
+    page = twin(shared_http, **LLAMA | change)
     assert page["error"]["message"] and page["view"] is None
-    assert "This cannot be answered" in http.get("/explorer", params=LLAMA | change).text
+    assert "This cannot be answered" in shared_http.get("/explorer", params=LLAMA | change).text
 
 
-def test_a_registered_model_can_be_chosen(http: TestClient) -> None:
+def test_a_registered_model_can_be_chosen(shared_http: TestClient) -> None:
     spec = {"num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1024}
-    assert http.post("/v1/models", json={"name": "mine", "spec": spec}).status_code == 201
-    page = twin(http, **LLAMA | {"model": "mine"})
+    assert shared_http.post("/v1/models", json={"name": "mine", "spec": spec}).status_code == 201
+    page = twin(shared_http, **LLAMA | {"model": "mine"})
     assert "mine" in page["models"] and page["view"]["feasible"]
 
 
 @pytest.mark.parametrize("wrong", [{"tp": 0}, {"num_gpus": "many"}, {"sp": "maybe"}, {"model": "x" * 101}])
-def test_an_address_is_bounded(http: TestClient, wrong: dict[str, Any]) -> None:
-    assert http.get("/explorer", params=LLAMA | wrong).status_code == 422
+def test_an_address_is_bounded(shared_http: TestClient, wrong: dict[str, Any]) -> None:
+    assert shared_http.get("/explorer", params=LLAMA | wrong).status_code == 422

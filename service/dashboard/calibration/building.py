@@ -10,7 +10,6 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord, Page
 from hp_tool.learning.lessons import Lesson
 from service.dashboard import formats
-from service.dashboard.building import TRIAL_TONES
 from service.dashboard.calibration.contexts import (
     CalibrationsPage,
     ClusterRow,
@@ -24,6 +23,7 @@ from service.dashboard.calibration.contexts import (
 )
 from service.dashboard.calibration.plots import agreement, drift, versions_plot
 from service.dashboard.links import configuration_href
+from service.dashboard.trials import TONES
 
 STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
 
@@ -176,7 +176,7 @@ def _measurement_row(record: MeasurementRecord) -> MeasurementRow:
         arithmetic=formats.arithmetic(record.parallel),
         details=formats.details(record.parallel),
         status=measurement.status,
-        tone=TRIAL_TONES.get(measurement.status, ""),
+        tone=TONES.get(measurement.status, ""),
         source=record.source,
         predicted_s=predicted,
         measured_s=measured,

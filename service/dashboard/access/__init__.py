@@ -1,0 +1,1 @@
+"""Keys and the audit log, for administrators."""

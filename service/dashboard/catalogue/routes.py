@@ -1,0 +1,199 @@
+"""/models, /gpus and /clusters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool import catalog, schema
+from hp_tool.domain.access import Scope
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import RegistrationKind
+from hp_tool.errors import HpToolError
+from service.api import catalog as api
+from service.api.catalog import NewRegistration
+from service.api.dependencies import PrincipalDep, StoreDep
+from service.dashboard.catalogue.building import (
+    CLUSTER_EXAMPLE,
+    MODEL_EXAMPLE,
+    clusters_page,
+    entry_page,
+    gpus_page,
+    models_page,
+)
+from service.dashboard.catalogue.contexts import ClustersPage, EntryPage, GpusPage, ModelsPage, NewEntry
+from service.dashboard.forms import Form
+from service.dashboard.rendering import render
+from service.keys import Principal
+
+EXAMPLES: dict[RegistrationKind, str] = {"model": MODEL_EXAMPLE, "cluster": CLUSTER_EXAMPLE}
+
+router = APIRouter(tags=["dashboard"])
+
+
+def empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None:
+    """For who may add something."""
+    if principal.scope < Scope.SUBMIT:
+        return None
+    return NewEntry(name="", text="", example=EXAMPLES[kind], error=None)
+
+
+def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
+    return _models(store, new=empty_form("model", principal))
+
+
+def gpus_context() -> GpusPage:
+    return gpus_page(api.gpus().items)
+
+
+def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
+    return _clusters(store, new=empty_form("cluster", principal))
+
+
+def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
+    return entry_page(api.model(name, store), section="models", removable=_own(store, principal, kind="model", name=name))
+
+
+def gpu_context(name: str) -> EntryPage:
+    return entry_page(catalog.gpu(name, field="name"), section="gpus", removable=False)
+
+
+def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
+    return entry_page(api.cluster(name, store), section="clusters", removable=_own(store, principal, kind="cluster", name=name))
+
+
+ModelsContext = Annotated[ModelsPage, Depends(models_context)]
+GpusContext = Annotated[GpusPage, Depends(gpus_context)]
+ClustersContext = Annotated[ClustersPage, Depends(clusters_context)]
+ModelContext = Annotated[EntryPage, Depends(model_context)]
+GpuContext = Annotated[EntryPage, Depends(gpu_context)]
+ClusterContext = Annotated[EntryPage, Depends(cluster_context)]
+
+
+@router.get("/models.json")
+def models_json(page: ModelsContext) -> ModelsPage:
+    """The models as their page shows them."""
+    return page
+
+
+@router.get("/gpus.json")
+def gpus_json(page: GpusContext) -> GpusPage:
+    """The GPUs as their page shows them."""
+    return page
+
+
+@router.get("/clusters.json")
+def clusters_json(page: ClustersContext) -> ClustersPage:
+    """The clusters as their page shows them."""
+    return page
+
+
+@router.get("/models/{name}.json")
+def model_json(page: ModelContext) -> EntryPage:
+    """One model as its page shows it."""
+    return page
+
+
+@router.get("/gpus/{name}.json")
+def gpu_json(page: GpuContext) -> EntryPage:
+    """One GPU as its page shows it."""
+    return page
+
+
+@router.get("/clusters/{name}.json")
+def cluster_json(page: ClusterContext) -> EntryPage:
+    """One cluster as its page shows it."""
+    return page
+
+
+@router.get("/models", response_class=HTMLResponse, include_in_schema=False)
+def models_html(page: ModelsContext) -> HTMLResponse:
+    return render("models.html", page=page, section="Models")
+
+
+@router.get("/gpus", response_class=HTMLResponse, include_in_schema=False)
+def gpus_html(page: GpusContext) -> HTMLResponse:
+    return render("gpus.html", page=page, section="GPUs")
+
+
+@router.get("/clusters", response_class=HTMLResponse, include_in_schema=False)
+def clusters_html(page: ClustersContext) -> HTMLResponse:
+    return render("clusters.html", page=page, section="Clusters")
+
+
+@router.get("/models/{name}", response_class=HTMLResponse, include_in_schema=False)
+def model_html(page: ModelContext) -> HTMLResponse:
+    return render("entry.html", page=page, section="Models")
+
+
+@router.get("/gpus/{name}", response_class=HTMLResponse, include_in_schema=False)
+def gpu_html(page: GpuContext) -> HTMLResponse:
+    return render("entry.html", page=page, section="GPUs")
+
+
+@router.get("/clusters/{name}", response_class=HTMLResponse, include_in_schema=False)
+def cluster_html(page: ClusterContext) -> HTMLResponse:
+    return render("entry.html", page=page, section="Clusters")
+
+
+@router.post("/models", include_in_schema=False)
+def add_model(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
+    """Register what the form holds, or show it again with what is wrong."""
+    try:
+        api.register_model(_new(fields), store, principal)
+    except HpToolError as error:
+        page = _models(store, new=_again(fields, "model", error))
+        return render("models.html", page=page, section="Models", status=HTTP_422_UNPROCESSABLE_CONTENT)
+    return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
+
+
+@router.post("/clusters", include_in_schema=False)
+def add_cluster(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
+    """As add_model."""
+    try:
+        api.register_cluster(_new(fields), store, principal)
+    except HpToolError as error:
+        page = _clusters(store, new=_again(fields, "cluster", error))
+        return render("clusters.html", page=page, section="Clusters", status=HTTP_422_UNPROCESSABLE_CONTENT)
+    return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
+
+
+@router.post("/models/{name}/remove", include_in_schema=False)
+def remove_model(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
+    api.remove_model(name, store, principal)
+    return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
+
+
+@router.post("/clusters/{name}/remove", include_in_schema=False)
+def remove_cluster(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
+    api.remove_cluster(name, store, principal)
+    return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
+
+
+def _new(fields: dict[str, str]) -> NewRegistration:
+    spec: dict[str, Any] = schema.parse_mapping(fields.get("spec", ""))
+    return NewRegistration(name=fields.get("name", ""), spec=spec)
+
+
+def _again(fields: dict[str, str], kind: RegistrationKind, error: HpToolError) -> NewEntry:
+    text = fields.get("spec", "")
+    return NewEntry(name=fields.get("name", ""), text=text, example=EXAMPLES[kind], error=error.as_dict())
+
+
+def _models(store: Store, *, new: NewEntry | None) -> ModelsPage:
+    listing = api.models(store)
+    return models_page(listing.items, registered={each.name for each in listing.registered}, new=new)
+
+
+def _clusters(store: Store, *, new: NewEntry | None) -> ClustersPage:
+    listing = api.clusters(store)
+    return clusters_page(listing.items, registered={each.name for each in listing.registered}, new=new)
+
+
+def _own(store: Store, principal: Principal, *, kind: RegistrationKind, name: str) -> bool:
+    records = store.list_registrations(kind=kind)
+    mine = any(record.name == name.casefold() and record.owner == principal.owner for record in records)
+    return mine and principal.scope >= Scope.SUBMIT

@@ -1,0 +1,120 @@
+"""Models, GPUs, clusters, keys and audit as pages: browsed, added to, and kept from others."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.access import Scope
+from hp_tool.store import SqlStore
+from service.app import create_app
+from service.settings import Settings
+from tests.service.test_access import OPERATOR, key
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": True,
+}  # fmt: skip
+EVIL = "</script><script>alert(1)</script>"
+
+
+@pytest.fixture
+def guarded(store: SqlStore) -> Iterator[TestClient]:
+    app = create_app(Settings(api_key=OPERATOR, poll_s=0.02), store=store)
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+@pytest.mark.parametrize(("section", "name"), [("models", "llama-3-70b"), ("gpus", "h100-sxm-80gb"), ("clusters", "dgx-h100")])
+def test_browsing(http: TestClient, section: str, name: str) -> None:
+    page, twin = http.get(f"/{section}"), http.get(f"/{section}.json").json()
+    row = next(row for row in twin["rows"] if row["name"] == name)
+    assert page.status_code == 200 and row["href"] in page.text
+    entry = http.get(f"{row['href']}.json").json()
+    assert entry["facts"] and http.get(row["href"]).status_code == 200
+    if entry["explorer_href"]:
+        assert http.get(entry["explorer_href"]).status_code == 200
+    assert http.get(f"/{section}/no-such").status_code == 404
+
+
+def test_the_parameters_of_a_known_model(http: TestClient) -> None:
+    rows = {row["name"]: row for row in http.get("/models.json").json()["rows"]}
+    assert rows["llama-3-70b"]["parameters"] == pytest.approx(70.6e9, rel=0.01)
+    assert rows["deepseek-v3"]["active_parameters"] < rows["deepseek-v3"]["parameters"] / 10
+
+
+def test_a_config_json_becomes_a_model_and_goes_again(http: TestClient) -> None:
+    added = http.post("/models", data={"name": "mine", "spec": json.dumps(CONFIG)}, follow_redirects=False)
+    assert (added.status_code, added.headers["location"]) == (303, "/models")
+    row = next(row for row in http.get("/models.json").json()["rows"] if row["name"] == "mine")
+    assert row["registered"] and row["num_key_value_heads"] == 2
+    assert http.get("/models/mine.json").json()["remove_href"] == "/models/mine/remove"
+    assert http.get("/models/llama-3-70b.json").json()["remove_href"] is None
+    assert http.post("/models/mine/remove").status_code == 200
+    assert http.get("/models/mine").status_code == 404
+
+
+def test_a_cluster_in_yaml(http: TestClient) -> None:
+    example = html.unescape(re.findall(r'placeholder="([^"]*)"', http.get("/clusters").text)[0])
+    assert http.post("/clusters", data={"name": "lab", "spec": example}, follow_redirects=False).status_code == 303
+    assert http.get("/clusters/lab").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": "llama-3-70b", "spec": json.dumps(CONFIG)}, "take another name"),
+        ({"name": "mine", "spec": "hidden_size: 12"}, "num_hidden_layers"),
+        ({"name": "mine", "spec": EVIL}, "mapping"),
+        ({"name": EVIL, "spec": json.dumps(CONFIG)}, "is no name"),
+    ],
+)
+def test_what_is_wrong_stands_at_the_form_with_what_was_typed(http: TestClient, fields: dict[str, str], said: str) -> None:
+    answer = http.post("/models", data=fields)
+    assert answer.status_code == 422
+    text = html.unescape(answer.text)
+    assert said in text and fields["spec"] in text
+    assert EVIL not in answer.text
+
+
+def test_keys_are_made_shown_once_and_revoked(guarded: TestClient) -> None:
+    operator = {"Authorization": f"Bearer {OPERATOR}"}
+    assert guarded.get("/keys").status_code == 401
+    made = guarded.post("/keys", data={"owner": "ada", "scope": "submit", "lifetime_days": "30"}, headers=operator)
+    token = re.findall(r"hp_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", made.text)[0]
+    assert "no-store" in made.headers["cache-control"]
+    ada = {"Authorization": f"Bearer {token}"}
+    assert guarded.get("/models", headers=ada).status_code == 200
+    assert token not in guarded.get("/keys", headers=operator).text
+    (row,) = guarded.get("/keys.json", headers=operator).json()["rows"]
+    assert (row["owner"], row["scope"], row["state"]) == ("ada", "submit", "valid")
+    assert guarded.post(row["revoke_href"], headers=operator).status_code == 200
+    assert guarded.get("/models", headers=ada).status_code in (401, 403)
+    rows = guarded.get("/audit.json", headers=operator).json()["rows"]
+    assert {"POST /keys", "POST /keys/{key_id}/revoke"} <= {record["action"] for record in rows}
+    assert guarded.get("/audit", headers=operator, params={"owner": "ada"}).status_code == 200
+
+
+def test_a_key_with_a_bad_field_is_not_made(guarded: TestClient) -> None:
+    operator = {"Authorization": f"Bearer {OPERATOR}"}
+    for fields in (
+        {"owner": "ada", "scope": "god"},
+        {"owner": "ada", "scope": "read", "lifetime_days": "soon"},
+        {"scope": "read"},
+    ):
+        assert guarded.post("/keys", data=fields, headers=operator).status_code == 422
+    assert guarded.get("/keys.json", headers=operator).json()["rows"] == []
+
+
+@pytest.mark.parametrize("scope", [Scope.READ, Scope.SUBMIT])
+def test_only_administrators_see_keys_and_audit(guarded: TestClient, store: SqlStore, scope: Scope) -> None:
+    headers = key(store, scope)
+    for path in ("/keys", "/keys.json", "/audit", "/audit.json"):
+        assert guarded.get(path, headers=headers).status_code == 403
+    assert guarded.post("/keys", data={"owner": "me", "scope": "admin"}, headers=headers).status_code == 403
+    assert ('name="spec"' in guarded.get("/models", headers=headers).text) == (scope >= Scope.SUBMIT)
