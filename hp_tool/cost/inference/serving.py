@@ -9,10 +9,11 @@ requests are prefilled once:
 
 M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
 r the share of prompt tokens found in the prefix cache; o the engine's own work per prompt and layer; u and v the front end's
-serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the rate,
-and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt and
-those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the share
-(u + v) / (u + v O) of its work falls before the first token. Requests that find no room wait S (C - B) / B longer (Little's law).
+serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
+rate, and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt
+and those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the share
+(u + v) / (u + v O) of its work falls before the first token. Requests that find no room wait S (C - B) / B longer (Little's
+law).
 """
 
 from __future__ import annotations
@@ -88,9 +89,8 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
         riding = np.minimum(output * prompts / running, 1.0)
         extra = riding * (together - decode) + (1.0 - riding) * extra
     computed = (1.0 - nouns.prefix_cache_hit_rate) * extra
-    prompt = (
-        computed / prompts + engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
-    ) / stages  # what one prompt costs everyone
+    around = engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
+    prompt = (computed / prompts + around) / stages  # what one prompt costs everyone
     own = computed * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
     before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
