@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -69,6 +71,35 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     )
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+
+
+def print_tuned_serving(console: Console, rows: Sequence[ServingRecommendation]) -> None:
+    """Latencies predicted before, and after the runs: `measured` where a replica of the configuration ran."""
+    table = Table(title="latency under the whole load: predicted before, and known after the runs")
+    for name in ("rank", "layout", "batch", "TTFT before", "after", "TPOT before", "after", "tokens/s/GPU", "known by"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        before, after = row.estimate, row.calibrated_estimate or row.estimate
+        table.add_row(
+            str(row.rank), serving_arithmetic(row.parallel, replicas=before.replicas), str(row.parallel.max_num_seqs),
+            *("-" if s is None else duration(s) for s in (before.ttft_s, after.ttft_s, before.tpot_s, after.tpot_s)),
+            f"{after.output_tokens_per_second_per_gpu:,.1f}", "run" if row.measurement else "prediction",
+            style="bold" if row.rank == 1 else None,
+        )  # fmt: skip
+    console.print(table)
+    best = rows[0]
+    how = "measured" if best.measurement else "predicted, not measured"
+    layout = serving_arithmetic(best.parallel, replicas=best.estimate.replicas)
+    console.print(f"best: {layout}, {best.parallel.max_num_seqs} requests at once ({how})", style="bold", highlight=False)
+
+
+def print_serving_misses(console: Console, rows: Sequence[ServingRecommendation]) -> None:
+    """What comes nearest where nothing keeps to the targets."""
+    for row in rows:
+        told = row.calibrated_estimate or row.estimate
+        reasons = "; ".join(reason.message for reason in told.reasons)
+        layout = serving_arithmetic(row.parallel, replicas=told.replicas)
+        console.print(f"nearest: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}", highlight=False)
 
 
 def _console() -> Console:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
+from hp_tool.cli.serving import print_serving_misses, print_tuned_serving
 from hp_tool.cli.tables import print_misses
 from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.layouts import arithmetic, configuration_cells
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
@@ -19,9 +23,24 @@ def print_result(result: TuneResult, *, front: bool = False) -> None:
     """The table, the best configuration by name, and what it cost to find. `front`: the Pareto set in place of the ranking."""
     console = Console()
     console = console if console.is_terminal else Console(width=140)
+    trained = [row for row in result.recommendations if isinstance(row, Recommendation)]
+    served = [row for row in result.recommendations if isinstance(row, ServingRecommendation)]
+    if result.error is not None:
+        console.print(f"[red]{result.error['message']}[/red]")
+    if served:
+        print_tuned_serving(console, served)
+    else:
+        _print_trained(console, list(result.pareto) if front else trained, front=front)
+    if trained:
+        console.print(f"best: {arithmetic(trained[0].parallel)} ({_how(trained[0])})", style="bold", highlight=False)
+    print_misses(console, [row for row in result.nearest_misses if isinstance(row, Recommendation)])
+    print_serving_misses(console, [row for row in result.nearest_misses if isinstance(row, ServingRecommendation)])
+    _print_account(console, result)
+
+
+def _print_trained(console: Console, found: Sequence[Recommendation], *, front: bool) -> None:
     table = Table(title="step time: predicted before, after calibration, and measured")
-    ranked = [row for row in result.recommendations if row.measurement is not None or row.rank <= MAX_ROWS]
-    rows = list(result.pareto) if front else ranked
+    rows = list(found) if front else [row for row in found if row.measurement is not None or row.rank <= MAX_ROWS]
     heads, cells = configuration_cells([row.parallel for row in rows])
     for name in (
         "rank",
@@ -38,14 +57,11 @@ def print_result(result: TuneResult, *, front: bool = False) -> None:
         memory = [_memory(row)] if front else []
         table.add_row(str(row.rank), *configuration, *_figures(row), *memory, style="bold" if row.rank == 1 else None)
     console.print(table)
+
+
+def _print_account(console: Console, result: TuneResult) -> None:
+    """What the search cost, and why it ended."""
     search = result.search
-    if result.error is not None:
-        console.print(f"[red]{result.error['message']}[/red]")
-    if result.recommendations:
-        best = result.recommendations[0]
-        how = _how(best)
-        console.print(f"best: {arithmetic(best.parallel)} ({how})", style="bold", highlight=False)
-    print_misses(console, result.nearest_misses)
     grid = ""
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds

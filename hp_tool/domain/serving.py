@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.result import Reason
 
 Schedule = Literal["mixed", "prefill_first"]
@@ -182,3 +183,7 @@ class ServingRecommendation:
     rank: int
     parallel: ServingConfig
     estimate: InferenceEstimate
+    measurement: Measurement | None = None
+    """Of one replica, where a search ran it."""
+    calibrated_estimate: InferenceEstimate | None = None
+    """After what was measured on this cluster; a measured configuration's own latencies."""

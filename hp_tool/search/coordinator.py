@@ -17,7 +17,7 @@ from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchR
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.search.fidelity import extrapolated, num_gpus
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
-from hp_tool.search.problem import SearchProblem
+from hp_tool.search.problem import Question
 from hp_tool.search.progress import finite, progress_of
 from hp_tool.search.spending import open_runs
 from hp_tool.search.study import StudyProjection
@@ -51,7 +51,7 @@ class Coordinator:
         store: Store,
         launcher: Launcher,
         lease: Lease,
-        problem: SearchProblem,
+        problem: Question,
         projection: StudyProjection,
         reusable: Mapping[str, str] | None = None,
         lease_s: float = 60.0,

@@ -14,7 +14,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus, standing
-from hp_tool.search.problem import SearchProblem
+from hp_tool.search.problem import Question
 from hp_tool.search.repeats import repeat_gain
 from hp_tool.search.spending import Spent, open_runs, run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.stopping import why_stop
@@ -56,7 +56,7 @@ class Nothing:
 class Planner:
     """Decides from everything that has run so far; the same runs give the same decision."""
 
-    problem: SearchProblem
+    problem: Question
     projection: StudyProjection
     available_gpus: int
     """Devices that the launcher can give one job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,20 +18,20 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
+from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.table import AxisValue, CandidateTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchProblem:
-    """Everything the coordinator needs to know about what is searched; pure data."""
+class Question(ABC):
+    """Everything the coordinator needs to know about what is searched, whatever kind of run answers it."""
 
     query: JsonObject
     """The query as stored: measurements keep it, so that they can be predicted again."""
     model: ModelSpec
     cluster: ClusterSpec
-    training: TrainingWorkload
     settings: SearchSettings
     candidates: Candidates
     """Row by row those of the table."""
@@ -69,7 +70,7 @@ class SearchProblem:
             "step_s": float(sum(seconds[0] for seconds in parts.values())),
             "parts_s": {name: float(seconds[0]) for name, seconds in parts.items()},
             "layer_passes": float(self.table.layer_passes[row]),
-            "tokens_per_second_per_gpu": self._tokens() / sum(float(seconds[0]) for seconds in parts.values()),
+            "tokens_per_second_per_gpu": self.tokens_per_gpu / sum(float(seconds[0]) for seconds in parts.values()),
             "memory_bytes": float(self.table.memory_bytes[row] + self.cluster.gpu.memory_bytes - self.table.device_bytes[row]),
             "memory_allocated_bytes": float(self.table.memory_bytes[row]),
             "calibrated_step_s": float(step.median_s[0]),
@@ -80,15 +81,34 @@ class SearchProblem:
             "expected_gain_fraction": expected_gain if np.isfinite(expected_gain) else None,
         }
 
-    def _tokens(self) -> float:
-        """Tokens of one step per device."""
-        return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
+    @property
+    @abstractmethod
+    def tokens_per_gpu(self) -> float:
+        """Tokens of one step, by device."""
 
-    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> ProfileRequest:
+    @abstractmethod
+    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> RunRequest:
         """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
 
         `best_step_s`: of the best configuration known; a run that is hopeless against it may end early.
         """
+
+    @abstractmethod
+    def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
+        """A run's outcome on its way into the store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProblem(Question):
+    """A training's: its runs are a few optimizer steps."""
+
+    training: TrainingWorkload
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
+
+    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> ProfileRequest:
         limit = None if best_step_s is None else self.settings.hopeless_factor * best_step_s
         model, training, parallel = reduced(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
@@ -110,7 +130,6 @@ class SearchProblem:
         )
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        """A run's outcome on its way into the store."""
         return NewMeasurement(
             source="profile",
             cluster_key=self.cluster_key,

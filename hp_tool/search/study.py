@@ -14,7 +14,7 @@ from optuna.trial import Trial, TrialState
 
 from hp_tool.domain.records import RunRecord
 from hp_tool.search.acquisition import Proposal
-from hp_tool.search.problem import SearchProblem
+from hp_tool.search.problem import Question
 from hp_tool.search.sampler import ABANDONED, MEASUREMENT_ID, MEMORY_CONSTRAINT, PEAK_MEMORY, STATUS, CostModelSampler
 
 RUN_ID = "run_id"
@@ -23,7 +23,7 @@ RUN_ID = "run_id"
 class StudyProjection:
     """One search's study: ask for the next configuration, and mirror what its runs brought."""
 
-    def __init__(self, *, search_id: str, problem: SearchProblem, sampler: CostModelSampler, storage: BaseStorage) -> None:
+    def __init__(self, *, search_id: str, problem: Question, sampler: CostModelSampler, storage: BaseStorage) -> None:
         """Opens the study named by the search's id, or creates it; one with other axes or choices is begun anew."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.sampler = sampler

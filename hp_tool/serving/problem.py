@@ -13,7 +13,7 @@ from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.formats import weight_format
 from hp_tool.cost.inference.rate import costs_at_rate
 from hp_tool.cost.inference.serving import ServingCosts, serving_costs
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query, Targets
 from hp_tool.domain.serving import EngineEfficiency
@@ -113,7 +113,6 @@ def serving_nouns(
 ) -> ServingNouns:
     """What the cost model takes. InputError (precision_unsupported) where the GPU cannot multiply in the precision."""
     stored, compute = weight_format(workload.precision, gpu=cluster.gpu)
-    follows = engine.fp8_cache_with_fp8_weights and workload.precision == "fp8"
     return ServingNouns(
         model=model,
         cluster=cluster,
@@ -121,11 +120,20 @@ def serving_nouns(
         engine=engine,
         compute_precision=compute,
         weight_bytes=stored,
-        kv_element_bytes=ELEMENT_BYTES[workload.kv_cache_precision or ("fp8" if follows else "bf16")],
+        kv_element_bytes=ELEMENT_BYTES[cache_precision(workload, engine=engine)],
         input_length=workload.input_length,
         output_length=workload.output_length,
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
     )
+
+
+def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
+    """Of keys and values: as asked, or as the engine caches those of a checkpoint of this precision."""
+    if workload.kv_cache_precision is not None:
+        return workload.kv_cache_precision
+    if workload.precision == "fp8" and engine.fp8_cache_with_fp8_weights:
+        return "fp8"
+    return "fp32" if workload.precision == "fp32" else "bf16"
 
 
 def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:

@@ -47,7 +47,7 @@ class TuningProblem:
     """Whose calibration the search takes up and leaves behind."""
 
 
-def resolve_search(query: Query) -> TrainingProblem:
+def resolve_training_search(query: Query) -> TrainingProblem:
     """The query's problem, if real runs can search it at all: asked before a search is stored, and again when it starts.
 
     Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for what is not run.
@@ -73,7 +73,7 @@ def build_problem(
 
     Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
     """
-    problem = resolve_search(query)
+    problem = resolve_training_search(query)
     check_gpu(problem.cluster, hardware)
     if query.objective == "min_gpus":
         problem, _ = fewest_devices(query=query, problem=problem, keep=1, correction=corrections(problem))

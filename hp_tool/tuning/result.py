@@ -18,6 +18,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
+from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.misses import NEAREST, nearest
 from hp_tool.problem import TrainingProblem
@@ -61,12 +62,12 @@ class TuneResult:
     """error: no run succeeded; what is recommended is only predicted."""
     error: dict[str, str | None] | None = None
     """{code, message, field}"""
-    recommendations: tuple[Recommendation, ...]
+    recommendations: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...]
     space: SpaceSummary
     rejections: dict[str, int]
     search: SearchSummary
-    nearest_misses: tuple[Recommendation, ...] = ()
-    """Where nothing is recommended: what lacks least of memory, days or money, as far as is known, infeasible."""
+    nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
+    """Where nothing is recommended: what lacks least of memory, days, money or latency, as far as is known, infeasible."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 

@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hp_tool.calibration import Calibration, fit_calibration
+from hp_tool.calibration import Calibration, Evidence, fit_calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
@@ -19,6 +19,7 @@ from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFou
 from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.make import accuracy_of, save
 from hp_tool.learning.stored import StoredCalibrations
+from hp_tool.problem import TrainingProblem
 from hp_tool.ranking import CostedSpace
 from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.search.coordinator import Coordinator, Outcome
@@ -27,11 +28,15 @@ from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.spending import spent_by
 from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
+from hp_tool.serving.problem import ServingProblem
 from hp_tool.trainers import TrainerLauncher
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.heartbeat import Heartbeat
-from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_search
+from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, make_result, nothing_feasible
+from hp_tool.tuning.serving import ServingTuning, build_serving, resolve_serving_search
+from hp_tool.tuning.serving_evidence import LatencyCalibration, stored_lessons
+from hp_tool.tuning.serving_result import make_serving_result
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -40,6 +45,11 @@ LEASE_S = 30.0
 """A coordinator that died keeps its search from others this long; a living one renews far more often."""
 _CREATE_ATTEMPTS = 5
 OnEvent = Callable[[str, JsonObject], None]
+
+
+def resolve_search(query: Query) -> TrainingProblem | ServingProblem:
+    """The query's problem, if real runs can search it at all; else InputError or UnsupportedError says what they cannot."""
+    return resolve_serving_search(query) if query.kind == "inference" else resolve_training_search(query)
 
 
 def tune(
@@ -101,20 +111,22 @@ def run_search(
         hardware = launcher.hardware()
         # As it was known when the search began: taken up again, it asks the same question.
         known = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
-        problem = build_problem(query=query, query_json=record.query, hardware=hardware, corrections=known)
+        asked: dict[str, Any] = {"query": query, "query_json": record.query, "hardware": hardware}
+        serves = query.kind == "inference"
+        problem = build_serving(**asked) if serves else build_problem(**asked, corrections=known)
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
-            asked = resolve_search(query)
-            nothing = nothing_feasible(query=query, problem=asked, space=problem, search_id=lease.search_id, seconds=seconds)
+            training = resolve_training_search(query)
+            nothing = nothing_feasible(query=query, problem=training, space=problem, search_id=lease.search_id, seconds=seconds)
             return _end(store, lease, nothing)
-        if query.trainer is not None:
+        if query.trainer is not None and isinstance(problem, TuningProblem):  # refused for serving
             launcher = TrainerLauncher(launcher, trainer=query.trainer, problem=problem.training, settings=query.search)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **_size(problem)})
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
-            evidence=stored_evidence(store=store, series=problem.series, without_search=lease.search_id),
+            evidence=_earlier(store, problem, without_search=lease.search_id),
             coverage_runs=coverage_runs(query.search, prior=problem.prior),
             seed=query.search.seed,
         )
@@ -221,10 +233,16 @@ def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> L
 
 
 def _conclude(
-    store: Store, lease: Lease, problem: TuningProblem, outcome: Outcome, *, calibration: Calibration, seconds: float
+    store: Store,
+    lease: Lease,
+    problem: TuningProblem | ServingTuning,
+    outcome: Outcome,
+    *,
+    calibration: Calibration,
+    seconds: float,
 ) -> TuneResult:
     """Keep what was learnt, and end or let go of the search with its result."""
-    evidence = stored_evidence(store=store, series=problem.series)
+    evidence = _earlier(store, problem)
     if len(evidence):
         # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
         lasting = fit_calibration(evidence=evidence, prior=problem.prior)
@@ -232,21 +250,32 @@ def _conclude(
     runs = store.runs(search_id=lease.search_id)
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     state = SearchState.FAILED if error else SearchState(outcome.state)
-    result = make_result(
-        problem=problem,
-        runs=runs,
-        calibration=calibration,
-        search_id=lease.search_id,
-        state=state,
-        stopped_because=outcome.stopped_because,
-        expected_gain_fraction=outcome.expected_gain_fraction,
-        seconds=seconds,
-        error=error,
-    )
+    account: dict[str, Any] = {
+        "runs": runs,
+        "search_id": lease.search_id,
+        "state": state,
+        "stopped_because": outcome.stopped_because,
+        "expected_gain_fraction": outcome.expected_gain_fraction,
+        "seconds": seconds,
+        "error": error,
+    }
+    if isinstance(problem, ServingTuning):
+        lessons = stored_lessons(store=store, series=problem.series)
+        latencies = LatencyCalibration.fitted(lessons, prior=problem.prior)
+        result = make_serving_result(tuning=problem, calibration=latencies, **account)
+    else:
+        result = make_result(problem=problem, calibration=calibration, **account)
     budget = problem.query.search.budget_runs
     progress = progress_of(runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
     store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
     return _end(store, lease, result)
+
+
+def _earlier(store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None) -> Evidence:
+    """What stored runs like these taught."""
+    if isinstance(problem, ServingTuning):
+        return stored_lessons(store=store, series=problem.series, without_search=without_search).round
+    return stored_evidence(store=store, series=problem.series, without_search=without_search)
 
 
 def _end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
@@ -282,9 +311,10 @@ def _fail(store: Store, lease: Lease, error: HpToolError) -> None:
         store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because=error.code, error=error.as_dict())
 
 
-def _size(problem: TuningProblem) -> JsonObject:
+def _size(problem: TuningProblem | ServingTuning) -> JsonObject:
+    legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
     return {
         "candidates": len(problem.search.table),
-        "legal": len(problem.space.candidates),
+        "legal": len(legal),
         "budget_runs": problem.query.search.budget_runs,
     }

@@ -20,7 +20,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.problem import resolve_training
-from hp_tool.tuning.problem import resolve_search
+from hp_tool.tuning import resolve_search
 from tests.cost.cases import columns
 
 
