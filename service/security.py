@@ -21,7 +21,12 @@ from service.settings import Settings
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
-COMPUTING = frozenset({"/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"})
+COMPUTING = frozenset(
+    {
+        *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"),
+        *("/searches/new/preview", "/searches/new/preview.json"),
+    }
+)
 """POST because a query is large, not because anything changes."""
 ADMINISTRATION = ("/v1/keys", "/v1/audit", "/keys", "/audit")
 

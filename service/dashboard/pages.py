@@ -13,6 +13,7 @@ from service.dashboard.calibration import routes as calibration
 from service.dashboard.catalogue import routes as catalogue
 from service.dashboard.configuration import routes as configuration
 from service.dashboard.explorer import routes as explorer
+from service.dashboard.new import routes as new_search
 from service.dashboard.rendering import ASSETS, STATIC
 
 
@@ -27,6 +28,7 @@ class Assets(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Add the pages and their static files."""
-    for module in (searches, access, calibration, catalogue, configuration, explorer, plotly):
+    # new_search first: `new` is no search's id.
+    for module in (new_search, searches, access, calibration, catalogue, configuration, explorer, plotly):
         app.include_router(module.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

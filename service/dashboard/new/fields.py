@@ -1,0 +1,178 @@
+"""Which fields of a query the form asks for, and where. What they are called, may hold and mean is the schema's to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from hp_tool import schema
+from hp_tool.domain.query import Query
+
+Kind = Literal["training", "inference"]
+Suggested = Literal["models", "gpus", "clusters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field of the form."""
+
+    name: str
+    """Its dotted path in a query; errors name the same."""
+    label: str
+    suggested: Suggested | None = None
+    """Whose names are offered."""
+    placeholder: str = ""
+    options: tuple[str, ...] = ()
+    """All that it may hold, where the schema lists it."""
+    several: bool = False
+    """It takes several values, separated by commas: those allowed."""
+    text: bool = False
+    """It is text even where it looks like a number."""
+    help: str = ""
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Fields that belong together."""
+
+    title: str
+    fields: tuple[Field, ...]
+    folded: bool = False
+    """Most questions do without."""
+
+
+Ask = tuple[str, str] | tuple[str, str, str]
+"""Path, label, and what stands there as an example."""
+
+WORK: tuple[Ask, ...] = (("model", "Model", "llama-3-70b"),)
+CLUSTER: tuple[Ask, ...] = (
+    ("cluster.gpu", "GPU", "h100-sxm-80gb"),
+    ("cluster.num_gpus", "GPUs", "64"),
+    ("cluster.gpus_per_node", "GPUs a node", "8"),
+    ("cluster", "or a registered cluster"),
+)
+WORKLOADS: dict[Kind, tuple[Ask, ...]] = {
+    "training": (
+        ("training.sequence_length", "Sequence length", "8192"),
+        ("training.global_batch_size", "Global batch size", "128"),
+        ("training.precision", "Precision"),
+        ("training.total_tokens", "Tokens in all", "15e12"),
+        ("training.framework", "Framework", "megatron-core"),
+    ),
+    "inference": (
+        ("inference.input_length", "Input tokens", "4000"),
+        ("inference.output_length", "Output tokens", "1000"),
+        ("inference.concurrency", "Concurrent requests", "64"),
+        ("inference.precision", "Precision"),
+        ("inference.engine", "Engine", "vllm"),
+    ),
+}
+AXES: dict[Kind, tuple[Ask, ...]] = {
+    "training": (
+        ("parallel.tensor_parallel_size", "Tensor parallel", "any"),
+        ("parallel.pipeline_parallel_size", "Pipeline parallel", "any"),
+        ("parallel.virtual_pipeline_parallel_size", "Chunks a rank", "any"),
+        ("parallel.context_parallel_size", "Context parallel", "any"),
+        ("parallel.expert_parallel_size", "Expert parallel", "any"),
+        ("parallel.micro_batch_size", "Micro-batch", "any"),
+        ("parallel.sequence_parallel", "Sequence parallel", "any"),
+        ("parallel.recompute", "Recomputation", "any"),
+        ("parallel.zero_stage", "ZeRO stage", "any"),
+    ),
+    "inference": (
+        ("parallel.tensor_parallel_size", "Tensor parallel", "any"),
+        ("parallel.pipeline_parallel_size", "Pipeline parallel", "any"),
+        ("parallel.expert_parallel_size", "Expert parallel", "any"),
+        ("parallel.attention_data_parallel_size", "Attention data parallel", "any"),
+    ),
+}
+GOALS: dict[Kind, tuple[Ask, ...]] = {
+    "training": (
+        ("objective", "Objective", "throughput"),
+        ("constraints.max_days", "Days at most"),
+        ("constraints.max_cost", "Dollars at most"),
+        ("constraints.memory_headroom_fraction", "Memory kept free", "0.05"),
+    ),
+    "inference": (
+        ("objective", "Objective", "throughput_per_gpu"),
+        ("targets.ttft_s", "TTFT at most, s", "1.0"),
+        ("targets.tpot_s", "TPOT at most, s", "0.03"),
+        ("constraints.memory_headroom_fraction", "Memory kept free", "0.05"),
+    ),
+}
+BUDGET: tuple[Ask, ...] = (
+    ("search.launcher", "Runs start on"),
+    ("search.budget_runs", "Profile runs at most", "8"),
+    ("search.budget_gpu_seconds", "GPU-seconds at most"),
+    ("search.run_timeout_s", "Seconds a run at most", "300"),
+    ("search.fidelity", "Fidelity"),
+    ("search.reuse", "Earlier measurements stand for runs"),
+)
+SUGGESTED: dict[str, Suggested] = {"model": "models", "cluster.gpu": "gpus", "cluster": "clusters"}
+
+
+@cache
+def sections(kind: Kind) -> tuple[Section, ...]:
+    """The form for a kind of work."""
+    shown = (
+        ("Model", WORK, False),
+        ("Cluster", CLUSTER, False),
+        ("Training" if kind == "training" else "Serving", WORKLOADS[kind], False),
+        ("Goal", GOALS[kind], False),
+        ("Parallelism: fix, or list what is allowed", AXES[kind], True),
+        ("Profile runs", BUDGET, True),
+    )
+    return tuple(Section(title=title, fields=tuple(map(_field, asks)), folded=folded) for title, asks, folded in shown)
+
+
+@cache
+def fields(kind: Kind) -> dict[str, Field]:
+    """By path."""
+    return {field.name: field for section in sections(kind) for field in section.fields}
+
+
+def _field(ask: Ask) -> Field:
+    path, label, placeholder = ask if len(ask) == 3 else (*ask, "")
+    declared = _declared(path)
+    kinds = _alternatives(declared)
+    options = next((tuple(map(str, each["enum"])) for each in kinds if "enum" in each), ())
+    if not options and any(each.get("type") == "boolean" for each in kinds):
+        options = ("true", "false")
+    several = any(each.get("type") == "array" for each in kinds)
+    default = declared.get("default")
+    return Field(
+        name=path,
+        label=label,
+        suggested=SUGGESTED.get(path),
+        placeholder=placeholder,
+        options=options,
+        several=several,
+        text=all(each.get("type") in ("string", "null") or "$ref" in each or each.get("type") == "object" for each in kinds),
+        help=str(declared.get("description", "")),
+        default="" if default is None else str(default).lower() if isinstance(default, bool) else str(default),
+    )
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    found: dict[str, Any] = schema.adapter(Query).json_schema()
+    return found
+
+
+def _declared(path: str) -> dict[str, Any]:
+    """What the schema says of a field."""
+    node: dict[str, Any] = _schema()
+    for name in path.split("."):
+        mapping = next(each for each in _alternatives(node) if "properties" in each)
+        node = mapping["properties"][name]
+    return node
+
+
+def _alternatives(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a field may be, references followed."""
+    found = []
+    for each in node.get("anyOf", [node]):
+        found.append(_schema()["$defs"][each["$ref"].rsplit("/", 1)[1]] if "$ref" in each else each)
+    return found

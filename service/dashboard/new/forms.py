@@ -1,0 +1,121 @@
+"""Form to query and back. Nothing is checked here: a query's own door does that, and names the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import yaml
+
+from hp_tool import schema
+from hp_tool.documents import load_yaml
+from hp_tool.errors import InputError
+from service.dashboard.new.fields import Field, Kind, fields
+
+EXTRA = "extra"
+"""The form's last field: what it does not ask for, as YAML."""
+MAX_FIELDS = 100
+
+
+def read_form(body: str) -> dict[str, str]:
+    """The filled fields of a posted form, or of a query string, by name. Raises InputError."""
+    try:
+        pairs = parse_qsl(body, max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise InputError(f"the form cannot be read: {error}") from None
+    return {name: value.strip() for name, value in pairs if value.strip()}
+
+
+def kind_of(values: Mapping[str, str]) -> Kind:
+    """What the form asks about."""
+    return "inference" if values.get("kind") == "inference" else "training"
+
+
+def to_query(values: Mapping[str, str]) -> dict[str, Any]:
+    """The query that a form says, not yet validated. Raises InputError where its YAML is none."""
+    query: dict[str, Any] = {"kind": kind_of(values)}
+    if EXTRA in values:
+        query |= _extra(values[EXTRA])
+    known = fields(kind_of(values))
+    given = {name: _value(known[name], text) for name, text in values.items() if name in known}
+    if "cluster" in given:
+        described = next((name for name in given if name.startswith("cluster.")), None)
+        if described is not None:
+            raise InputError("name a registered cluster or describe one, not both", field="cluster")
+    return schema.lay(query, given)
+
+
+def to_values(query: Mapping[str, Any]) -> dict[str, str]:
+    """The form's values for a query; what no field of the form can hold stands in its YAML."""
+    kind: Kind = "inference" if query.get("kind") == "inference" else "training"
+    values: dict[str, str] = {"kind": kind}
+    rest = _copy({name: value for name, value in query.items() if name != "kind"})
+    for name, field in fields(kind).items():
+        text = _text(field, _taken(query, name))
+        if text is not None:
+            values[name] = text
+            _drop(rest, name)
+    if rest:
+        values[EXTRA] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)
+    return values
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        data = load_yaml(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise InputError(f"this is no YAML: {getattr(error, 'problem', None) or error}", field=EXTRA, code="syntax") from None
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise InputError("further fields are `name: value` lines of a query", field=EXTRA, code="syntax")
+    return dict(data)
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.several and "," in text:
+        return [_scalar(field, part.strip()) for part in text.split(",") if part.strip()]
+    return _scalar(field, text)
+
+
+def _scalar(field: Field, text: str) -> Any:
+    """A number or a truth value where the field may hold one; the text itself where it is neither."""
+    if field.text:
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _text(field: Field, value: Any) -> str | None:
+    """A value as the field shows it; None where it cannot."""
+    if isinstance(value, list | tuple):
+        parts = [_text(field, each) for each in value]
+        return ", ".join(part for part in parts if part is not None) if field.several and value and None not in parts else None
+    if value is None or isinstance(value, dict):
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _taken(query: Mapping[str, Any], path: str) -> Any:
+    node: Any = query
+    for name in path.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def _drop(query: dict[str, Any], path: str) -> None:
+    """Take a path out, and mappings that it leaves empty."""
+    name, _, rest = path.partition(".")
+    if rest:
+        _drop(query[name], rest)
+    if not rest or not query[name]:
+        del query[name]
+
+
+def _copy(value: Any) -> Any:
+    return {name: _copy(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value

@@ -1,0 +1,111 @@
+"""/searches/new: the form, its preview, and its submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.responses import Response
+from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool import catalog, schema
+from hp_tool.domain.ports import Store
+from hp_tool.errors import HpToolError, InputError
+from hp_tool.tuning import resolve_search
+from service.api.answers import json_response
+from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from service.api.queries import resolve
+from service.dashboard.new.contexts import NewSearchPage, Preview
+from service.dashboard.new.fields import sections
+from service.dashboard.new.forms import kind_of, read_form, to_query, to_values
+from service.dashboard.new.preview import preview
+from service.dashboard.rendering import render
+
+router = APIRouter(prefix="/searches/new", tags=["dashboard"])
+EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
+
+
+async def posted(request: Request) -> dict[str, str]:
+    """The form's filled fields."""
+    try:
+        return read_form((await request.body()).decode())
+    except UnicodeDecodeError:
+        raise InputError("the form is not UTF-8") from None
+
+
+Posted = Annotated[dict[str, str], Depends(posted)]
+
+
+def form_context(
+    request: Request,
+    store: StoreDep,
+    clone: Annotated[str | None, Query(alias="from", max_length=16, description="A search whose query to begin with")] = None,
+) -> NewSearchPage:
+    """The form as the address says: a search's query, or fields by name."""
+    if clone is not None:
+        query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
+        return form_page(to_values(query), store=store)
+    return form_page(read_form(request.url.query) or EXAMPLE, store=store)
+
+
+def form_page(values: Mapping[str, str], *, store: Store, error: HpToolError | None = None) -> NewSearchPage:
+    """The form with these values."""
+    registered = {kind: tuple(r.name for r in store.list_registrations(kind=kind)) for kind in ("model", "cluster")}
+    return NewSearchPage(
+        title="New search",
+        json_href="/searches/new.json",
+        kind=kind_of(values),
+        sections=sections(kind_of(values)),
+        suggestions={
+            "models": (*registered["model"], *catalog.models()),
+            "gpus": tuple(catalog.gpus()),
+            "clusters": registered["cluster"],
+        },
+        values=dict(values),
+        error=error.as_dict() if error else None,
+    )
+
+
+def preview_context(values: Posted, request: Request, find: FindDep, corrections: CorrectionsDep) -> Preview:
+    return preview(values, find=find, corrections=corrections, server=str(request.base_url).rstrip("/"))
+
+
+FormContext = Annotated[NewSearchPage, Depends(form_context)]
+PreviewContext = Annotated[Preview, Depends(preview_context)]
+
+
+@router.get(".json")
+def form_json(page: FormContext) -> NewSearchPage:
+    """The form of a new search as its page shows it."""
+    return page
+
+
+@router.get("", response_class=HTMLResponse, include_in_schema=False)
+def form_html(page: FormContext) -> HTMLResponse:
+    return render("new_search.html", page=page, section="New search")
+
+
+@router.post("/preview.json", response_model=Preview)
+def preview_json(page: PreviewContext) -> Response:
+    """What the cost model says of a form, whose fields are named by their paths in a query."""
+    return json_response(page)
+
+
+@router.post("/preview", response_class=HTMLResponse, include_in_schema=False)
+def preview_html(page: PreviewContext) -> HTMLResponse:
+    return render("preview.html", page=page)
+
+
+@router.post("", include_in_schema=False)
+def submit(values: Posted, store: StoreDep, find: FindDep) -> Response:
+    """Queue the search and show it; a mistake comes back at its field."""
+    try:
+        query = resolve(schema.parse_query(to_query(values)), find=find)
+        resolve_search(query)
+        record = store.create_search(query=schema.to_dict(query))
+    except HpToolError as error:
+        page = form_page(values, store=store, error=error)
+        return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)
+    return RedirectResponse(f"/searches/{record.id}", status_code=303)

@@ -1,0 +1,72 @@
+// The new search's form: its answer by the cost model as one types, and every mistake at its field.
+
+import { draw } from "./plot.js";
+
+const WAIT_MS = 250; // after the last key
+const form = document.querySelector("#query");
+const place = document.querySelector("#preview");
+let timer = null;
+let latest = 0;
+
+form.addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(preview, WAIT_MS);
+});
+
+async function preview() {
+  const mine = ++latest;
+  place.setAttribute("aria-busy", "true");
+  const response = await fetch("/searches/new/preview", { method: "POST", body: filled() }).catch(() => null);
+  const text = response?.ok ? await response.text() : null;
+  if (mine !== latest) return; // a later one is on its way
+  place.setAttribute("aria-busy", "false");
+  if (text === null) return say("The server does not answer; the next change asks again.");
+  const open = [...place.querySelectorAll("details")].map((each) => each.open);
+  const figure = place.querySelector("#preview-figure");
+  place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
+  place.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? each.open));
+  mark(place.querySelector("[data-code]"));
+  const data = place.querySelector("#preview-data");
+  if (!data) return;
+  const slot = place.querySelector("#preview-figure");
+  if (figure) slot.replaceWith(figure); // Plotly changes the figure that is there faster than it makes a new one
+  await draw(figure ?? slot, JSON.parse(data.textContent));
+}
+
+// The mistake at its field. What is only missing still is no mistake while one types.
+function mark(error) {
+  for (const input of form.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
+  for (const line of form.querySelectorAll("[data-error]")) line.textContent = "";
+  if (!error || error.dataset.code === "missing_field") return;
+  const { field, message } = error.dataset;
+  const name = [...form.elements].map((input) => input.name).find((each) => each && (field === each || field.startsWith(`${each}.`)));
+  if (name) {
+    form.elements[name].setAttribute("aria-invalid", "true");
+    form.elements[name].closest("details")?.setAttribute("open", "");
+  }
+  form.querySelector(`[data-error="${CSS.escape(name ?? "")}"]`).textContent = message;
+}
+
+function say(text) {
+  form.querySelector('[data-error=""]').textContent = text;
+}
+
+function filled() {
+  const values = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value.trim()) values.append(name, value);
+  return values;
+}
+
+// The other kind of work keeps what both ask for.
+for (const tab of form.querySelectorAll("[data-kind]")) {
+  tab.addEventListener("click", (event) => {
+    event.preventDefault();
+    const values = filled();
+    values.set("kind", tab.dataset.kind);
+    const other = /^(training|inference|targets|objective|constraints\.max|search\.|extra)/;
+    for (const name of [...values.keys()]) if (other.test(name)) values.delete(name);
+    location.assign(`/searches/new?${values}`);
+  });
+}
+
+if (filled().size > 1) preview();

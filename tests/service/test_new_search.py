@@ -1,0 +1,170 @@
+"""The form of a new search: it says every query, its answer is the API's, and a mistake comes back at its field."""
+
+import re
+import shlex
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hp_tool import schema
+from hp_tool.domain.ports import Store
+from hp_tool.errors import InputError
+from service.dashboard.new.fields import fields
+from service.dashboard.new.forms import read_form, to_query, to_values
+
+Query = dict[str, Any]
+FILLED = {
+    "kind": "training",
+    "model": "llama-3-70b",
+    "cluster.gpu": "h100-sxm-80gb",
+    "cluster.num_gpus": "64",
+    "cluster.gpus_per_node": "8",
+    "training.sequence_length": "8192",
+    "training.global_batch_size": "128",
+}
+SERVED = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster.gpu": "h200-sxm-141gb",
+    "cluster.num_gpus": "8",
+    "inference.input_length": "4000",
+    "inference.output_length": "1000",
+    "inference.concurrency": "64",
+    "inference.precision": "fp8",
+    "targets.ttft_s": "1.0",
+    "targets.tpot_s": "0.03",
+}
+EVIL = "<script>alert('x')</script>"
+
+
+def post(http: TestClient, path: str, values: dict[str, str], **options: Any) -> Any:
+    return http.post(path, content=urlencode(values), headers={"Content-Type": "application/x-www-form-urlencoded"}, **options)
+
+
+def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
+    known = fields("training")
+    assert known["training.precision"].options == ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32")
+    assert known["training.precision"].default == "bf16"
+    assert known["parallel.recompute"].several
+    assert known["parallel.recompute"].options == ("none", "selective", "full", "per_op", "per_layer")
+    assert known["search.reuse"].options == ("true", "false")
+    assert "Sequences per optimizer step" in known["training.global_batch_size"].help
+
+
+SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=2, max_size=4))
+
+
+@given(
+    tensor=SIZES,
+    sequence_parallel=st.sampled_from([None, True, False, [True, False]]),
+    recompute=st.sampled_from(["none", ["none", "full"], {"granularity": "full", "method": "block", "num_layers": 4}]),
+    optimizer=st.sampled_from(["adam", "muon"]),
+    days=st.one_of(st.none(), st.floats(0.5, 1e6)),
+    model=st.sampled_from(
+        ["llama-3-70b", {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 99}]
+    ),
+)
+def test_every_query_stands_in_the_form_and_comes_back(
+    tensor: Any, sequence_parallel: Any, recompute: Any, optimizer: str, days: float | None, model: Any
+) -> None:
+    query = schema.parse_query(
+        {
+            "kind": "training",
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+            "training": {"sequence_length": 128, "global_batch_size": 8, "optimizer": optimizer, "total_tokens": 1e12},
+            "parallel": {"tensor_parallel_size": tensor, "sequence_parallel": sequence_parallel, "recompute": recompute},
+            "constraints": {"max_days": days},
+        }
+    )
+    assert schema.parse_query(to_query(to_values(schema.query_mapping(query)))) == query
+
+
+@given(st.text(max_size=200))
+def test_any_body_is_a_form_or_bad_input(body: str) -> None:
+    try:
+        to_query(read_form(body))
+    except InputError as error:
+        assert error.message
+
+
+def test_the_preview_is_the_recommendation(http: TestClient) -> None:
+    shown = post(http, "/searches/new/preview.json", FILLED).json()
+    query = to_query(FILLED)
+    answer = http.post("/v1/recommendations?top=8", json=query).json()
+    assert [row["step_s"] for row in shown["rows"]] == [row["estimate"]["time"]["step_s"] for row in answer["recommendations"]]
+    assert (shown["legal"], shown["feasible"]) == (answer["space"]["legal"], answer["space"]["feasible"])
+    assert dict(shown["rejections"]) == answer["rejections"]
+    page = post(http, "/searches/new/preview", FILLED).text
+    assert shown["rows"][0]["arithmetic"] in page
+    assert re.findall(r"<script(?! type=\"application/json\")", page) == []
+
+
+def test_the_same_as_text_says_the_same(http: TestClient) -> None:
+    values = FILLED | {"parallel.tensor_parallel_size": "2, 4", "extra": "training:\n  optimizer: muon\nid: it's 'mine'"}
+    commands = {c["label"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
+    query = schema.parse_query(to_query(values))
+    assert schema.parse_query(commands["YAML"]) == query
+    told = shlex.split(commands["Command line"].splitlines()[0])
+    settings = [told[n + 1].partition("=") for n, word in enumerate(told) if word == "--set"]
+    assert schema.parse_query(schema.lay({}, {path: yaml.safe_load(value) for path, _, value in settings})) == query
+    assert schema.parse_query(shlex.split(commands["curl"].splitlines()[0])[-1]) == query
+
+
+def test_where_nothing_fits_the_nearest_say_what_they_lack(http: TestClient) -> None:
+    shown = post(
+        http, "/searches/new/preview.json", FILLED | {"parallel.tensor_parallel_size": "1", "cluster.num_gpus": "8"}
+    ).json()
+    assert shown["rows"] == []
+    assert all("GiB" in row["reasons"][0] for row in shown["misses"])
+
+
+def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient) -> None:
+    shown = post(http, "/searches/new/preview.json", SERVED).json()
+    assert shown["rows"][0]["ttft_s"] <= 1.0
+    assert shown["rows"][0]["tpot_s"] <= 0.03
+    assert [shape["x1"] for shape in shown["figure"]["layout"]["shapes"]] == [1.0, 0.03]
+    assert shown["unsearchable"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"model": "llama-9"}, "model"),
+        ({"cluster.num_gpus": "many"}, "cluster.num_gpus"),
+        ({"training.precision": "fp7"}, "training.precision"),
+        ({"parallel.tensor_parallel_size": "2, x"}, "parallel.tensor_parallel_size"),
+        ({"cluster": "ours"}, "cluster"),
+        ({"extra": "a: [1"}, "extra"),
+        ({"extra": "trainer: {command: [sh], reader: megatron-lm}"}, "trainer.command"),
+        ({"model": EVIL}, "model"),
+    ],
+)
+def test_a_mistake_comes_back_at_its_field(http: TestClient, store: Store, changed: dict[str, str], field: str) -> None:
+    error = post(http, "/searches/new/preview.json", FILLED | changed).json()["error"]
+    assert error["field"].startswith(field)
+    page = post(http, "/searches/new", FILLED | changed)
+    assert page.status_code == 422
+    assert EVIL not in page.text
+    assert store.list_searches().items == ()
+
+
+def test_submitting_queues_the_search_and_a_clone_fills_the_form(http: TestClient, store: Store, query: Query) -> None:
+    values = to_values(query)
+    assert values["training.sequence_length"] == "128"
+    assert "gpt-tiny" in values["extra"]  # a model of one's own has no field
+    answer = post(http, "/searches/new", values, follow_redirects=False)
+    assert answer.status_code == 303
+    stored = store.list_searches().items[0]
+    assert answer.headers["location"] == f"/searches/{stored.id}"
+    assert schema.parse_query(stored.query) == schema.parse_query(query)
+    cloned = http.get(f"/searches/new.json?from={stored.id}").json()["values"]
+    assert schema.parse_query(to_query(cloned)) == schema.parse_query(query)
+    assert http.get("/searches/new?from=nope").status_code == 422
+    refused = http.post("/searches/new", content=urlencode(values), headers={"Origin": "https://evil.example"})
+    assert refused.status_code == 403
