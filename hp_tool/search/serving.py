@@ -143,6 +143,11 @@ def observed(times: ServingTimes, parallel: ParallelConfig, *, load: Load) -> La
     return Latencies(ttft_s=queue + times.ttft_s, tpot_s=tpot, request_latency_s=queue + served)
 
 
+def replica(config: ServingConfig) -> ParallelConfig:
+    """One replica of a deployment as its run is stored."""
+    return ParallelConfig(tensor_parallel_size=config.tensor_parallel_size, micro_batch_size=config.max_num_seqs)
+
+
 def software(runner: Runner) -> str:
     """What measurements of serving are filed under, apart from the training runs of the same software."""
     return f"{runner}-serving"

@@ -9,6 +9,8 @@ from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.search.serving import replica
 from service.api.views import TrialView
 
 
@@ -21,27 +23,40 @@ def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView
 def calibrated_predictions(record: SearchRecord) -> dict[ParallelConfig, dict[str, Any]]:
     """What the result of a search predicts of its configurations, after all that was learnt."""
     return {
-        schema.adapter(ParallelConfig).validate_python(row["parallel"]): _prediction(row["calibrated_estimate"])
+        _stored(row["parallel"]): _prediction(row["calibrated_estimate"])
         for row in (record.result or {}).get("recommendations", ())
         if row.get("calibrated_estimate")
     }
 
 
 def recommended(record: SearchRecord) -> Recommendation | None:
-    """The first row of a search's result; None where there is none (yet)."""
+    """The first row of a training search's result; None where there is none (yet)."""
     rows = (record.result or {}).get("recommendations")
-    if not rows:
+    if not rows or _serves(rows[0]["parallel"]):
         return None
     row: Recommendation = schema.adapter(Recommendation).validate_python(rows[0])
     return row
+
+
+def _serves(parallel: dict[str, Any]) -> bool:
+    return "max_num_seqs" in parallel
+
+
+def _stored(parallel: dict[str, Any]) -> ParallelConfig:
+    """A result's configuration as its run is stored; of serving one replica, see hp_tool.search.serving."""
+    if _serves(parallel):
+        return replica(schema.adapter(ServingConfig).validate_python(parallel))
+    found: ParallelConfig = schema.adapter(ParallelConfig).validate_python(parallel)
+    return found
 
 
 def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
     """The figures of an estimate that a run is compared by."""
     memory, intervals = estimate.get("memory") or {}, estimate.get("intervals") or {}
     return {
-        "step_s": (estimate.get("time") or {}).get("step_s"),
+        "step_s": (estimate.get("time") or {}).get("step_s") or estimate.get("request_latency_s"),
         "step_s_interval": intervals.get("step_s"),
-        "tokens_per_second_per_gpu": estimate.get("tokens_per_second_per_gpu"),
+        "tokens_per_second_per_gpu": estimate.get("tokens_per_second_per_gpu")
+        or estimate.get("output_tokens_per_second_per_gpu"),
         "memory_bytes": memory.get("total_bytes"),
     }
