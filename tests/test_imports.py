@@ -78,6 +78,7 @@ HOMES = {
     "httpx": {"service"},
     "prometheus_client": {"service"},
     "typer": {"cli", "service"},
+    "ray": {"launchers"},
     "transformers": set(),
     "plotly": {"plots", "service"},
     "kaleido": {"plots"},

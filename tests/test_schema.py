@@ -144,7 +144,7 @@ def test_an_unknown_key_of_an_inline_model_names_its_nearest() -> None:
         ("parallel.zero_stage", 4, "from 0 to 3"),
         ("parallel.sequence_parallel", "yes", "boolean"),
         ("parallel.recompute", "everything", "'selective'"),
-        ("search.launcher", "kubernetes", "'slurm'"),
+        ("search.launcher", "lsf", "'slurm'"),
         ("search.steps", -1, "from 1 to"),
         ("kind", "pretraining", "'training' or 'inference'"),
     ],

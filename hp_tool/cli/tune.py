@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     query: queries.QueryArgument = None,
-    launcher: Annotated[Literal["local", "slurm", "ray"] | None, typer.Option(help="Where the runs go.")] = None,
+    launcher: Annotated[Literal["local", "slurm", "ray", "kubernetes"] | None, typer.Option(help="Where the runs go.")] = None,
     budget_runs: Annotated[int | None, typer.Option(min=1, help="Profile runs at most.")] = None,
     settings: queries.Setting = None,
     resume: Resume = None,

@@ -65,6 +65,8 @@ class LaunchPlan:
     """Text files to write into the job's folder before it starts, by name (the request JSON)."""
     num_gpus: int
     timeout_s: float
+    returns: tuple[str, ...] = ()
+    """Files that the job may leave in its folder and that output() will be asked for, beside its result."""
 
 
 class Launcher(Protocol):

@@ -18,3 +18,5 @@ class Program:
     environment: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Texts to lay into the job's folder before it starts, by name."""
+    returns: tuple[str, ...] = ()
+    """Files that it leaves there and that are read afterwards."""

@@ -33,7 +33,7 @@ class SearchSettings:
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
-    launcher: Literal["local", "slurm", "ray"] = "local"
+    launcher: Literal["local", "slurm", "ray", "kubernetes"] = "local"
     budget_runs: int = 8
     """Profile runs at most."""
     budget_gpu_seconds: float | None = None

@@ -8,7 +8,12 @@ from typing import Any
 from hp_tool.domain.ports import Launcher
 from hp_tool.errors import InputError
 
-_ADAPTERS = {"local": ("hp_tool.launchers.local", "LocalLauncher"), "slurm": ("hp_tool.launchers.slurm", "SlurmLauncher")}
+_ADAPTERS = {
+    "local": ("hp_tool.launchers.local", "LocalLauncher"),
+    "slurm": ("hp_tool.launchers.slurm", "SlurmLauncher"),
+    "kubernetes": ("hp_tool.launchers.kubernetes", "KubernetesLauncher"),
+    "ray": ("hp_tool.launchers.ray_jobs", "RayLauncher"),
+}
 
 
 def check_known(name: str) -> None:

@@ -55,6 +55,30 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def num_nodes(request: RunRequest, *, gpus_per_node: int, max_nodes: int) -> int:
+    """Nodes for the request's devices, all with equally many. Raises InputError where a cluster cannot give them."""
+    nodes = nodes_for(request.num_gpus, gpus_per_node=gpus_per_node, max_nodes=max_nodes)
+    if nodes > request.num_processes:
+        message = f"vLLM is run on one node; {request.num_gpus} devices are {nodes}"
+        raise InputError(message, code="launcher_mismatch", field="cluster.num_gpus")
+    return nodes
+
+
+def nodes_for(num_gpus: int, *, gpus_per_node: int, max_nodes: int) -> int:
+    """As num_nodes, from a number of devices."""
+    if num_gpus <= gpus_per_node:
+        return 1
+    nodes, left = divmod(num_gpus, gpus_per_node)
+    if left or nodes > max_nodes:
+        raise InputError(
+            f"a job of {num_gpus} devices does not fit: it may have {max_nodes} nodes of {gpus_per_node}, each used whole "
+            "where there are several",
+            code="launcher_mismatch",
+            field="cluster.num_gpus",
+        )
+    return nodes
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None where the file is missing or not whole."""
     try:

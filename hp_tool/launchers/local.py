@@ -18,7 +18,7 @@ from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import devices, jobs, supervisor, torchrun
-from hp_tool.launchers.outcome import Ending, measure
+from hp_tool.launchers.outcome import Ending, measure, recorded
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED}
 _MARK = "HP_JOB_FOLDER"  # in every job process's environment: finds those whose supervisor was killed
@@ -58,6 +58,7 @@ class LocalLauncher:
             files=torchrun.job_files(request),
             num_gpus=request.num_gpus,
             timeout_s=request.timeout_s,
+            returns=torchrun.job_returns(request),
         )
 
     def submit(self, plan: LaunchPlan) -> str:
@@ -146,15 +147,7 @@ class LocalLauncher:
 
 def _ending(folder: Path) -> Ending:
     ended = jobs.read_json(folder / "ended.json")
-    if ended is None:
-        return Ending(reason="lost")
-    return Ending(
-        reason=ended["reason"],
-        exit_code=ended.get("exit_code"),
-        wall_s=ended.get("wall_s"),
-        oom_kills=ended.get("oom_kills", 0),
-        error=ended.get("error"),
-    )
+    return Ending(reason="lost") if ended is None else recorded(ended)
 
 
 def _is_locked(path: Path) -> bool:

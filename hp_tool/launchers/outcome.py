@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -36,6 +38,17 @@ class Ending:
     oom_kills: int = 0
     """Processes the kernel killed for want of memory while the job ran."""
     error: str | None = None
+
+
+def recorded(ended: Mapping[str, Any]) -> Ending:
+    """How a job ended, by its supervisor's record."""
+    return Ending(
+        reason=ended.get("reason", "lost"),
+        exit_code=ended.get("exit_code"),
+        wall_s=ended.get("wall_s"),
+        oom_kills=ended.get("oom_kills", 0),
+        error=ended.get("error"),
+    )
 
 
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:

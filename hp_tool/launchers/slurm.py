@@ -47,10 +47,7 @@ class SlurmLauncher:
         if request.gpu != options.gpu:
             message = f"this Slurm cluster has {options.gpu}, not {request.gpu}"
             raise InputError(message, code="launcher_mismatch", field="cluster")
-        nodes = slurm_script.num_nodes(options, num_gpus=request.num_gpus)
-        if nodes > request.num_processes:
-            message = f"vLLM is run on one node; {request.num_gpus} devices are {nodes}"
-            raise InputError(message, code="launcher_mismatch", field="cluster.num_gpus")
+        nodes = jobs.num_nodes(request, gpus_per_node=options.gpus_per_node, max_nodes=options.max_nodes)
         return LaunchPlan(
             job_name=jobs.check_name(job_name),
             command=torchrun.multi_node_command(request, num_nodes=nodes, python=options.python),
@@ -58,6 +55,7 @@ class SlurmLauncher:
             files=torchrun.job_files(request),
             num_gpus=request.num_gpus,
             timeout_s=request.timeout_s,
+            returns=torchrun.job_returns(request),
         )
 
     def submit(self, plan: LaunchPlan) -> str:

@@ -7,23 +7,18 @@ and it is the operator's own.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from hp_tool import documents
-from hp_tool.errors import InputError
+from hp_tool.launchers import options
+from hp_tool.launchers.options import check, check_devices, check_environment, check_seconds, check_words
 
-_WORD = re.compile(r"[\w.,:@%+/-]{1,256}", re.ASCII)
 _ARGUMENT = re.compile(r"--[a-z][a-z0-9-]*(=[\w.,:;@%+&|*()\[\]/=-]{1,512})?", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
-_DEVICES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +81,24 @@ class SlurmOptions:
     def __post_init__(self) -> None:
         """Raises InputError for a number out of range or a string that could mean something to a shell."""
         for name in ("gpus_per_node", "max_nodes"):
-            _check(1 <= getattr(self, name) <= _DEVICES, name, f"must be from 1 to {_DEVICES}")
+            check_devices(getattr(self, name), f"slurm.{name}")
         for name, least in (("time_s", 1.0), ("poll_s", 0.0), ("patience_s", 0.0)):
-            value = getattr(self, name)
-            _check(value is None or least <= value <= 1e7, name, f"must be from {least:g} to 1e7 seconds")
+            check_seconds(getattr(self, name), f"slurm.{name}", least=least)
         for name in ("gpu", "account", "partition", "qos"):
-            _check_words([getattr(self, name)] if getattr(self, name) is not None else [], name)
-        _check_words([self.gres] if self.gres else [], "gres")
-        _check_words(self.modules, "modules")
+            check_words([getattr(self, name)] if getattr(self, name) is not None else [], f"slurm.{name}")
+        check_words([self.gres] if self.gres else [], "slurm.gres")
+        check_words(self.modules, "slurm.modules")
         if self.container is not None:
-            _check_words([self.container.image.replace("#", "/")], "container.image")  # pyxis writes registry#image
-            _check_words(self.container.mounts, "container.mounts")
-        _check(all(map(_ARGUMENT.fullmatch, self.sbatch_arguments)), "sbatch_arguments", "must be --name or --name=value")
-        _check(all(map(_VARIABLE.fullmatch, self.environment)), "environment", "must have names of letters, digits and _")
-        _check("\0" not in "".join(self.environment.values()), "environment", "must have no NUL in its values")
-        _check(not re.search(r"[\0\r\n]", "".join(self.setup)), "setup", "must be a list of single lines")
+            check_words([self.container.image.replace("#", "/")], "slurm.container.image")  # pyxis writes registry#image
+            check_words(self.container.mounts, "slurm.container.mounts")
+        arguments = all(map(_ARGUMENT.fullmatch, self.sbatch_arguments))
+        check(arguments, "slurm.sbatch_arguments", "must be --name or --name=value")
+        check_environment(self.environment, "slurm.environment")
+        check(not re.search(r"[\0\r\n]", "".join(self.setup)), "slurm.setup", "must be a list of single lines")
         for name in ("python", "folder"):
             value = getattr(self, name)
-            _check(value is None or (Path(value).is_absolute() and value.isprintable()), name, "must be an absolute path")
+            good = value is None or (Path(value).is_absolute() and value.isprintable())
+            check(good, f"slurm.{name}", "must be an absolute path")
 
     @property
     def num_gpus(self) -> int:
@@ -116,33 +111,9 @@ _SLURM_OPTIONS = TypeAdapter(SlurmOptions)
 
 def load() -> SlurmOptions:
     """The options this environment names. Raises InputError where there is no file, or one with a mistake in it."""
-    from platformdirs import user_config_path
-
-    named = os.environ.get("HP_SLURM_CONFIG")
-    path = Path(named) if named else user_config_path("hp-tool") / "slurm.yaml"
-    if not path.is_file():
-        raise InputError(
-            f"no Slurm cluster is described: {path} does not exist; write gpu, gpus_per_node, max_nodes, partition ... there, "
-            "or name another file by HP_SLURM_CONFIG",
-            field="search.launcher",
-        )
-    return parse(documents.parse(documents.read_text(path), origin=path), origin=str(path))
+    return options.load(_SLURM_OPTIONS, launcher="slurm", words="gpu, gpus_per_node, max_nodes, partition ...")
 
 
 def parse(fields: Mapping[str, Any], *, origin: str) -> SlurmOptions:
     """Options from a mapping, strictly: an unknown key or a wrong type is an InputError that names `origin`."""
-    try:
-        return _SLURM_OPTIONS.validate_json(json.dumps(dict(fields)), strict=True)
-    except (ValidationError, TypeError, ValueError) as error:
-        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        name = ".".join(map(str, first["loc"]))
-        raise InputError(f"{origin}: {name or 'the file'}: {first['msg']}", field=f"slurm.{name}") from None
-
-
-def _check_words(values: Iterable[str], name: str) -> None:
-    _check(all(map(_WORD.fullmatch, values)), name, "must be words of letters, digits and _ . , : @ % + / -")
-
-
-def _check(good: object, name: str, expectation: str) -> None:
-    if not good:
-        raise InputError(f"{name} {expectation}", field=f"slurm.{name}")
+    return options.parse(_SLURM_OPTIONS, fields, launcher="slurm", origin=origin)

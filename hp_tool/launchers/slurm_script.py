@@ -10,7 +10,6 @@ import math
 import shlex
 
 from hp_tool.domain.ports import LaunchPlan
-from hp_tool.errors import InputError
 from hp_tool.launchers import jobs
 from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, SLURM_LOG
 from hp_tool.launchers.slurm_options import SlurmOptions
@@ -47,24 +46,9 @@ timeout --kill-after={kill_after} {timeout_s} {srun} \\
 """
 
 
-def num_nodes(options: SlurmOptions, *, num_gpus: int) -> int:
-    """Nodes for `num_gpus` devices, all with equally many. Raises InputError where the cluster cannot give them."""
-    if num_gpus <= options.gpus_per_node:
-        return 1
-    nodes, left = divmod(num_gpus, options.gpus_per_node)
-    if left or nodes > options.max_nodes:
-        raise InputError(
-            f"a job of {num_gpus} devices does not fit: it may have {options.max_nodes} nodes of {options.gpus_per_node}, "
-            "each used whole where there are several",
-            code="launcher_mismatch",
-            field="cluster.num_gpus",
-        )
-    return nodes
-
-
 def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
     """The script for `plan`, to be submitted in the job's folder."""
-    nodes = num_nodes(options, num_gpus=plan.num_gpus)
+    nodes = jobs.nodes_for(plan.num_gpus, gpus_per_node=options.gpus_per_node, max_nodes=options.max_nodes)
     return _TEMPLATE.format(
         header="\n".join(f"#SBATCH {argument}" for argument in _sbatch(options, plan=plan, nodes=nodes)),
         claim=CLAIM,

@@ -8,6 +8,10 @@ it promises is told by files in the folder, never by process ids, which get recy
     running.json   the job holds the machine's devices
     cancel         made by a launcher: end the job
     ended.json     how it ended; appears once no process of the job is left
+
+`--attached FOLDER` runs the job of a folder (a mounted one, perhaps read-only) in the foreground, where the launcher sees
+nothing but what is printed: what the job says goes to standard output, and after it, a marked line each, its results and how
+it ended (`launchers.streamed` reads them).
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import ctypes
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +33,12 @@ _POLL_S = 0.05
 _SWEEP_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+MARK = ("<<<hp-tool:", ":hp-tool>>>")
+"""Around a JSON object, on a line of its own."""
+MOST_BYTES = 2**16
+"""Of one result that is printed; of a file that the job was asked to return, its end."""
+MOST_RESULTS = 16
+"""Accounts of ranks that failed, the first ones: those after them failed because of them."""
 
 
 def main(folder: Path) -> int:
@@ -49,24 +61,61 @@ def main(folder: Path) -> int:
     return 0
 
 
+def attached(source: Path) -> int:
+    """Run the job whose files lie in `source`; 0 where it ended well or brought a result."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # whoever started us is the job's life
+    work = Path(tempfile.mkdtemp(prefix="hp-job-"))
+    job = json.loads((source / "job.json").read_text())
+    for name in ("job.json", *job["files"]):
+        shutil.copyfile(source / name, work / name)
+    os.environ.update(job["environment"])
+    try:
+        _say({"began": time.time()})
+        ended = _Supervisor(work, to_log=False).run()
+    except Exception as error:
+        ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
+    results = sorted(work.glob("result.rank*.json"), key=lambda path: path.stat().st_mtime_ns)[:MOST_RESULTS]
+    brought = (work / "result.json").exists()
+    for path in (work / "result.json", *results, *(work / name for name in job["returns"])):
+        if path.is_file():
+            _say({"file": path.name, "text": _end_of(path)})
+    _say({"ended": ended})
+    shutil.rmtree(work, ignore_errors=True)
+    return 0 if brought or ended.get("exit_code") == 0 else 1
+
+
+def _say(value: dict[str, Any]) -> None:
+    print(f"\n{MARK[0]}{json.dumps(value)}{MARK[1]}", flush=True)
+
+
+def _end_of(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
+        return file.read().decode(errors="replace")
+
+
 class _Supervisor:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, to_log: bool = True) -> None:
+        """to_log: the job's words go to job.log, not to our own output."""
+        self._folder, self._to_log = folder, to_log
         self._job = json.loads((folder / "job.json").read_text())
         self._terminated = False
         signal.signal(signal.SIGTERM, self._on_terminate)
         _prctl(_PR_SET_CHILD_SUBREAPER)  # torchrun's ranks lead sessions of their own; orphans become our children
 
     def run(self) -> dict[str, Any]:
+        if "devices_lock" not in self._job:  # the engine deals them out
+            return self._run_job()
         with Path(self._job["devices_lock"]).open("a") as devices:
             reason = self._wait_for(devices)
-            if reason is not None:
-                return {"reason": reason}
-            started, kills = time.monotonic(), _oom_kills()  # the other clock may jump
-            _write(self._folder / "running.json", {"time": time.time()})
-            reason, exit_code = self._run_command()
-            ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
-            return ended | {"oom_kills": _oom_kills() - kills}
+            return {"reason": reason} if reason is not None else self._run_job()
+
+    def _run_job(self) -> dict[str, Any]:
+        started, kills = time.monotonic(), _oom_kills()  # the other clock may jump
+        _write(self._folder / "running.json", {"time": time.time()})
+        reason, exit_code = self._run_command()
+        ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
+        return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
         """Take the machine's devices, one job at a time: two at once would spoil each other's measurement."""
@@ -82,7 +131,7 @@ class _Supervisor:
     def _run_command(self) -> tuple[str, int | None]:
         deadline = time.monotonic() + self._job["timeout_s"]
         try:
-            with (self._folder / "job.log").open("ab") as log:
+            with (self._folder / "job.log").open("ab") if self._to_log else os.fdopen(os.dup(1), "ab") as log:
                 process = subprocess.Popen(
                     self._job["command"],
                     cwd=self._folder,
@@ -165,4 +214,4 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(attached(Path(sys.argv[2])) if sys.argv[1] == "--attached" else main(Path(sys.argv[1])))

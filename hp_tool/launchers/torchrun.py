@@ -56,6 +56,12 @@ def job_files(request: RunRequest) -> dict[str, str]:
     return {**(program.files if program else {}), jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()}
 
 
+def job_returns(request: RunRequest) -> tuple[str, ...]:
+    """Files that are asked for afterwards, beside the result."""
+    program = _program(request)
+    return program.returns if program else ()
+
+
 def job_environment(request: RunRequest, *, num_hosts: int = 1, operator: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a job on `num_hosts` hosts needs beyond what it inherits. The operator's words win, over them its own program's."""
     environment = {"PYTHONUNBUFFERED": "1"}

@@ -30,5 +30,6 @@ def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: Traini
         command=tuple(command),
         torchrun=trainer.launch == "torchrun",
         environment=trainer.environment,
+        returns=() if trainer.metrics_file is None else (trainer.metrics_file,),
         files={name_of: exports.TRAINING[name](setup) for name, name_of in files.items() if setup is not None},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import skip_or_fail
+from tests.launchers.ray_cluster import RayCluster
 from tests.launchers.slurm_cluster import SlurmCluster, free_ports, until
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue")
@@ -41,3 +43,17 @@ def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield slurm_cluster
     until(lambda: slurm_cluster.open_jobs() == [], limit_s=20)
     until(lambda: slurm_cluster.idle_nodes() == {"n1", "n2"}, limit_s=20)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    """A Ray cluster of this session's own. Mark its users `ray`."""
+    if importlib.util.find_spec("ray") is None:
+        skip_or_fail(component="RAY", reason="ray (the ray extra) is not installed")
+    cluster = RayCluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(cluster.folder, ignore_errors=True)

@@ -114,7 +114,7 @@ class LauncherContract:
         assert launcher.fetch(handle).versions == {"runs": "x"}
 
     def test_a_restarted_worker_finds_the_running_job(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
-        handle = launcher.submit(plan("import time; time.sleep(1)\n" + GOOD))
+        handle = launcher.submit(plan("import time; time.sleep(2)\n" + GOOD))
         other = new_launcher()
         assert other.find("job-1") == handle
         assert other.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING)

@@ -109,12 +109,13 @@ def _node_of(process: psutil.Process) -> str | None:
         return None
 
 
-def free_ports() -> int:
-    """The first of three free ports in a row, below those that the system gives away by itself."""
-    for first in random.sample(range(10_000, 20_000, 3), 100):
+def free_ports(*, count: int = 3, among: range = range(10_000, 20_000)) -> int:
+    """The first of `count` free ports in a row, below those that the system gives away by itself."""
+    blocks = among[::count]
+    for first in random.sample(blocks, min(100, len(blocks))):
         with contextlib.ExitStack() as stack:
             try:
-                for port in range(first, first + 3):
+                for port in range(first, first + count):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue

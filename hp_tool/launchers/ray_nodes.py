@@ -1,0 +1,96 @@
+"""The driver of a Ray job over several nodes: sent along and started by file name, with Ray and the standard library only.
+
+It takes whole nodes' shares in one placement group, so that no job holds half of what it needs, and runs the supervisor on
+each. What the nodes have printed follows when they are done, each behind a mark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+_GRACE_S = 10.0
+"""For the other nodes, once one has failed."""
+
+
+def main() -> int:
+    """0 where every node's part ended well."""
+    job = json.loads(Path("job.json").read_text())
+    ray.init(log_to_driver=False)
+    bundle: dict[str, float] = job["bundle"]
+    group = placement_group([bundle] * job["nodes"], strategy="STRICT_SPREAD")
+    ray.get(group.ready())
+    share: dict[str, Any] = {
+        "num_cpus": bundle.get("CPU", 0),
+        "num_gpus": bundle.get("GPU", 0),
+        "resources": {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
+        "max_retries": 0,
+    }
+
+    def on(node: int, function: Any) -> Any:
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
+        return ray.remote(**share, scheduling_strategy=place)(function)
+
+    address, port = ray.get(on(0, _listening).remote())
+    waiting = [on(node, _run).remote(node, address, port) for node in range(job["nodes"])]
+    node_of = {each: node for node, each in enumerate(waiting)}
+    texts: dict[int, str] = {}
+    failed = False
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=_GRACE_S if failed else None)
+        if not done:
+            for each in waiting:
+                ray.cancel(each, force=True)
+            break
+        for each in done:
+            text, code = _outcome(each)
+            texts[node_of[each]] = text
+            failed = failed or code != 0
+    for node in sorted(texts):
+        print(f"\n<<<hp-tool:{json.dumps({'node': node})}:hp-tool>>>\n{texts[node]}", flush=True)
+    return int(failed)
+
+
+def _outcome(reference: Any) -> tuple[str, int]:
+    try:
+        text, code = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return f"{type(error).__name__}: {error}\n", 1
+    return text, code
+
+
+def _listening() -> tuple[str, int]:
+    """The node's address, and a port that is free on it now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]  # type: ignore[no-untyped-call]
+
+
+def _run(node: int, address: str, port: int) -> tuple[str, int]:
+    """What the node's part of the job has printed, and its exit code."""
+    rendezvous = {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port), "PET_NODE_RANK": str(node)}
+    command = [sys.executable, "supervisor.py", "--attached", "."]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **rendezvous},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return done.stdout[-(2**24) :], done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

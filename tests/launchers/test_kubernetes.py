@@ -1,0 +1,188 @@
+"""The Kubernetes launcher: manifests against Kubernetes' own schema, states as kubectl prints them, and the contract over a
+stand-in for kubectl (tests/launchers/kubectl_stand_in.py), since there is no cluster here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.errors import InputError, LauncherError
+from hp_tool.launchers import create, kubernetes_manifest, kubernetes_options
+from hp_tool.launchers.kubernetes_states import ending, job_state
+from tests.launchers.contract import GOOD, LauncherContract, plan, wait
+from tests.profiler.requests import request
+
+STAND_IN = Path(__file__).with_name("kubectl_stand_in.py")
+OPTIONS: dict[str, Any] = {"image": "registry.example/hp-tool:1", "gpu": "h100-sxm-80gb", "gpus_per_node": 8, "max_nodes": 4}
+FULL: dict[str, Any] = {
+    **OPTIONS,
+    "namespace": "training",
+    "resources": {"memory": "512Gi", "rdma/hca": "8"},
+    "node_selector": {"gpu": "h100"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+    "volume_mounts": [{"name": "data", "mountPath": "/data"}],
+    "service_account": "trainer",
+    "host_network": True,
+}
+
+
+class TestKubernetesLauncher(LauncherContract):
+    @pytest.fixture
+    def new_launcher(self, tmp_path: Path) -> Callable[[], Launcher]:
+        kubectl = tmp_path / "kubectl"
+        shutil.copy(STAND_IN, kubectl)
+        kubectl.chmod(0o755)
+        given = {"gpu": "cpu", "gpus_per_node": 1, "max_nodes": 2, "poll_s": 0.05, "python": sys.executable}
+        return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
+
+    def test_a_job_over_two_pods(self, launcher: Launcher) -> None:
+        script = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n" + GOOD
+        handle = launcher.submit(replace(plan(script), num_gpus=2))
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "ok"
+
+    def test_a_submit_that_died_half_way_is_taken_up_again(
+        self, new_launcher: Callable[[], Launcher], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launcher = new_launcher()
+        with monkeypatch.context() as patch:
+            patch.setattr(kubernetes_manifest, "belongings", lambda *_, **__: [])
+            handle = launcher.submit(plan(GOOD))
+        assert launcher.poll([handle]) == {handle: JobState.QUEUED}
+        assert new_launcher().submit(plan(GOOD)) == handle
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "ok"
+
+
+@pytest.mark.parametrize("options", [OPTIONS, FULL, {**OPTIONS, "gpu": "cpu"}], ids=["plain", "full", "cpu"])
+@pytest.mark.parametrize("version", ["1.30", "1.33"])
+def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: str) -> None:
+    import kubernetes_validate
+
+    asked = kubernetes_options.parse(options, origin="test")
+    given = replace(plan(GOOD, job_name="Search_1.run-1"), num_gpus=16)
+    items = kubernetes_manifest.manifest(asked, plan=given)["items"]
+    for each in items:
+        kubernetes_validate.validate(each, version, strict=True)
+    assert [each["kind"] for each in items] == ["ConfigMap", "Service", "Job"]
+    job = items[-1]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**job, "spec": {**job["spec"], "paralelism": 2}}, version, strict=True)
+
+
+def test_the_manifest_of_a_profile_run() -> None:
+    launcher = create("kubernetes", options={**FULL, "gpus_per_node": 1})
+    asked = replace(request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True}), gpu="h100-sxm-80gb")
+    given = launcher.plan(asked, job_name="a")
+    assert given.command[1:5] == ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1")
+    assert "PYTHONPATH" not in given.environment
+    job = kubernetes_manifest.job(kubernetes_options.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
+    assert (job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 0)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "512Gi", "rdma/hca": "8"}
+    assert pod["containers"][0]["env"][0] == {"name": "PET_MASTER_ADDR", "value": "a-0.a"}
+    assert pod["nodeSelector"] == {"gpu": "h100"} and pod["hostNetwork"]
+
+
+def test_names_are_kubernetes_names_and_stay_apart() -> None:
+    names = ["a", "A", "a.b", "a-b", "a_b", "9", "x" * 128, "x" * 127 + "y", "search-1.run-2.token-3"]
+    made = [kubernetes_manifest.object_name(name) for name in names]
+    assert len(set(made)) == len(names) and made[0] == "a"
+    for name in made:
+        assert len(name) <= 52 and name == name.lower() and name[0].isalpha() and name.replace("-", "").isalnum()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"image": "a b"}, "image"),
+        ({"kubectl": "kubectl; rm"}, "image"),
+        ({"context": "--kubeconfig=x"}, "context"),
+        ({"namespace": "A_b"}, "namespace"),
+        ({"max_nodes": 0}, "max_nodes"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_options_are_read_strictly(change: dict[str, object], field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        create("kubernetes", options={**OPTIONS, **change})
+    assert refused.value.field == f"kubernetes.{field}"
+
+
+def test_files_beyond_what_a_config_map_holds_are_refused() -> None:
+    launcher = create("kubernetes", options={**OPTIONS, "kubectl": "/no/such/kubectl"})
+    with pytest.raises(InputError, match="1,000,000"):
+        launcher.submit(plan("x" * 1_000_001))
+    with pytest.raises(LauncherError, match="cannot be run"):
+        launcher.submit(plan(GOOD))
+
+
+def job(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "a"}, "status": {"startTime": "2026-11-21T10:00:00Z", **status}}
+
+
+def failed(reason: str) -> dict[str, Any]:
+    at = "2026-11-21T10:01:40Z"
+    return job(conditions=[{"type": "Failed", "status": "True", "reason": reason, "message": "m", "lastTransitionTime": at}])
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "a-0"}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        (job(), JobState.QUEUED),
+        (job(active=2, ready=0), JobState.QUEUED),
+        (job(active=2, ready=2), JobState.RUNNING),
+        (job(conditions=[{"type": "Complete", "status": "True"}]), JobState.FINISHED),
+        (job(conditions=[{"type": "Failed", "status": "False"}], active=1, ready=1), JobState.RUNNING),
+        (failed("BackoffLimitExceeded"), JobState.FINISHED),
+        ({"metadata": {"annotations": {"hp-tool/cancelled": "true"}}, "status": {"active": 1}}, JobState.RUNNING),
+        ({"metadata": {"annotations": {"hp-tool/cancelled": "true"}}}, JobState.CANCELLED),
+    ],
+)
+def test_states(known: dict[str, Any], state: JobState) -> None:
+    assert job_state(known) is state
+
+
+def container(**state: Any) -> dict[str, Any]:
+    return pod(containerStatuses=[{"name": "run", "state": state}])
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason", "word"),
+    [
+        ([], "terminated", "BackoffLimitExceeded"),
+        ([pod(reason="Evicted")], "terminated", "Evicted"),
+        ([pod(conditions=[{"type": "DisruptionTarget", "reason": "PreemptionByScheduler"}])], "terminated", "Preemption"),
+        ([pod(reason="DeadlineExceeded")], "timeout", ""),
+        ([container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})], "failed_to_start", "no such image"),
+        ([container(terminated={"reason": "OOMKilled", "exitCode": 137})], "exited", ""),
+        (
+            [container(terminated={"reason": "StartError", "exitCode": 128, "message": "no python3"})],
+            "failed_to_start",
+            "python3",
+        ),
+    ],
+)
+def test_ends_that_a_job_cannot_tell_itself(pods: list[dict[str, Any]], reason: str, word: str) -> None:
+    told = ending(failed("BackoffLimitExceeded"), pods=pods)
+    assert told.reason == reason and told.wall_s == 100.0
+    assert word in (told.error or "")
+
+
+def test_what_is_printed_for_people_is_json() -> None:
+    launcher = create("kubernetes", options=OPTIONS)
+    assert json.loads(launcher.describe(plan(GOOD)))["kind"] == "List"  # type: ignore[attr-defined]
