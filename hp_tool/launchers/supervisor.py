@@ -35,8 +35,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
 """Around a JSON object, on a line of its own."""
-MOST_BYTES = 2**16
-"""Of one result that is printed; of a file that the job was asked to return, its end."""
+MOST_BYTES = 2**18
+"""Of one file that is printed: a larger result is none, of a file that the job was asked to return it is the end."""
 MOST_RESULTS = 16
 """Accounts of ranks that failed, the first ones: those after them failed because of them."""
 
@@ -76,7 +76,10 @@ def attached(source: Path) -> int:
         ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
     results = sorted(work.glob("result.rank*.json"), key=lambda path: path.stat().st_mtime_ns)[:MOST_RESULTS]
     brought = (work / "result.json").exists()
-    for path in (work / "result.json", *results, *(work / name for name in job["returns"])):
+    for path in (work / "result.json", *results):
+        if path.is_file() and path.stat().st_size <= MOST_BYTES:
+            _say({"file": path.name, "text": _end_of(path)})
+    for path in (work / name for name in job["returns"]):
         if path.is_file():
             _say({"file": path.name, "text": _end_of(path)})
     _say({"ended": ended})
