@@ -1,7 +1,7 @@
 """Fit what nanotron adds to isolated kernels: `python -m benchmarks.accuracy.fit_nanotron --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/nanotron/*.yaml from the published grid of runs on 1 to 64 nodes of 8 H100:
-twelve constants of time and two of memory on some thousand runs, robustly, because some of them ran many times slower than
+thirteen constants of time and two of memory on some thousand runs, robustly, because some of them ran many times slower than
 others like them. Priors keep them physical. `fit(rows=...)` fits any of the rows, so that others stay unseen.
 """
 
@@ -30,6 +30,7 @@ TIME_PRIORS: dict[str, Prior] = {
     "elementwise_traffic_factor": (2.0, 0.8, 0.5, 6.0),  # nothing is fused but the norms and the attention core
     "tensor_parallel_overlap": (0.3, 0.3, 0.0, 1.0),
     "data_parallel_overlap": (0.3, 0.3, 0.0, 1.0),
+    "all_reduce_overlap": (0.3, 0.3, 0.0, 1.0),
     "bandwidth_fraction": (0.7, 0.3, 0.02, 1.0),
     "attention_slowdown": (1.5, 0.5, 0.8, 4.0),  # FlashAttention-2; kernels timed alone were newer
     "optimizer_traffic_factor": (1.4, 0.5, 0.5, 6.0),

@@ -41,7 +41,7 @@ class MemoryResidual:
     noise: float
     """Standard deviation of one run about g."""
     scale: float
-    """How far runs were from what the others said of them, in units of what was to be expected."""
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
 
     @cached_property
     def _process(self) -> Process:
@@ -79,7 +79,8 @@ def fit_memory_residual(
 
     Such a run needed at least that: it counts with that, or with what is predicted where this is more, as one of which
     nobody knows by how much. Outliers, judged by what the other runs say of them, count the less the further off they are.
-    scale^2 = (nu + sum z^2) / (nu + n) over the runs measured, with z the standardised distance from what the others say.
+    scale^2 = max(1, (nu + sum z^2) / (nu + n)) over the runs measured, with z the standardised distance from what the others
+    say.
     """
     names = tuple(sorted(features))
     points = scaled(features, names)
@@ -110,5 +111,5 @@ def fit_memory_residual(
         amplitude=amplitude,
         length=length,
         noise=noise,
-        scale=float(np.sqrt((degrees_of_freedom + z @ z) / (degrees_of_freedom + len(z)))),
+        scale=max(1.0, float(np.sqrt((degrees_of_freedom + z @ z) / (degrees_of_freedom + len(z))))),
     )

@@ -69,7 +69,7 @@ class ResidualFit:
     noise: float
     """Standard deviation of one run about g."""
     scale: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected: widens or narrows what is
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
     said of configurations that did not run."""
     score: float = 0.0
     """Log density of the runs, each given the others, and of the hyperparameters: what explanations are compared by."""
@@ -81,7 +81,7 @@ class ResidualFit:
     def predict(self, features: Mapping[str, FloatArray]) -> ResidualPrediction:
         """The residuals of configurations with these features.
 
-        The slow regime: each run counts by how near it is to the configuration asked for.
+        The slow regime: each run counts by how near it is to the configuration asked for; far from all, the share of all does.
         """
         from scipy.spatial.distance import cdist
 
@@ -89,7 +89,7 @@ class ResidualFit:
         mean, variance = self._process.predict(points)
         alike = np.exp(-0.5 * cdist(points, self.points, "sqeuclidean") / ALIKE**2)
         slow = alike * self.slow
-        probability = (SLOW_WEIGHT * SLOW_SHARE + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
+        probability = (SLOW_WEIGHT * slow_share(self.slow) + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.
         slow = slow + (1e-3 * self.slow + NUGGET)
         return ResidualPrediction(
@@ -127,9 +127,10 @@ def fit_residual(
     given probabilities of being slow, each run judged by what the others say (leave-one-out). `noise_log_sd`: prior
     median of the noise.
 
-    scale^2 = (nu + sum w z^2) / (nu + sum w): z is a run's standardised distance from what the others say of it, w its
+    scale^2 = max(1, (nu + sum w z^2) / (nu + sum w)): z is a run's standardised distance from what the others say of it, w its
     probability of being regular, nu the `degrees_of_freedom` that a scale of 1 is worth. Marginal likelihood chose the
-    hyperparameters to suit the very runs it saw; how far off each was when left out says what that choice is worth.
+    hyperparameters to suit the very runs it saw; how far off each was when left out says what that choice is worth. It
+    never narrows: a search runs configurations close together, and that those agree says nothing of others.
     """
     names = tuple(sorted(features))
     points = scaled(features, names)
@@ -167,7 +168,7 @@ def fit_residual(
         amplitude=amplitude,
         length=length,
         noise=noise,
-        scale=float(np.sqrt(squares / (degrees_of_freedom + regular.sum()))),
+        scale=max(1.0, float(np.sqrt(squares / (degrees_of_freedom + regular.sum())))),
         score=float(log_density.sum() - 0.5 * z @ z),
     )
 

@@ -14,7 +14,7 @@ FRACTIONS = {
     "context_parallel": ("context_parallel_overlap",),
     "expert_parallel": ("expert_parallel_overlap",),
     "pipeline_parallel": ("pipeline_overlap",),
-    "data_parallel": ("data_parallel_overlap",),
+    "data_parallel": ("data_parallel_overlap", "all_reduce_overlap"),
 }
 """Constants of FrameworkEfficiency behind each field of OverlapSpec."""
 MERGED = "expert_parallel"

@@ -163,8 +163,11 @@ def data_parallel_seconds(
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
-    total = exposed(once, behind=stage, overlap=overlap)
     zero = candidates.zero_stage
+    replicated = profile.framework.all_reduce_overlap
+    alone = (zero == 0) & (candidates.pipeline_parallel_size == 1)
+    share: Column = overlap if replicated is None else where(alone, replicated, overlap)
+    total = exposed(once, behind=stage, overlap=share)
     if anywhere(zero >= 2):
         reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
         each = fully_sharded_seconds(

@@ -139,6 +139,9 @@ class FrameworkEfficiency:
     """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
     workspace_bytes: float = 0.0
     """What libraries hold inside the framework's allocator."""
+    all_reduce_overlap: float | None = None
+    """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients are all-reduced bucket by
+    bucket in the backward pass and whose parameters need no gathering; None: the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

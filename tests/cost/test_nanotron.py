@@ -173,3 +173,19 @@ def test_recommended_configurations_are_ones_it_can_run() -> None:
         parallel = one.parallel
         assert parallel.virtual_pipeline_parallel_size == parallel.context_parallel_size == 1
         assert parallel.recompute in ("none", "full") and parallel.zero_stage <= 1
+
+
+def test_an_all_reduce_hides_behind_the_backward_pass_of_one_stage() -> None:
+    """Replicas wait for 1 - overlap of the seconds; optimizer shards and pipelines wait for all of them."""
+
+    def exposed(config: ParallelConfig, overlap: float | None) -> float:
+        found = costs(config, nodes=2, data_parallel_overlap=0.0, all_reduce_overlap=overlap)  # type: ignore[arg-type]
+        return float(found.parts["data_parallel"])
+
+    replicated = ParallelConfig(data_parallel_size=16, zero_stage=0)
+    assert exposed(replicated, 0.6) == pytest.approx(0.4 * exposed(replicated, None))
+    for other in (
+        ParallelConfig(data_parallel_size=16, zero_stage=1),
+        ParallelConfig(data_parallel_size=8, pipeline_parallel_size=2, zero_stage=0),
+    ):
+        assert exposed(other, 0.6) == exposed(other, None) > 0.0
