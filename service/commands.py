@@ -33,6 +33,14 @@ def register(app: typer.Typer) -> None:
         lease_s: Annotated[
             float, typer.Option(min=1.0, help="Seconds after which another worker may take over from one that died.")
         ] = 30.0,
+        searches_per_cluster: Annotated[
+            int | None,
+            typer.Option(
+                min=1,
+                envvar="HP_SEARCHES_PER_CLUSTER",
+                help="Searches that all workers together run on one cluster at most (launcher local: on one host).",
+            ),
+        ] = None,
     ) -> None:
         """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
         from service import logs
@@ -41,4 +49,4 @@ def register(app: typer.Typer) -> None:
 
         form, level = log_settings()
         logs.configure(form=form, level=level)
-        work(database_url=database_url, lease_s=lease_s)
+        work(database_url=database_url, lease_s=lease_s, per_cluster=searches_per_cluster)

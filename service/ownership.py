@@ -41,9 +41,12 @@ class PrincipalStore:
     def create_search(self, *, query: JsonObject, **given: Any) -> SearchRecord:
         """Queue it as the principal's. A budget of GPU-seconds is filled in where a ceiling asks for one.
 
-        Raises InputError `gpu_seconds_ceiling` for a budget above it, LimitError where today's quota is used up.
+        Raises InputError `gpu_seconds_ceiling` for a budget above it, LimitError where today's quota is used up, HpToolError
+        `forbidden` for a place before everybody else's.
         """
         principal = self._principal
+        if given.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
+            raise HpToolError("a priority above 0 goes before everybody's and needs an administrator", code="forbidden")
         return self._store.create_search(
             query=with_budget(query, ceiling=self._ceiling()),
             **given | {"owner": principal.owner, "api_key_id": principal.key_id, "limits": self._limits()},

@@ -45,6 +45,8 @@ class Worker:
     """Optuna's; None: in memory."""
     holder: str
     """Who this is, for people."""
+    per_cluster: int | None = None
+    """Searches that all workers together run on one cluster at most; None: any number."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     stopping: threading.Event
@@ -76,7 +78,7 @@ class Worker:
     def _step(self) -> bool:
         """Run one search, if there is one; whether there was."""
         try:
-            claimed = self.store.claim_search(holder=self.holder, lease_s=self.lease_s)
+            claimed = self.store.claim_search(holder=self.holder, lease_s=self.lease_s, per_cluster=self.per_cluster)
         except HpToolError as error:
             log.warning("cannot look for work: %s", error.message)
             return False
@@ -104,7 +106,7 @@ class Worker:
             log.info("search %s: %s", lease.search_id, result.search.state if result else "handed back to the queue")
 
 
-def work(*, database_url: str | None, lease_s: float = LEASE_S) -> None:
+def work(*, database_url: str | None, lease_s: float = LEASE_S, per_cluster: int | None = None) -> None:
     """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts at once."""
     from hp_tool import store as stores
 
@@ -121,6 +123,13 @@ def work(*, database_url: str | None, lease_s: float = LEASE_S) -> None:
     store = stores.open_store(url)
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
-        Worker(store=store, storage=tuning.study_storage(url), holder=holder, lease_s=lease_s, stopping=stopping).run()
+        Worker(
+            store=store,
+            storage=tuning.study_storage(url),
+            holder=holder,
+            lease_s=lease_s,
+            per_cluster=per_cluster,
+            stopping=stopping,
+        ).run()
     finally:
         store.close()

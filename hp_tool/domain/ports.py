@@ -164,9 +164,13 @@ class Store(Protocol):
         """
 
     # Searches: their coordinator
-    def claim_search(self, *, holder: str, lease_s: float, search_id: str | None = None) -> tuple[SearchRecord, Lease] | None:
-        """Become coordinator of the first search that is queued or whose lease expired; by id also of a paused one.
+    def claim_search(
+        self, *, holder: str, lease_s: float, search_id: str | None = None, per_cluster: int | None = None
+    ) -> tuple[SearchRecord, Lease] | None:
+        """Become coordinator of the next search that is queued or whose lease expired; by id also of a paused one.
 
+        Next is the highest priority; among equals the owner with the fewest running searches, then the one whose last search
+        was started the longest ago; of an owner's the oldest. `per_cluster`: where so many run on a cluster, its others wait.
         None: nothing to claim. Two callers never get the same token.
         """
 

@@ -80,6 +80,8 @@ class SearchRecord:
     owner: str | None = None
     api_key_id: str | None = None
     """The key it was submitted with, whose quota it uses."""
+    cluster: str | None = None
+    """What it keeps busy: launcher and cluster. None: stored before this was kept."""
     priority: int = 0
     """Higher is claimed first."""
     requested: Literal["cancel", "pause"] | None = None

@@ -6,9 +6,11 @@ any time: the next `sync` builds it again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
 from optuna.trial import Trial, TrialState
 
@@ -20,18 +22,34 @@ from hp_tool.search.sampler import ABANDONED, MEASUREMENT_ID, MEMORY_CONSTRAINT,
 RUN_ID = "run_id"
 
 
+CLAIMS_LOOKED_BACK = 3
+"""Each claim removes the study before it; this many at most were left by claims that died first."""
+
+
+def study_name(search_id: str, *, claim: int) -> str:
+    """The study's name: the search's id, and after it changed hands the number of the claim."""
+    return search_id if claim == 1 else f"{search_id}-claim-{claim}"
+
+
 class StudyProjection:
     """One search's study: ask for the next configuration, and mirror what its runs brought."""
 
-    def __init__(self, *, search_id: str, problem: Question, sampler: CostModelSampler, storage: BaseStorage) -> None:
-        """Opens the study named by the search's id, or creates it; one with other axes or choices is begun anew."""
+    def __init__(
+        self, *, search_id: str, problem: Question, sampler: CostModelSampler, storage: BaseStorage, claim: int = 1
+    ) -> None:
+        """Opens the study of one claim of the search, or creates it; those of earlier claims go.
+
+        Claims share no study: a coordinator that lost its lease and does not know yet could change what its successor reads.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.sampler = sampler
         self._problem = problem
-        self.study = optuna.create_study(storage=storage, sampler=sampler, study_name=search_id, load_if_exists=True)
-        if any(trial.distributions != sampler.distributions for trial in self.study.get_trials(deepcopy=False)):
-            optuna.delete_study(study_name=search_id, storage=storage)
-            self.study = optuna.create_study(storage=storage, sampler=sampler, study_name=search_id)
+        name = study_name(search_id, claim=claim)
+        self.study = optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
+        for earlier in range(max(claim - CLAIMS_LOOKED_BACK, 1), claim):
+            # A late writer may still be at it: then this one stays, or its writer fails, who is no coordinator any more.
+            with contextlib.suppress(KeyError, StorageInternalError):
+                optuna.delete_study(study_name=study_name(search_id, claim=earlier), storage=storage)
 
     def proposal(self) -> Proposal | None:
         """What would run next, and what it is expected to win; None where every candidate was tried."""

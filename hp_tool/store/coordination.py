@@ -12,34 +12,33 @@ from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, held_search, now
 from hp_tool.store.codec import encode
 from hp_tool.store.searches import open_runs, read_search, update_search
+from hp_tool.store.turns import in_turn, left_alone
 
 SEARCH = tables.searches
-CLOCK_SLACK = timedelta(seconds=5)
-"""How far a clock may be set back, as time services do all day, without a lease being taken for one of the future."""
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 
 
 class Coordination(StoreBase):
     """The part of `Store` that claims a search and writes under its lease."""
 
-    def claim_search(self, *, holder: str, lease_s: float, search_id: str | None = None) -> tuple[SearchRecord, Lease] | None:
+    def claim_search(
+        self, *, holder: str, lease_s: float, search_id: str | None = None, per_cluster: int | None = None
+    ) -> tuple[SearchRecord, Lease] | None:
         with self._writing() as connection:
             at = now(connection)
-            # A heartbeat from the future says that the clock went back: the lease would seem to last that much longer. If its
-            # holder lives, it loses the search to whoever claims it now, as with any lease.
-            over = sa.or_(SEARCH.c.lease_expires_at < at, SEARCH.c.heartbeat_at > at + CLOCK_SLACK)
-            expired = sa.and_(SEARCH.c.state == SearchState.RUNNING, over)
-            free = sa.select(SEARCH.c.id, SEARCH.c.started_at, SEARCH.c.lease_token)
             if search_id is None:
-                free = free.where(sa.or_(SEARCH.c.state == SearchState.QUEUED, expired))
-                # Rows that another claimant is just taking are passed over instead of waited for.
-                free = free.order_by(SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id).with_for_update(
-                    skip_locked=True
-                )
+                wanted = in_turn(connection, at=at, holder=holder, per_cluster=per_cluster)
+                states: tuple[SearchState, ...] = (SearchState.QUEUED,)
             else:
-                waiting = SEARCH.c.state.in_((SearchState.QUEUED, SearchState.PAUSED))
-                free = free.where(SEARCH.c.id == search_id, sa.or_(waiting, expired)).with_for_update()
-            row = connection.execute(free.limit(1)).one_or_none()
+                wanted, states = [search_id], (SearchState.QUEUED, SearchState.PAUSED)
+            free = sa.or_(SEARCH.c.state.in_(states), left_alone(at))
+            row = None
+            for each in wanted:
+                # Rows that another claimant is just taking are passed over instead of waited for.
+                mine = sa.select(SEARCH.c.id, SEARCH.c.started_at, SEARCH.c.lease_token).where(SEARCH.c.id == each, free)
+                row = connection.execute(mine.with_for_update(skip_locked=search_id is None)).one_or_none()
+                if row is not None:
+                    break
             if row is None:
                 return None
             update_search(

@@ -39,10 +39,13 @@ def fetch_page(
     rows = connection.execute(query).all()
     shown = rows[:limit]
     more = len(rows) > limit
-    return Page(items=tuple(map(record, shown)), next_cursor=_encode(shown[-1].created_at, shown[-1].id) if more else None)
+    return Page(
+        items=tuple(map(record, shown)), next_cursor=encode_cursor(shown[-1].created_at, shown[-1].id) if more else None
+    )
 
 
-def _encode(at: datetime, last: str) -> str:
+def encode_cursor(at: datetime, last: str) -> str:
+    """The cursor of what comes after this row."""
     return base64.urlsafe_b64encode(f"{at.isoformat()}|{last}".encode()).decode().rstrip("=")
 
 

@@ -17,6 +17,7 @@ from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_
 from hp_tool.store.codec import encode
 from hp_tool.store.paging import fetch_page
 from hp_tool.store.quotas import admit, gpu_seconds_of
+from hp_tool.store.turns import cluster_of
 from hp_tool.store.types import new_id, row_dict
 
 SEARCH = tables.searches
@@ -59,6 +60,7 @@ class Searches(StoreBase):
                 "query": query,
                 "owner": owner,
                 "api_key_id": api_key_id,
+                "cluster": cluster_of(query),
                 "priority": priority,
                 "lease_token": 0,
                 "last_event": 0,

@@ -30,6 +30,7 @@ searches = sa.Table(
     sa.Column("query", json_column(), nullable=False),
     sa.Column("owner", sa.String(200)),
     sa.Column("api_key_id", ID),
+    sa.Column("cluster", sa.String(200)),
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("requested", sa.String(16)),
     sa.Column("lease_holder", sa.String(200)),
@@ -47,8 +48,10 @@ searches = sa.Table(
     sa.Column("finished_at", UtcDateTime),
     sa.Index(None, "created_at", "id"),
     sa.Index(None, "owner", "created_at", "id"),
+    sa.Index(None, "owner", "started_at"),
     sa.Index(None, "api_key_id"),
     sa.Index(None, "state", "priority", "created_at"),
+    sa.Index(None, "state", "created_at", "id"),
 )
 
 events = sa.Table(
@@ -84,6 +87,7 @@ runs = sa.Table(
     sa.UniqueConstraint("search_id", "number"),
     sa.UniqueConstraint("search_id", "digest", "attempt"),
     sa.Index(None, "finished_at"),
+    sa.Index(None, "state", "gpu_seconds"),
 )
 
 measurements = sa.Table(
@@ -112,6 +116,8 @@ measurements = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Index(None, "created_at", "id"),
     sa.Index(None, "cluster_key", "framework", "created_at", "id"),
+    sa.Index(None, "cluster_key", "gpu", "framework"),
+    *(sa.Index(None, name, "created_at", "id") for name in ("owner", "model", "gpu", "framework", "status", "source")),
     sa.Index(None, "problem_digest", "digest"),
     sa.Index(None, "search_id"),
 )

@@ -131,7 +131,11 @@ def run_search(
             seed=query.search.seed,
         )
         projection = StudyProjection(
-            search_id=lease.search_id, problem=problem.search, sampler=sampler, storage=storage or study_storage(None)
+            search_id=lease.search_id,
+            claim=lease.token,
+            problem=problem.search,
+            sampler=sampler,
+            storage=storage or study_storage(None),
         )
         outcome = Coordinator(
             store=store,

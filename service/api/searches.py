@@ -29,10 +29,16 @@ IdempotencyKey = Annotated[
 
 
 @router.post("", status_code=status.HTTP_202_ACCEPTED, openapi_extra=openapi.body("Query"))
-def submit(query: QueryBody, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
+def submit(
+    query: QueryBody,
+    store: StoreDep,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+    priority: Annotated[int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")] = 0,
+) -> SearchView:
     """Queue a search; a worker runs it. `Location` is where to look."""
     resolve_search(query)  # unknown names and what is not modelled or run are told now, while the sender listens
-    record = store.create_search(query=schema.to_dict(query), idempotency_key=idempotency_key)
+    record = store.create_search(query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 
