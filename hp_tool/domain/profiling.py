@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
+from hp_tool.domain.parallel import ContextCommunication, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -47,6 +47,8 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "head_dense": (None, "none"),
     "sentence_head": (None, False),
     "type_vocab_size": (None, 0),
+    "expert_bias": (False,),
+    "router_bias": (False,),
 }
 """What a model's details may be in a run."""
 
@@ -55,8 +57,16 @@ def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Iter
     """(field, words) of what a model has and no run builds. `of`: the query's field that says how long sequences are."""
     rules = (
         (model.architecture != "decoder", "model.architecture", f"architecture: {model.architecture}"),
-        (model.num_experts is not None, "model.num_experts", "mixture-of-experts models (num_experts)"),
-        (model.kv_lora_rank is not None, "model.kv_lora_rank", "multi-head latent attention (kv_lora_rank)"),
+        (
+            model.kv_lora_rank is not None and model.positions != "rotary",
+            "model.position_embedding",
+            "latent attention without rotary positions",
+        ),
+        (
+            bool(model.num_experts) and model.has_mlp_bias,
+            "model.mlp_bias",
+            "experts with biases (mlp_bias)",
+        ),
         (
             model.num_nextn_predict_layers > 0,
             "model.num_nextn_predict_layers",
@@ -92,7 +102,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
     yield from unprofiled_model(model, sequence_length=training.sequence_length, of="training.sequence_length")
     rules = (
         (training.framework != "megatron-core", "training.framework", f"framework: {training.framework}"),
-        (training.precision not in ("bf16", "fp16", "fp32"), "training.precision", f"precision: {training.precision}"),
+        (training.precision not in ("bf16", "fp16", "fp32", "fp8"), "training.precision", f"precision: {training.precision}"),
         (bool(training.frozen), "training.frozen", "frozen parts"),
         (training.task != "pretrain" or training.lora is not None, "training.task", f"task: {training.task}"),
         (
@@ -106,12 +116,12 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
         (training.cuda_graphs, "training.cuda_graphs", "cuda_graphs"),
         (training.optimizer not in ("adam", "sgd"), "training.optimizer", f"optimizer: {training.optimizer}"),
         (
-            training.parameter_precision not in (None, training.precision),
+            training.parameter_precision not in (None, "bf16" if training.precision == "fp8" else training.precision),
             "training.parameter_precision",
             "a parameter_precision other than precision",
         ),
         (
-            training.gradient_precision not in (None, "fp32", training.precision),
+            training.gradient_precision not in (None, "fp32", "bf16" if training.precision == "fp8" else training.precision),
             "training.gradient_precision",
             f"gradient_precision: {training.gradient_precision}",
         ),
@@ -138,17 +148,35 @@ def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Iterator[tupl
     """(field, words) of what the layout of ranks and stages asks and is not run."""
     if strategy.pipeline_layout is not None:
         yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
+    if strategy.moe_token_dispatcher_type == "flex":  # noqa: S105 (a token is no password here)
+        yield "parallel.moe_token_dispatcher_type", "moe_token_dispatcher_type: flex, which needs DeepEP"
     if cluster.kinds:
         yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:
         yield "parallel.rank_order", f"rank_order: {cluster.rank_order}"
 
 
-def unprofiled_sizes(sizes: Sizes, *, model: ModelSpec) -> Iterator[tuple[Any, str]]:
-    """(whether it is so, words) for each thing a configuration may ask that is not run; bools, or arrays of shape (n,)."""
+def unprofiled_sizes(
+    sizes: Sizes, *, model: ModelSpec, training: TrainingWorkload, gpu: str, communication: ContextCommunication | None
+) -> Iterator[tuple[Any, str]]:
+    """(whether it is so, words) for each thing a configuration may ask that is not run; bools, or arrays of shape (n,).
+
+    communication: of context parallelism. Rings and head exchanges are Transformer Engine's, which has no CPU version.
+    """
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
-    yield sizes.context_parallel_size > 1, "context parallelism (context_parallel_size)"
-    yield (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1), "expert parallelism"
+    context = sizes.context_parallel_size > 1
+    gathered = communication == "all_gather"
+    yield (
+        context & (gpu == "cpu" and not gathered),
+        f"context parallelism by {communication or 'p2p'} on a CPU; all_gather is run",
+    )
+    yield context & (communication == "a2a+p2p"), "context parallelism by a2a+p2p"
+    yield context & (training.attention == "unfused"), "context parallelism with unfused attention"
+    dense = model.num_experts is None
+    yield (
+        dense & ((sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)),
+        "expert parallelism of a dense model",
+    )
     chunks = sizes.pipeline_parallel_size * sizes.virtual_pipeline_parallel_size
     yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} in {chunks} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None

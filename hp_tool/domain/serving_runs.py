@@ -44,6 +44,8 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
     yield from ((field, words) for unsupported, field, words in rules if unsupported)
     if runner == "megatron-core":
         length = inference.input_length + inference.output_length
+        if model.kv_lora_rank is not None:
+            yield "model.kv_lora_rank", "multi-head latent attention (kv_lora_rank)"
         yield from unprofiled_model(model, sequence_length=length, of="inference.output_length")
 
 

@@ -38,6 +38,9 @@ def install() -> None:
 
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    from megatron.core.transformer.moe import token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = _split_sizes
     logging.getLogger(random.__name__).setLevel(logging.ERROR)  # it warns at each use that the CPU's generator moves: it does
 
 
@@ -50,9 +53,15 @@ class _Stream:
 
     def wait_event(self, _: object) -> None: ...
 
-    def record_event(self, _: object = None) -> None: ...
+    def record_event(self, _: object = None) -> _Stream:
+        return self
 
     def synchronize(self) -> None: ...
+
+
+def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What the original makes of tensors on a GPU alone: numbers of tokens that an all-to-all takes."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
@@ -60,10 +69,10 @@ def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Call
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A tensor factory for which device="cuda" means the CPU."""
+    """A tensor factory for which device="cuda" means the CPU, and pinned memory plain memory."""
 
     @functools.wraps(factory)
-    def create(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    def create(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
         return factory(*args, device=_CPU if device == "cuda" else device, **kwargs)
 
     return create

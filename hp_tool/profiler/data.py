@@ -13,7 +13,7 @@ from hp_tool.domain.measurement import ProfileRequest
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Tensors of shape [micro_batch_size, sequence_length]."""
+    """Tensors of shape [micro_batch_size, sequence_length / context_parallel_size]."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -30,14 +30,13 @@ def micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Micr
     """One step's micro-batches of this data-parallel rank; each sample depends on the seed and its number alone."""
     size, rank = request.parallel.micro_batch_size, parallel_state.get_data_parallel_rank()
     sequence = request.training.sequence_length
-    positions = torch.arange(sequence, device=device).expand(size, sequence)
+    places = _places(sequence).to(device)
+    positions = places.expand(size, len(places))
     batches = []
     for step in range(num_micro_batches(request)):
         first = (step * request.parallel.data_parallel_size + rank) * size
         samples = torch.stack([_sample(request, number) for number in range(first, first + size)]).to(device)
-        batches.append(
-            MicroBatch(tokens=samples[:, :-1].contiguous(), labels=samples[:, 1:].contiguous(), position_ids=positions)
-        )
+        batches.append(MicroBatch(tokens=samples[:, places], labels=samples[:, places + 1], position_ids=positions))
     return batches
 
 
@@ -45,6 +44,17 @@ def iterators(batches: list[MicroBatch]) -> list[Iterator[MicroBatch]]:
     """An iterator per model chunk: interleaving passes every micro-batch through each chunk of this rank."""
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     return [iter(batches) for _ in range(chunks)]
+
+
+def _places(sequence: int) -> torch.Tensor:
+    """The places of a sequence that this context-parallel rank holds: of 2c equal pieces the r-th and, so that causal attention
+    is as much work everywhere, the r-th from the end.
+    """
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    if size == 1:
+        return torch.arange(sequence)
+    pieces = torch.arange(sequence).chunk(2 * size)
+    return torch.cat([pieces[rank], pieces[-1 - rank]])
 
 
 def _sample(request: ProfileRequest, number: int) -> torch.Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from torch.nn import functional
@@ -35,15 +37,48 @@ class FlashAttention(MegatronModule):
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] -> [s, b, heads x head_dim]."""
+        if parallel_state.get_context_parallel_world_size() > 1:
+            return self._context_parallel(query, key, value)
+        # Otherwise there is one new token, which sees all cached ones.
+        return self._attend(query, key, value, causal=len(query) == len(key))
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        causal: bool = False,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         sequence, batch, heads, _head_dim = query.shape
-        grouped = heads != key.shape[2]
         context = functional.scaled_dot_product_attention(
             *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
+            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=sequence == len(key),  # else one new token that sees all cached ones
-            enable_gqa=grouped,
+            is_causal=causal,
+            enable_gqa=heads != key.shape[2],
         )
         return context.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
+
+    def _context_parallel(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Keys and values gathered from all context ranks; each of this rank's two pieces attends to all before its end."""
+        group = parallel_state.get_context_parallel_group()
+        size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+        order = [piece for r in range(size) for piece in (r, 2 * size - 1 - r)]  # as ranks hold them
+
+        def whole(x: torch.Tensor) -> list[torch.Tensor]:
+            pieces = gather_from_sequence_parallel_region(x, group=group).chunk(2 * size)
+            return [pieces[order.index(number)] for number in range(2 * size)]
+
+        keys, values = whole(key), whole(value)
+        found = []
+        for piece, queries in zip((rank, 2 * size - 1 - rank), query.chunk(2), strict=True):
+            seen = slice(0, piece + 1)
+            mask = torch.ones(len(queries), (piece + 1) * len(queries), dtype=torch.bool, device=query.device)
+            mask = mask.tril(piece * len(queries))
+            found.append(self._attend(queries, torch.cat(keys[seen]), torch.cat(values[seen]), mask=mask))
+        return torch.cat(found)
 
 
 class CachedSelfAttention(SelfAttention):

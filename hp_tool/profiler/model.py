@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from importlib import util
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.utils import get_model_config
 from torch.nn import functional
 
 from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
-from hp_tool.profiler.layers import CachedSelfAttention, FlashAttention, Norm
+from hp_tool.profiler.specs import has_transformer_engine, layer_specs
 from hp_tool.profiler.weights import initialise
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedDataParallel]:
@@ -43,6 +39,9 @@ def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,
         _interleaving(request),
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(request.seed)
@@ -55,27 +54,33 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
     model, training, parallel = request.model, request.training, request.parallel
     dtype = _DTYPES[training.precision]
     interleaved = _interleaving(request) is not None
-    return TransformerConfig(
+    return (MLATransformerConfig if model.kv_lora_rank is not None else TransformerConfig)(
         num_layers=model.num_hidden_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
         num_query_groups=model.kv_heads,
         kv_channels=model.head_size,
+        **_latent(model),
+        **_experts(request),
         ffn_hidden_size=model.ffn_size,
         gated_linear_unit=model.gated_mlp,
         activation_func=functional.silu if model.gated_mlp else functional.gelu,
         normalization="RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
         add_bias_linear=model.has_mlp_bias,
         add_qkv_bias=model.has_attention_bias,
-        qk_layernorm=model.query_key_norm is not None,
+        qk_layernorm=model.query_key_norm is not None or model.kv_lora_rank is not None,
         hidden_dropout=training.dropout,
         attention_dropout=training.dropout,
-        bf16=training.precision == "bf16",
+        bf16=training.precision in ("bf16", "fp8"),
+        fp8="hybrid" if training.precision == "fp8" else None,
+        fp8_recipe=training.fp8_recipe or "delayed",
         fp16=training.precision == "fp16",
         params_dtype=dtype,
         tensor_model_parallel_size=parallel.tensor_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_parallel_size,
         virtual_pipeline_model_parallel_size=_interleaving(request),
+        context_parallel_size=parallel.context_parallel_size,
+        cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
         pipeline_dtype=dtype,
         # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo sends what came next.
@@ -93,6 +98,44 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         gradient_accumulation_fusion=False,
         **_recompute(request),
     )
+
+
+def _latent(model: ModelSpec) -> dict[str, Any]:
+    """Multi-head latent attention: ranks of the latents, widths of the two parts of a head."""
+    if model.kv_lora_rank is None:
+        return {}
+    return {
+        "q_lora_rank": model.q_lora_rank,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_head_dim": model.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "rope_type": "rope",
+    }
+
+
+def _experts(request: ProfileRequest) -> dict[str, Any]:
+    """Routed and shared experts. Nothing balances the router: a few steps would not, and its loss would be added."""
+    model, parallel = request.model, request.parallel
+    if model.num_experts is None:
+        return {}
+    shared = model.shared_expert_size
+    return {
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.num_experts_per_tok or 1,
+        "moe_ffn_hidden_size": model.moe_intermediate_size or model.ffn_size,
+        "moe_shared_expert_intermediate_size": shared or None,
+        "moe_shared_expert_gate": model.shared_expert_gate,
+        "moe_layer_freq": [int(n >= model.first_k_dense_replace) for n in range(model.num_hidden_layers)],
+        "moe_router_num_groups": model.n_group,
+        "moe_router_group_topk": model.topk_group,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_expert_capacity_factor": request.training.expert_capacity_factor,
+        "moe_grouped_gemm": has_transformer_engine(),
+        "expert_model_parallel_size": parallel.expert_parallel_size,
+        "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
+    }
 
 
 def _interleaving(request: ProfileRequest) -> int | None:
@@ -120,30 +163,13 @@ def _recompute(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
-def _layers(
-    request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
-) -> ModuleSpec | TransformerBlockSubmodules:
-    """Transformer Engine's layers where it is installed, else Megatron's own with the norms and attention of `layers`."""
-    if torch.cuda.is_available() and util.find_spec("transformer_engine"):
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    layer = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
-    attention = FlashAttention if request.training.attention == "flash" else LocalSpecProvider().core_attention()
-    layer.submodules.self_attention.submodules.core_attention = attention
-    layer.submodules.self_attention.module = CachedSelfAttention
-    if config.qk_layernorm:
-        layer.submodules.self_attention.submodules.q_layernorm = Norm
-        layer.submodules.self_attention.submodules.k_layernorm = Norm
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage), layer_norm=Norm)
-
-
 def _chunk(request: ProfileRequest, config: TransformerConfig, *, vp_stage: int, device: torch.device) -> torch.nn.Module:
     """One model chunk on its device, in the precision of the run."""
     model = request.model
     stage = vp_stage if _interleaving(request) else None
     chunk = GPTModel(
         config=config,
-        transformer_layer_spec=_layers(request, config, vp_stage=stage),
+        transformer_layer_spec=layer_specs(request, config, vp_stage=stage),
         vocab_size=model.vocab_size,
         max_sequence_length=(model.max_position_embeddings or request.training.sequence_length)
         + model.position_embedding_offset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
@@ -16,9 +17,15 @@ def check(request: ProfileRequest) -> None:
     """Raise UnsupportedError for what is not run, InputError for sizes that do not fit together."""
     for field, what in unprofiled(model=request.model, training=request.training):
         raise UnsupportedError(f"the profiler does not run {what}", field=field)
-    for unsupported, what in (*unprofiled_sizes(request.parallel, model=request.model), _recompute(request.parallel)):
+    parallel = request.parallel
+    asked = {"model": request.model, "training": request.training, "gpu": request.gpu}
+    sizes = unprofiled_sizes(parallel, **asked, communication=parallel.context_parallel_communication)
+    for unsupported, what in (*sizes, *_recompute(parallel)):
         if unsupported:
             raise UnsupportedError(f"the profiler does not run {what}", field="parallel")
+    for needs, what in _transformer_engine(request):
+        if needs and not _has_transformer_engine(request):
+            raise UnsupportedError(f"the profiler does not run {what} without Transformer Engine", field="parallel")
     for wrong, message in _sizes(request):
         if wrong:
             raise InputError(message)
@@ -39,15 +46,33 @@ def check_serving(request: InferenceRequest) -> None:
         raise InputError("repetitions and lengths must be at least 1 and warmup at least 0")
 
 
-def _recompute(parallel: ParallelConfig) -> tuple[bool, str]:
+def _recompute(parallel: ParallelConfig) -> Iterator[tuple[bool, str]]:
     name = recompute_name(parallel.recompute)
-    return name.split()[0] not in ("none", "selective", "full") or name.startswith("selective "), f"recompute: {name}"
+    yield name.split()[0] not in ("none", "selective", "full"), f"recompute: {name}"
+    yield parallel.moe_token_dispatcher_type not in (None, "alltoall"), "moe_token_dispatcher_type: flex, which needs DeepEP"
+
+
+def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
+    """What only its kernels do."""
+    parallel, training = request.parallel, request.training
+    communication = parallel.context_parallel_communication or "p2p"
+    yield training.precision == "fp8", "precision fp8"
+    yield parallel.context_parallel_size > 1 and communication != "all_gather", f"context parallelism by {communication}"
+    yield "moe_act" in recompute_name(parallel.recompute), "recomputation of moe_act"
+
+
+def _has_transformer_engine(request: ProfileRequest) -> bool:
+    return request.gpu != "cpu" and find_spec("transformer_engine") is not None
 
 
 def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     training, parallel = request.training, request.parallel
     t, p, d = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
+    c, e = parallel.context_parallel_size, parallel.expert_parallel_size * parallel.expert_tensor_parallel_size
     batch = d * parallel.micro_batch_size
-    yield t * p * d != request.num_gpus, f"TP {t} x PP {p} x DP {d} is not num_gpus {request.num_gpus}"
+    yield t * p * c * d != request.num_gpus, f"TP {t} x PP {p} x CP {c} x DP {d} is not num_gpus {request.num_gpus}"
+    yield training.sequence_length % (2 * c if c > 1 else 1) != 0, f"sequence_length is not divisible by 2 x CP {c}"
+    yield t * c * d % e != 0, f"TP {t} x CP {c} x DP {d} is not divisible by expert groups of {e}"
+    yield (request.model.num_experts or e) % parallel.expert_parallel_size != 0, "num_experts is not divisible by EP"
     yield training.global_batch_size % batch != 0, f"global_batch_size {training.global_batch_size} is not divisible by {batch}"
     yield request.steps < 1 or request.warmup_steps < 0, "steps must be at least 1 and warmup_steps at least 0"

@@ -71,7 +71,7 @@ def _optimizer(request: ProfileRequest, chunks: list[DistributedDataParallel]) -
     config = OptimizerConfig(
         optimizer=request.training.optimizer,
         lr=_LEARNING_RATE,
-        bf16=precision == "bf16",
+        bf16=precision in ("bf16", "fp8"),
         fp16=precision == "fp16",
         params_dtype=get_model_config(chunks[0]).params_dtype,
         initial_loss_scale=_LOSS_SCALE,
@@ -119,13 +119,19 @@ def _forward(batches: Iterator[data.MicroBatch], chunk: torch.nn.Module) -> tupl
 
 def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = token_losses.float().mean()
-    return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+    # The schedule multiplies by the context-parallel size what it expects to be this rank's share of the whole row's mean; it
+    # changes the loss in place.
+    return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
 
 
 def _is_narrator() -> bool:
     """The one rank whose steps go into the log: it must know the loss."""
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-    return last and parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
+    return (
+        last
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    )
 
 
 def _mean_losses(losses: list[torch.Tensor], *, device: torch.device) -> tuple[float, ...]:

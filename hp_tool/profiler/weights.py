@@ -27,7 +27,8 @@ def initialise(chunk: torch.nn.Module, *, config: TransformerConfig, tied: bool,
             if "linear_proj" in name or "linear_fc2" in name:
                 std /= math.sqrt(2 * config.num_layers)
             stride = 2 if config.gated_linear_unit and "linear_fc1" in name else 1
-            _fill(weight.data, stride=stride, dim=_partition_dim(weight), std=std, seed=zlib.crc32(f"{seed}/{name}".encode()))
+            place = {"dim": _partition_dim(weight), "shards": _shards(name), "stride": stride}
+            _fill(weight.data, **place, std=std, seed=zlib.crc32(f"{seed}/{name}".encode()))
 
 
 def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
@@ -38,7 +39,23 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
     if match is None:
         return name
     number = chunk.decoder.layers[int(match[1])].layer_number
-    return f"decoder.layers.{number}.{name[match.end() :]}"
+    return f"decoder.layers.{number}.{_global_expert(name[match.end() :], layer=chunk.decoder.layers[int(match[1])])}"
+
+
+def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
+    """An expert's number among those of all ranks, however this build calls the ones it holds."""
+    match = re.search(r"experts\.local_experts\.(\d+)\.(linear_fc\d)\.weight|experts\.(linear_fc\d)\.weight(\d+)", name)
+    if match is None:
+        return name
+    first = parallel_state.get_expert_model_parallel_rank() * layer.mlp.experts.num_local_experts
+    return f"experts.{first + int(match[1] or match[4])}.{match[2] or match[3]}"
+
+
+def _shards(name: str) -> tuple[int, int]:
+    """(how many ranks share a divided matrix, which of them this one is): experts have a group of their own."""
+    if ".experts." in name:
+        return parallel_state.get_expert_tensor_parallel_world_size(), parallel_state.get_expert_tensor_parallel_rank()
+    return parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
 
 
 def _partition_dim(weight: torch.Tensor) -> int | None:
@@ -46,10 +63,9 @@ def _partition_dim(weight: torch.Tensor) -> int | None:
     return weight.partition_dim if getattr(weight, "tensor_model_parallel", False) else None
 
 
-def _fill(weight: torch.Tensor, *, stride: int, dim: int | None, std: float, seed: int) -> None:
+def _fill(weight: torch.Tensor, *, dim: int | None, shards: tuple[int, int], stride: int, std: float, seed: int) -> None:
     """Uniform values of the given standard deviation in this rank's [rows, columns] part of a matrix."""
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    rank = parallel_state.get_tensor_model_parallel_rank()
+    size, rank = shards
     rows, columns = (torch.arange(n, device=weight.device) for n in weight.shape)
     width = weight.shape[1] * (size if dim == 1 else 1)
     if dim == 0:

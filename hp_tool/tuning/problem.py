@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration import Prior, prior_for
 from hp_tool.correction import Corrections
-from hp_tool.cost.candidates import CORE_ATTN, Candidates
+from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
@@ -175,9 +176,13 @@ def _capacity(problem: TrainingProblem) -> float:
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
     refused = np.zeros(len(space.candidates), dtype=np.bool_)
-    for unsupported, _ in unprofiled_sizes(space.candidates, model=problem.model):
+    asked: dict[str, Any] = {"model": problem.model, "training": problem.workload, "gpu": problem.cluster.gpu.name}
+    communication = problem.strategy.context_parallel_communication
+    for unsupported, _ in unprofiled_sizes(space.candidates, **asked, communication=communication):
         refused |= unsupported
-    refused |= space.candidates.recompute_modules > CORE_ATTN
+    # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer Engine's grouped matmuls alone.
+    unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
+    refused |= (space.candidates.recompute_modules & unrun) != 0
     return _without(space, refused)
 
 

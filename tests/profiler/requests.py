@@ -18,6 +18,24 @@ LLAMA: dict[str, Any] = {
     "normalization": "rmsnorm",
     "tie_word_embeddings": False,
 }
+MOE: dict[str, Any] = {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+LATENT: dict[str, Any] = {
+    **LLAMA,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DEEPSEEK: dict[str, Any] = {
+    **LATENT,
+    **{name: MOE[name] for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 
 
 def request(
@@ -37,7 +55,10 @@ def request(
                 **{"sequence_length": 32, "global_batch_size": 4, "precision": "fp32", **(training or {})},
             ),
             "parallel": config,
-            "num_gpus": config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size,
+            "num_gpus": config.tensor_parallel_size
+            * config.pipeline_parallel_size
+            * config.context_parallel_size
+            * config.data_parallel_size,
             "gpu": "cpu",
             "steps": 2,
             "warmup_steps": 1,

@@ -19,7 +19,7 @@ from hp_tool.launchers import create, jobs, torchrun
 from hp_tool.profiler.support import check_serving
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
-from tests.profiler.requests import GPT, LLAMA
+from tests.profiler.requests import GPT, LATENT, LLAMA, MOE
 
 QWEN = {**LLAMA, "query_key_norm": "head"}
 
@@ -60,7 +60,7 @@ def inference_request(
         ({"inference": {"concurrency": None}}, "a load without concurrency"),
         ({"inference": {"prefix_cache_hit_rate": 0.5}}, "prefix_cache_hit_rate: 0.5"),
         ({"inference": {"load": LoadSpec(arrival="poisson")}}, "arrival: poisson"),
-        ({"model": {"num_experts": 8}}, "num_experts"),
+        ({"model": LATENT}, "multi-head latent attention"),
         ({"model": {"num_attention_heads": 1}, "parallel": {"tensor_parallel_size": 2}}, "num_attention_heads 1"),
     ],
 )
@@ -105,7 +105,7 @@ def test_vllms_two_benchmarks_give_both_latencies() -> None:
     assert times.output_tokens_per_second == pytest.approx(18 / 1.2)
 
 
-SINGLE: dict[str, dict[str, Any]] = {"gpt": {}, "llama": {"model": LLAMA}, "qwen": {"model": QWEN}}
+SINGLE: dict[str, dict[str, Any]] = {"gpt": {}, "llama": {"model": LLAMA}, "qwen": {"model": QWEN}, "moe": {"model": MOE}}
 DOUBLE = {f"{name}-tp2": {**changes, "parallel": {"tensor_parallel_size": 2}} for name, changes in SINGLE.items()}
 
 

@@ -9,7 +9,9 @@ import pytest
 from hp_tool.domain.parallel import Recompute
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.profiler.support import check
-from tests.profiler.requests import LLAMA, request
+from tests.profiler.requests import DEEPSEEK, LLAMA, MOE, request
+
+GATHERED = {"context_parallel_size": 2, "context_parallel_communication": "all_gather"}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,9 @@ from tests.profiler.requests import LLAMA, request
         {"model": {**LLAMA, "attention_bias": True, "attention_output_bias": False, "mlp_bias": False}},
         {"model": {**LLAMA, "query_key_norm": "head", "sliding_window": 32}},
         {"model": {"position_embedding_offset": 2}},
+        {"model": DEEPSEEK},
+        {"model": MOE, "parallel": {"expert_parallel_size": 2, "data_parallel_size": 2}},
+        {"parallel": GATHERED},
         {"parallel": {"recompute": Recompute(granularity="full", method="block", num_layers=2)}},
         {"training": {"precision": "bf16", "parameter_precision": "bf16", "gradient_precision": "bf16"}},
     ],
@@ -32,7 +37,14 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model": {"num_experts": 8}}, "num_experts"),
+        ({"model": {"num_experts": 8}}, "experts with biases"),
+        ({"model": {**MOE, "router_bias": True}}, "router_bias: True"),
+        ({"model": MOE, "parallel": {"moe_token_dispatcher_type": "flex"}}, "needs DeepEP"),
+        ({"model": {**DEEPSEEK, "position_embedding": "none"}}, "latent attention without rotary positions"),
+        (
+            {"model": MOE, "parallel": {"recompute": Recompute(granularity="selective", modules=("moe_act",))}},
+            "moe_act without",
+        ),
         ({"model": {"architecture": "encoder"}}, "architecture: encoder"),
         ({"model": {"position_embedding": "relative"}}, "position_embedding: relative"),
         ({"model": {"attention_bias": False, "mlp_bias": True}}, "mlp_bias without attention_bias"),
@@ -44,7 +56,8 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"model": {"attention_sinks": True}}, "attention_sinks: True"),
         ({"model": {"embedding_norm": True}}, "embedding_norm: True"),
         ({"model": {"output_bias": True}}, "output_bias: True"),
-        ({"training": {"precision": "fp8"}}, "precision: fp8"),
+        ({"training": {"precision": "fp8"}}, "precision fp8 without Transformer Engine"),
+        ({"training": {"precision": "nvfp4"}}, "precision: nvfp4"),
         ({"training": {"framework": "nanotron"}}, "framework: nanotron"),
         ({"training": {"offload": "optimizer"}}, "offload: optimizer"),
         ({"training": {"offload_fraction": 0.5}}, "offload_fraction: 0.5"),
@@ -52,8 +65,10 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"training": {"optimizer_precision": "bf16"}}, "optimizer_precision: bf16"),
         ({"training": {"exp_avg_sq_precision": "fp16"}}, "exp_avg_sq_precision: fp16"),
         ({"training": {"master_precision": "remainder"}}, "master_precision: remainder"),
-        ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size"),
-        ({"parallel": {"expert_parallel_size": 2}}, "expert parallelism"),
+        ({"parallel": {"context_parallel_size": 2}}, "context parallelism by p2p on a CPU; all_gather is run"),
+        ({"parallel": {"context_parallel_size": 2}, "gpu": "h100-sxm-80gb"}, "by p2p without Transformer Engine"),
+        ({"parallel": GATHERED, "training": {"attention": "unfused"}}, "with unfused attention"),
+        ({"parallel": {"expert_parallel_size": 2}}, "expert parallelism of a dense model"),
         ({"parallel": {"zero_stage": 3}}, "zero_stage: 3"),
         ({"parallel": {"data_parallel_shard_size": 2}}, "data_parallel_shard_size"),
         ({"parallel": {"recompute": "per_op"}}, "recompute: per_op"),
@@ -70,6 +85,8 @@ def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
     [
         ({"num_gpus": 4}, "is not num_gpus 4"),
         ({"parallel": {"micro_batch_size": 3}}, "not divisible by 3"),
+        ({"parallel": GATHERED, "training": {"sequence_length": 30}}, "not divisible by 2 x CP 2"),
+        ({"model": MOE, "parallel": {"expert_parallel_size": 2}}, "not divisible by expert groups of 2"),
         ({"model": {"max_position_embeddings": 16}}, "sequence_length above max_position_embeddings 16"),
         ({"steps": 0}, "steps must be at least 1"),
     ],
