@@ -62,7 +62,7 @@ def test_the_fewest_devices_are_searched_as_far_as_is_known():
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"model": "mixtral-8x7b"}, "model.num_experts"),
+        ({"model": "t5-11b"}, "model.architecture"),
         ({"parallel": {"rank_order": "tp-pp-dp"}}, "parallel.rank_order"),
         ({"training": {"sequence_length": 2048, "global_batch_size": 1536, "optimizer": "muon"}}, "training.optimizer"),
     ],
@@ -77,7 +77,7 @@ def test_what_no_run_can_measure_is_refused_before_the_first(change, field):
 def test_candidates_that_no_run_can_measure_are_turned_away_and_counted():
     query = schema.parse_query(LARGE | {"parallel": {"context_parallel_size": [1, 2], "zero_stage": [1, 3]}})
     found = build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
-    assert set(found.search.candidates.context_parallel_size.tolist()) == {1}
+    assert set(found.search.candidates.context_parallel_size.tolist()) == {1, 2}
     assert set(found.search.candidates.zero_stage.tolist()) == {1}
     assert found.space.rejections["not_profiled"] > len(found.space.candidates)
 
