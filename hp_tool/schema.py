@@ -7,6 +7,7 @@ an InputError that names the field, the value and the mend.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import threading
 from collections.abc import Mapping
@@ -155,15 +156,21 @@ def _is_branch(part: str) -> bool:
     return part in ("str", "int", "bool", "float") or "[" in part or part[:1].isupper()
 
 
-def _known_keys(kind: type[Any], loc: tuple[int | str, ...]) -> list[str]:
+def _known_keys(kind: Any, loc: tuple[int | str, ...]) -> list[str]:
     """The keys accepted where an unknown one stood, found by walking the JSON schema along the path."""
-    schema = adapter(kind).json_schema()
+    schema = _json_schema(kind)
     definitions = schema.get("$defs", {})
     nodes = [schema]
     for part in loc[:-1]:
         nodes = [child for node in nodes for child in _children(node, part, definitions)]
     keys = {key for node in nodes for option in _options(node, definitions) for key in option.get("properties", {})}
     return sorted(keys)
+
+
+@functools.cache
+def _json_schema(kind: Any) -> dict[str, Any]:
+    """Made once: it takes longer than anything else about a query."""
+    return adapter(kind).json_schema()
 
 
 def _children(node: dict[str, Any], part: int | str, definitions: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
+from service.answer_cache import AnswerCache, CachedAnswers
 from service.api import (
     batch,
     calibrations,
@@ -28,6 +29,7 @@ from service.api import (
     searches,
     sizings,
 )
+from service.conditional import Conditional
 from service.dashboard import pages
 from service.keys import Keyring
 from service.metrics import Metrics
@@ -68,12 +70,14 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
     for module in (estimates, batch, searches, events, measurements, formats, sizings, calibrations, catalog, keys):
-        app.include_router(module.router, prefix="/v1", responses=problems.RESPONSES)
+        app.include_router(module.router, prefix="/v1")
     app.include_router(health.router)
     pages.install(app)
     bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration)
     openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
+    app.add_middleware(CachedAnswers, cache=AnswerCache(corrections=app.state.calibrations), metrics=metrics)
+    app.add_middleware(Conditional)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(Observer, metrics=metrics, store=opened)  # the last one added is the outermost
     return app

@@ -37,12 +37,22 @@ class Metrics:
             buckets=SECONDS,
             registry=self._registry,
         )
+        self._cached = Counter(
+            "hp_answers",
+            "Analytical queries by whether they had been asked before",
+            ["route", "cache"],
+            registry=self._registry,
+        )
         self._registry.register(StoreCollector(store))
 
     def count(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """One request was answered. `route` is the pattern, not the path: a label must not have as many values as searches."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
+
+    def count_cached(self, *, route: str, hit: bool) -> None:
+        """A query was answered from what was answered before, or was not."""
+        self._cached.labels(route, "hit" if hit else "miss").inc()
 
     def text(self) -> bytes:
         """The exposition; asks the database."""

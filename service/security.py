@@ -5,9 +5,10 @@ One plain ASGI middleware, because Starlette's own answer in plain text and buff
 
 from __future__ import annotations
 
+from collections.abc import Set
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
@@ -41,7 +42,10 @@ RESPONSE_HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
+RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items())
+"""As ASGI carries them. Lower case, as every header of the framework is."""
 
 
 class Gate:
@@ -52,6 +56,7 @@ class Gate:
         self.settings = settings
         self.keyring = keyring
         self.rates = Rates()
+        self.hosts = {host.strip("[]").lower() for host in settings.hosts}
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,15 +65,14 @@ class Gate:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in RESPONSE_HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store")
+                said = message["headers"] = list(message.get("headers", ()))
+                names = {name for name, _ in said}
+                said += [header for header in RAW_HEADERS if header[0] not in names]
             await send(message)
 
         request = Headers(scope=scope)
         try:
-            check_host(request, self.settings)
+            check_host(request, self.hosts)
             check_text(scope)
             check_origin(scope["method"], request)
             if scope["path"] not in OPEN_PATHS:
@@ -90,10 +94,9 @@ class Gate:
             self.rates.take(principal.key.id, per_second=rate)
 
 
-def check_host(headers: Headers, settings: Settings) -> None:
+def check_host(headers: Headers, accepted: Set[str]) -> None:
     """The Host header names this service. Stops DNS rebinding against a service on loopback."""
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
-    accepted = {host.strip("[]").lower() for host in settings.hosts}
     if "*" not in accepted and name not in accepted:
         raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
 

@@ -1,7 +1,7 @@
 """Models, GPUs and servers as data, with their sources. One's own is one more file, never code."""
 
 from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_type_from_mapping, node_types
-from hp_tool.catalog.library import Entry, Kind, entries, entry, knows
+from hp_tool.catalog.library import Entry, Kind, entries, entry, knows, revision
 from hp_tool.catalog.models import checked_model, is_file_name, model, model_from_mapping, models
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "node_type",
     "node_type_from_mapping",
     "node_types",
+    "revision",
 ]

@@ -14,8 +14,9 @@ A file holds one entry (its fields at the top, its name from `name` or the file'
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -105,10 +106,38 @@ def own_folders() -> tuple[Path, ...]:
     return _folders()[:-1]
 
 
+def revision() -> str:
+    """A digest of one's own files by name, size and age. Where it is another than before, what was read is forgotten, so that
+    changed files are seen; the built-in data do not change while a process runs.
+    """
+    global _seen
+    digest = hashlib.blake2b(digest_size=16)
+    for folder in own_folders():
+        for path in sorted(folder.glob("*/*")):
+            status = path.lstat()
+            digest.update(f"{path}|{status.st_size}|{status.st_mtime_ns}".encode())
+    now = digest.hexdigest()
+    if _seen not in (None, now):
+        clear_cache()
+    _seen = now
+    return now
+
+
+_seen: str | None = None
+
+
 def clear_cache() -> None:
     """Forget what was read, so that changed files are seen by this process."""
-    for cached in (_find, _texts, _entries):
-        cached.cache_clear()
+    for forget in (_find.cache_clear, _texts.cache_clear, _entries.cache_clear, *_elsewhere):
+        forget()
+
+
+_elsewhere: list[Callable[[], None]] = []
+
+
+def on_change(forget: Callable[[], None]) -> None:
+    """Have `forget` called too: for who keeps something that was read from one's own folders."""
+    _elsewhere.append(forget)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -82,3 +82,6 @@ def _file_name(cluster: str) -> str:
 def _slug(cluster: str) -> str:
     """A name that is a file's name anywhere and holds no path."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
+
+
+library.on_change(_read.cache_clear)

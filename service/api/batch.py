@@ -39,7 +39,7 @@ class Duplex(StreamingResponse):
     "/batch",
     response_class=StreamingResponse,
     responses={200: {"description": "One answer a line, in the order of the queries", "content": {MEDIA_TYPE: {}}}},
-    openapi_extra={"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}},
+    openapi_extra={"requestBody": {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}},
 )
 async def batch(
     request: Request,

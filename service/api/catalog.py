@@ -20,6 +20,7 @@ from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import RegistrationView
 
 router = APIRouter(tags=["catalogue"])
+TAKEN = "The catalogue has this name, or too many are registered"
 
 T = TypeVar("T")
 
@@ -89,13 +90,23 @@ def cluster(name: str, store: StoreDep) -> NodeType:
     return cast(NodeType, _one(name, store, kind="cluster"))
 
 
-@router.post("/models", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("NewRegistration"))
+@router.post(
+    "/models",
+    status_code=status.HTTP_201_CREATED,
+    openapi_extra=openapi.body("NewRegistration"),
+    responses=openapi.conflict(TAKEN),
+)
 def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Make a model known by a name, or replace one's own of this name. Searches already submitted keep what they named."""
     return _registered(new, store, kind="model", owner=None if new.shared else principal.owner)
 
 
-@router.post("/clusters", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("NewRegistration"))
+@router.post(
+    "/clusters",
+    status_code=status.HTTP_201_CREATED,
+    openapi_extra=openapi.body("NewRegistration"),
+    responses=openapi.conflict(TAKEN),
+)
 def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Make a server or cluster known by a name, or replace one's own of this name."""
     return _registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)

@@ -11,11 +11,13 @@ from typing import Annotated, cast
 from fastapi import Depends, Query, Request
 
 from hp_tool.answers import uncalibrated
-from hp_tool.correction import Corrections
+from hp_tool.correction import Correction, Corrections
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.problem import TrainingProblem
 from hp_tool.registered import Find
+from service.answer_cache import Learnt
 from service.keys import Principal
 from service.ownership import PrincipalStore
 from service.settings import Settings
@@ -65,9 +67,25 @@ async def get_corrections(
     return stored if calibration else uncalibrated
 
 
+async def get_recorded(request: Request, corrections: Annotated[Corrections, Depends(get_corrections)]) -> Corrections:
+    """The same, with a note of what the answer took from them, by which its copy in the cache is judged later."""
+    learnt: Learnt = []
+    request.state.learnt = learnt
+    if corrections is uncalibrated:
+        return corrections
+
+    def recorded(problem: TrainingProblem) -> Correction | None:
+        correction = corrections(problem)
+        learnt.append((problem, correction))
+        return correction
+
+    return recorded
+
+
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
+RecordedDep = Annotated[Corrections, Depends(get_recorded)]
 CorrectionsDep = Annotated[Corrections, Depends(get_corrections)]

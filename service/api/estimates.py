@@ -10,14 +10,14 @@ from hp_tool.answers import EstimateAnswer, RecommendAnswer, estimate_answer, re
 from hp_tool.app import Front
 from service.api import openapi
 from service.api.answers import json_response
-from service.api.dependencies import CorrectionsDep
+from service.api.dependencies import RecordedDep
 from service.api.queries import QueryBody
 
 router = APIRouter(tags=["estimates"])
 
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query"))
-def estimates(query: QueryBody, corrections: CorrectionsDep) -> Any:
+def estimates(query: QueryBody, corrections: RecordedDep) -> Any:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
     return json_response(estimate_answer(query, corrections=corrections))
 
@@ -25,7 +25,7 @@ def estimates(query: QueryBody, corrections: CorrectionsDep) -> Any:
 @router.post("/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body("Query"))
 def recommendations(
     query: QueryBody,
-    corrections: CorrectionsDep,
+    corrections: RecordedDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
     pareto: Annotated[Front | None, Query(description="Also what no other beats in step time and memory, or devices")] = None,
 ) -> Any:

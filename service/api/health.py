@@ -12,7 +12,6 @@ from hp_tool import doctor
 from hp_tool.doctor import Check
 from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
-from service.api.problems import RESPONSES
 
 router = APIRouter(tags=["health"])
 
@@ -38,7 +37,7 @@ class Readiness:
     checks: list[Check]
 
 
-@router.get("/readyz", responses=RESPONSES)
+@router.get("/readyz")
 def readyz(store: SystemStoreDep) -> Readiness:
     """The database answers, has the schema, and takes writes; 503 names what does not hold and the mend."""
     checks = list(doctor.database_state(store.state()))
@@ -50,7 +49,7 @@ def readyz(store: SystemStoreDep) -> Readiness:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"description": "Prometheus text exposition", "content": {"text/plain": {}}}, **RESPONSES},
+    responses={200: {"description": "Prometheus text exposition", "content": {"text/plain": {}}}},
 )
 def metrics(request: Request) -> Response:
     """Requests, queue, runs, GPU-seconds and prediction error, for Prometheus."""

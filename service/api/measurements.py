@@ -14,7 +14,7 @@ from hp_tool.learning import read_report
 from service.api import openapi
 from service.api.dependencies import FindDep, StoreDep
 from service.api.queries import resolve
-from service.api.searches import IdempotencyKey
+from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.views import MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
@@ -26,7 +26,12 @@ async def _body(request: Request, find: FindDep) -> NewMeasurement:
     return await run_in_threadpool(read, body)
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("MeasurementReport"))
+@router.post(
+    "",
+    status_code=status.HTTP_201_CREATED,
+    openapi_extra=openapi.body("MeasurementReport"),
+    responses=openapi.conflict(KEY_REUSED),
+)
 def report(
     measurement: Annotated[NewMeasurement, Depends(_body)],
     store: StoreDep,

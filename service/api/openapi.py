@@ -1,21 +1,40 @@
-"""The API description's request bodies. Routes parse bodies themselves (strictly, naming the nearest key), so FastAPI knows
-nothing of their schemas; they are added here from the same dataclasses."""
+"""The API description: request bodies, the key, and every error that an operation may answer.
+
+Routes parse bodies themselves (strictly, naming the nearest key), so FastAPI knows nothing of their schemas; and the gate,
+not the routes, answers most errors. Both are added here, from the same dataclasses and by one rule for all operations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from service.api.problems import MEDIA_TYPE, Problem
+
 _REF = "#/components/schemas/{model}-Input"
+_METHODS = ("get", "put", "post", "delete", "patch")
+_KEY = "key"
+_UNGUARDED = ("/healthz", "/readyz")
+_FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
+_HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
+    429: {"Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}},
+}
 
 
 def body(name: str) -> dict[str, Any]:
     """`openapi_extra` of a route whose body is the type that `install` is given under this name."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF.format(model=name)}}}}}
+
+
+def conflict(description: str) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route that the stored state may forbid."""
+    return {409: {"description": description}}
 
 
 def install(app: FastAPI, *, bodies: Mapping[str, type]) -> None:
@@ -24,12 +43,51 @@ def install(app: FastAPI, *, bodies: Mapping[str, type]) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            schemas = description.setdefault("components", {}).setdefault("schemas", {})
+            components = description.setdefault("components", {})
+            schemas = components.setdefault("schemas", {})
+            for name in _FRAMEWORKS_OWN:
+                schemas.pop(name, None)
+            schemas["Problem"] = Problem.model_json_schema()
             for name, kind in bodies.items():
                 definition = TypeAdapter(kind).json_schema(ref_template=_REF)
                 nested = definition.pop("$defs", {})
                 schemas.update({f"{key}-Input": value for key, value in {**nested, name: definition}.items()})
+            components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer", "description": "An API key"}}
+            for path, item in description["paths"].items():
+                for method in _METHODS:
+                    if method in item:
+                        _complete(item[method], method=method, path=path)
             app.openapi_schema = description
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
+    """Add the key and the problems; a problem that the route declared keeps its description."""
+    if path not in _UNGUARDED:
+        operation["security"] = [{_KEY: []}]
+    responses = operation["responses"]
+    declared = [int(code) for code in responses if code.isdecimal() and int(code) >= HTTPStatus.BAD_REQUEST]
+    for status in sorted({*declared, *_problems(operation, method=method, path=path)}):
+        said = responses.get(str(status), {})
+        known = said.get("description") if status != HTTPStatus.UNPROCESSABLE_ENTITY else None  # FastAPI's own says less
+        responses[str(status)] = {
+            "description": known or HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            **({"headers": _HEADERS[status]} if status in _HEADERS else {}),
+        }
+    if method == "get" and path.startswith("/v1/") and "application/json" in responses.get("200", {}).get("content", {}):
+        responses["304"] = {"description": "What the tag in If-None-Match names still stands"}
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _problems(operation: dict[str, Any], *, method: str, path: str) -> Iterator[int]:
+    """What the gate and the parsing of parameters and bodies answer, whatever the route does."""
+    yield from (421, 422, 500, 503)
+    if path not in _UNGUARDED:
+        yield from (401, 403, 429)
+    if "{" in path:
+        yield 404
+    if "requestBody" in operation or method != "get":
+        yield 413

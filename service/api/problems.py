@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from hp_tool.errors import (
     ConflictError,
@@ -45,7 +46,7 @@ STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (MissingExtraError, 501),
     (HpToolError, 500),
 )
-CODE_BY_STATUS: dict[int, str] = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Problem(BaseModel):
@@ -99,9 +100,13 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that is no JSON
+            return _response(422, code="syntax", detail=str(error.detail), field=None)
         code = CODE_BY_STATUS.get(error.status_code, "http_error")
         response = _response(error.status_code, code=code, detail=str(error.detail), field=None)
         response.headers.update(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response.headers["Allow"] = ", ".join(sorted(_allowed(request)))
         return response
 
     @app.exception_handler(Exception)
@@ -115,12 +120,16 @@ def install(app: FastAPI) -> None:
         return response
 
 
+def _allowed(request: Request) -> set[str]:
+    """The methods of the path, of all its routes: the framework names only those of the first that matched."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        match, _ = route.matches(request.scope)
+        if match is Match.PARTIAL:
+            methods |= getattr(route, "methods", None) or set()
+    return methods
+
+
 def _response(status: int, *, code: str, detail: str, field: str | None) -> JSONResponse:
     body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, field=field)
     return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE)
-
-
-RESPONSES: dict[int | str, dict[str, object]] = {
-    "4XX": {"model": Problem, "description": "The request is at fault", "content": {MEDIA_TYPE: {}}},
-    "5XX": {"model": Problem, "description": "The service is at fault", "content": {MEDIA_TYPE: {}}},
-}

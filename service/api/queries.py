@@ -59,6 +59,7 @@ def refuse_model_file(model: object) -> None:
 async def _body(request: Request, find: FindDep) -> Query:
     query = schema.parse_query(await request.body())
     if names_registered(query):
+        request.state.by_owner = True  # and so no answer for anyone else
         return await run_in_threadpool(resolve, query, find=find)
     refuse_local(query)
     return query

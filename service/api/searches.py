@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import anyio
@@ -27,8 +28,12 @@ IdempotencyKey = Annotated[
     Header(min_length=1, max_length=200, description="The same key and body again answer what the first did"),
 ]
 
+KEY_REUSED = "The Idempotency-Key came with another request before"
 
-@router.post("", status_code=status.HTTP_202_ACCEPTED, openapi_extra=openapi.body("Query"))
+
+@router.post(
+    "", status_code=status.HTTP_202_ACCEPTED, openapi_extra=openapi.body("Query"), responses=openapi.conflict(KEY_REUSED)
+)
 def submit(
     query: QueryBody,
     store: StoreDep,
@@ -89,15 +94,24 @@ async def get_result(
         await anyio.sleep(min(settings.poll_s, left))
 
 
-@router.post("/{search_id}/{action}")
-def act(
-    search_id: str, action: Action, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None
-) -> SearchView:
-    """Cancel, pause, resume, or clone into a new search (202 with its Location)."""
-    record = steer(store, search_id=search_id, action=action, idempotency_key=idempotency_key)
-    if action is Action.CLONE:
-        return _accepted(record, response)
-    return SearchView.of(record)
+def _route(action: Action) -> Callable[..., SearchView]:
+    def act(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
+        record = steer(store, search_id=search_id, action=action, idempotency_key=idempotency_key)
+        return _accepted(record, response) if action is Action.CLONE else SearchView.of(record)
+
+    return act
+
+
+for _action in Action:
+    router.add_api_route(
+        f"/{{search_id}}/{_action}",
+        _route(_action),
+        methods=["POST"],
+        name=str(_action),
+        description=_action.meaning,
+        status_code=status.HTTP_202_ACCEPTED if _action is Action.CLONE else status.HTTP_200_OK,
+        responses=openapi.conflict("The search's state does not allow it"),
+    )
 
 
 def _accepted(record: SearchRecord, response: Response) -> SearchView:

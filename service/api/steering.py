@@ -12,13 +12,22 @@ class Action(StrEnum):
     """The last word of a search's POST routes."""
 
     CANCEL = "cancel"
-    """A waiting search ends at once, a running one as soon as its worker sees it."""
     PAUSE = "pause"
-    """Nobody works on it until it is resumed; what was measured stays."""
     RESUME = "resume"
-    """Queue a paused or failed search again; its finished runs are not repeated."""
     CLONE = "clone"
-    """A new search with the same query; it runs again, informed by what is known by now."""
+
+    @property
+    def meaning(self) -> str:
+        """What it does, for the API's description."""
+        return _MEANING[self]
+
+
+_MEANING = {
+    Action.CANCEL: "A waiting search ends at once, a running one as soon as its worker sees it.",
+    Action.PAUSE: "Nobody works on it until it is resumed; what was measured stays.",
+    Action.RESUME: "Queue a paused or failed search again; its finished runs are not repeated.",
+    Action.CLONE: "A new search with the same query; it runs again, informed by what is known by now.",
+}
 
 
 def steer(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:

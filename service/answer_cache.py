@@ -1,0 +1,168 @@
+"""Answers to analytical queries that were asked before, byte for byte.
+
+A query's bytes, its route and its parameters are the key; the answer follows from them, the catalogue's files and the stored
+calibrations alone. So an entry is dropped when a file of the catalogue changed, or when a calibration it rests on has a
+successor; both are looked at once a second at most. What names registrations, which differ by owner, is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hp_tool import catalog
+from hp_tool.correction import Correction, Corrections
+from hp_tool.problem import TrainingProblem
+from service.metrics import Metrics
+
+MAX_BYTES = 64 * 2**20
+MAX_ANSWER_BYTES = 2**20
+CHECK_EVERY_S = 1.0
+ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
+"""The cached routes, as the observer tells routes apart."""
+
+Key = tuple[str, bytes, bytes]
+Learnt = list[tuple[TrainingProblem, Correction | None]]
+"""What an answer took from the calibrations."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """An answer, and what it rests on."""
+
+    body: bytes
+    learnt: Learnt
+    checked_at: float
+
+
+class AnswerCache:
+    """The least recently asked go first. Used on one event loop only, so nothing is locked."""
+
+    def __init__(
+        self, *, corrections: Corrections, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._corrections, self._max_bytes, self._clock = corrections, max_bytes, clock
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._bytes = 0
+        self._catalogue = catalog.revision()
+        self._catalogue_checked_at = clock()
+
+    async def get(self, key: Key) -> bytes | None:
+        """The answer, if it still holds."""
+        now = self._clock()
+        if now - self._catalogue_checked_at > CHECK_EVERY_S:
+            self._catalogue_checked_at = now
+            if (revision := await run_in_threadpool(catalog.revision)) != self._catalogue:
+                self._catalogue = revision
+                self.clear()
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.learnt and now - entry.checked_at > CHECK_EVERY_S:
+            if not await run_in_threadpool(self._holds, entry):
+                self._drop(key)
+                return None
+            entry.checked_at = now
+        if key in self._entries:  # another request may have dropped it meanwhile
+            self._entries.move_to_end(key)
+        return entry.body
+
+    def put(self, key: Key, body: bytes, *, learnt: Learnt) -> None:
+        """Keep an answer, unless it is too large to be worth the place of others."""
+        if len(body) > MAX_ANSWER_BYTES:
+            return
+        self._drop(key)
+        self._entries[key] = Entry(body=body, learnt=learnt, checked_at=self._clock())
+        self._bytes += len(body)
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._bytes = 0
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        self._bytes -= len(entry.body) if entry else 0
+
+    def _holds(self, entry: Entry) -> bool:
+        return all(_same(self._corrections(problem), correction) for problem, correction in entry.learnt)
+
+
+class CachedAnswers:
+    """The innermost layer: answers what was asked before, and keeps what the routes below answer."""
+
+    def __init__(self, app: ASGIApp, cache: AnswerCache, metrics: Metrics) -> None:
+        self.app = app
+        self.cache = cache
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
+            await self.app(scope, receive, send)
+            return
+        body = await _whole(receive)
+        if body is None:  # the sender hung up
+            return
+        path: str = scope["path"]
+        key = (path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
+        known = await self.cache.get(key)
+        self.metrics.count_cached(route=path, hit=known is not None)
+        if known is not None:
+            scope["route"] = ROUTES[path]
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(known)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": known})
+            return
+        state = scope.setdefault("state", {})
+        status = 0
+
+        async def kept(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status == 200 and not message.get("more_body") and "by_owner" not in state:
+                self.cache.put(key, message.get("body", b""), learnt=state.get("learnt", []))
+            await send(message)
+
+        await self.app(scope, _replay(body, receive), kept)
+
+
+async def _whole(receive: Receive) -> bytes | None:
+    """The request's body, which the gate bounds."""
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body was read already."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _same(now: Correction | None, before: Correction | None) -> bool:
+    if now is None or before is None:
+        return now is before
+    return now.provenance == before.provenance

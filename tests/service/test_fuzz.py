@@ -1,0 +1,23 @@
+"""Mutated query files through every door: answers or errors, never a traceback, never late."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.service.fuzz import fuzz
+from benchmarks.service.mutations import SEEDS, mutated
+from hp_tool.answers import answer_line
+
+
+def test_what_is_mutated_was_valid_before() -> None:
+    for query in SEEDS:
+        assert json.loads(answer_line(json.dumps(query).encode(), task="estimate", top=1))["status"] == "ok", query
+
+
+def test_no_mutation_is_answered_with_a_fault() -> None:
+    told = fuzz(queries=400, seed=1)
+    assert told["faults"] == []
+    assert len(set(mutated(count=400, seed=1))) > 300
+    assert told["outcomes"]["line"]["ok"] > 10  # not everything is refused at the door
+    assert {"unknown_key", "invalid_value", "syntax"} <= set(told["outcomes"]["line"])
+    assert set(told["outcomes"]["http"]) == {"200", "422"}

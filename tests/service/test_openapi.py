@@ -1,0 +1,85 @@
+"""The API's description: the file that is checked in says what the application does, and the application does what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.config import SchemathesisConfig
+
+from hp_tool.store import SqlStore
+from service.app import create_app
+from service.describe import description
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docs" / "openapi.json"
+KEY = "the operator's"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+EXAMPLES = 4
+"""Valid and as many invalid requests to each operation; `schemathesis run` sends thousands."""
+
+
+def shape(value: Any) -> Any:
+    """A description without its words, which may be polished freely."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items() if name not in ("description", "summary", "title")}
+    return [shape(each) for each in value] if isinstance(value, list) else value
+
+
+def test_the_description_that_is_checked_in_is_the_applications() -> None:
+    stored, now = shape(json.loads(FILE.read_text(encoding="utf-8"))), shape(json.loads(description()))
+    for part in ("paths", "components"):
+        changed = [name for name in {**stored[part], **now[part]} if stored[part].get(name) != now[part].get(name)]
+        changed = changed or [name for name in now[part] if stored[part][name] != now[part][name]]
+        assert not changed, f"{part} {changed} differ from {FILE.name}: python -m service.describe docs/openapi.json"
+    assert stored == now
+
+
+@schemathesis.serializer("application/x-ndjson")
+def _ndjson(context: schemathesis.SerializationContext, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+@pytest.fixture
+def operations(store: SqlStore) -> list[schemathesis.APIOperation]:
+    """Every operation of a service over an empty database, behind a key."""
+    settings = Settings(api_key=KEY, allowed_hosts=("testserver",), max_body_bytes=100_000, poll_s=0.01, max_wait_s=0.05)
+    api = schemathesis.openapi.from_asgi(
+        "/openapi.json",
+        create_app(settings, store=store),
+        headers=HEADERS,
+        config=SchemathesisConfig.from_path(ROOT / "schemathesis.toml"),
+    )
+    return [found.ok() for found in api.get_all_operations()]
+
+
+def test_every_operation_answers_what_it_declares(operations: list[schemathesis.APIOperation]) -> None:
+    assert len(operations) > 30
+    for operation in operations:
+        for mode in schemathesis.GenerationMode:
+            check(operation, mode)
+
+
+def check(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode) -> None:
+    """Send generated requests to one operation and hold the answers against the description, by every check there is."""
+
+    @hypothesis.given(case=operation.as_strategy(mode))
+    @hypothesis.settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )
+    def test(case: schemathesis.Case) -> None:
+        case.call_and_validate(headers=HEADERS)
+
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing invalid can be sent to what takes nothing
+        test()
