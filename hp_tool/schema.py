@@ -227,6 +227,8 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "targets": dict.fromkeys(Targets.__slots__, _AMOUNT),
 }
 """Smallest and largest value: wide enough for anyone's work, narrow enough that no formula overflows."""
+BUDGET_RANGES = {name: _RANGES["search"][name] for name in ("budget_runs", "budget_gpu_seconds")}
+"""Of what may change while a search runs."""
 _PARALLEL_SIZE = (1, 1 << 20)
 
 

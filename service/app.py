@@ -73,7 +73,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         app.include_router(module.router, prefix="/v1")
     app.include_router(health.router)
     pages.install(app)
-    bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration)
+    bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration, searches.BudgetChange)
     openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
     app.add_middleware(CachedAnswers, cache=AnswerCache(corrections=app.state.calibrations), metrics=metrics)

@@ -56,6 +56,17 @@ class PrincipalStore:
         self.get_search(search_id=search_id)
         return self._store.resume_search(search_id=search_id, limits=self._limits())
 
+    def change_budget(
+        self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
+    ) -> SearchRecord:
+        """InputError `gpu_seconds_ceiling` above what a search may use here, LimitError where today's quota is used up."""
+        self.get_search(search_id=search_id)
+        if budget_gpu_seconds is not None:
+            with_budget({"search": {"budget_gpu_seconds": budget_gpu_seconds}}, ceiling=self._ceiling())
+        return self._store.change_budget(
+            search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds, limits=self._limits()
+        )
+
     def get_search(self, *, search_id: str) -> SearchRecord:
         record = self._store.get_search(search_id=search_id)
         if not self._may_see(record.owner):

@@ -163,6 +163,18 @@ class Store(Protocol):
         What a failed one may still spend is held against `limits` again.
         """
 
+    def change_budget(
+        self,
+        *,
+        search_id: str,
+        budget_runs: int | None = None,
+        budget_gpu_seconds: float | None = None,
+        limits: Sequence[GpuSecondsLimit] = (),
+    ) -> SearchRecord:
+        """Let a search that has not ended spend more or less; None leaves a budget as it is. Its coordinator follows with its
+        next heartbeat. What it may spend on top is held against `limits`; ConflictError where it succeeded or was cancelled.
+        """
+
     # Searches: their coordinator
     def claim_search(
         self, *, holder: str, lease_s: float, search_id: str | None = None, per_cluster: int | None = None

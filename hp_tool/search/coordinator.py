@@ -37,6 +37,10 @@ class Outcome:
     """What another run was last expected to win, as a share of the best step time; None while nothing was measured."""
 
 
+BUDGETS = ("budget_runs", "budget_gpu_seconds")
+"""Search settings that may change while a search runs."""
+
+
 class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between and during runs
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -223,10 +227,19 @@ class Coordinator:
             return None
         record = self._store.renew_lease(lease=self._lease, lease_s=self._lease_s)
         self._renewed_at = self._clock()
+        self._follow_budget(record)
         if record.requested == "cancel":
             self._end_open_jobs(cause="cancelled")
             raise _Stop(Outcome(state="cancelled", stopped_because="cancelled"))
         return record
+
+    def _follow_budget(self, record: SearchRecord) -> None:
+        """A budget that was changed meanwhile holds from here on."""
+        asked, settings = record.query.get("search") or {}, self._problem.settings
+        budget = {name: asked.get(name, getattr(settings, name)) for name in BUDGETS}
+        if any(getattr(settings, name) != value for name, value in budget.items()):
+            self._problem = replace(self._problem, settings=replace(settings, **budget))
+            self._planner = replace(self._planner, problem=self._problem)
 
     def _end_open_jobs(self, *, cause: str) -> None:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""

@@ -16,7 +16,7 @@ from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_search, now
 from hp_tool.store.codec import encode
 from hp_tool.store.paging import fetch_page
-from hp_tool.store.quotas import admit, gpu_seconds_of
+from hp_tool.store.quotas import admit, budget_of, gpu_seconds_of
 from hp_tool.store.turns import cluster_of
 from hp_tool.store.types import new_id, row_dict
 
@@ -134,6 +134,28 @@ class Searches(StoreBase):
                     admit(connection, limits, query=row.query, at=at, spent=gpu_seconds_of(connection, search_id))
                 fresh = {"error": None, "stopped_because": None, "finished_at": None, "requested": None}
                 update_search(connection, search_id, at=at, state=SearchState.QUEUED, **fresh)
+            return read_search(connection, search_id)
+
+    def change_budget(
+        self,
+        *,
+        search_id: str,
+        budget_runs: int | None = None,
+        budget_gpu_seconds: float | None = None,
+        limits: Sequence[GpuSecondsLimit] = (),
+    ) -> SearchRecord:
+        given = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
+        changed = {name: value for name, value in given.items() if value is not None}
+        with self._writing() as connection:
+            row = locked_search(connection, search_id)
+            if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
+                raise ConflictError(f"the budget of search {search_id} cannot change: it is {row.requested or row.state}")
+            at = now(connection)
+            query = {**row.query, "search": {**(row.query.get("search") or {}), **changed}}
+            if budget_of(query) > budget_of(row.query):
+                admit(connection, limits, query=query, at=at, spent=budget_of(row.query))
+            update_search(connection, search_id, at=at, query=encode(query, field="query"))
+            add_event(connection, search_id=search_id, kind="budget", payload=changed, at=at)
             return read_search(connection, search_id)
 
     def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import anyio
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import schema
@@ -63,6 +64,38 @@ def list_searches(
 def get_search(search_id: str, store: StoreDep) -> SearchView:
     """Where one search stands."""
     return SearchView.of(store.get_search(search_id=search_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChange:
+    """What a search may spend from now on; what is left out stays as it is."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    budget_runs: int | None = None
+    """Profile runs at most, those that it did already included."""
+    budget_gpu_seconds: float | None = None
+    """Device seconds of profile runs at most, spent ones included."""
+
+
+async def _budget(request: Request) -> BudgetChange:
+    change: BudgetChange = schema.parse(BudgetChange, await request.body())
+    for name, limits in schema.BUDGET_RANGES.items():
+        schema.check_range(getattr(change, name), limits, field=name)
+    return change
+
+
+@router.patch(
+    "/{search_id}",
+    openapi_extra=openapi.body("BudgetChange"),
+    responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
+)
+def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budget)], store: StoreDep) -> SearchView:
+    """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
+    record = store.change_budget(
+        search_id=search_id, budget_runs=change.budget_runs, budget_gpu_seconds=change.budget_gpu_seconds
+    )
+    return SearchView.of(record)
 
 
 @router.get("/{search_id}/trials")

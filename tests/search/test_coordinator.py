@@ -250,6 +250,24 @@ def test_pause_lets_the_run_finish_and_resume_goes_on(bench):
     assert len(b.runs()) == 4
 
 
+@pytest.mark.parametrize(("budget_runs", "runs"), [(1, 1), (3, 3), (5, 5)])
+def test_a_budget_changed_during_a_run_holds_from_then_on(bench, budget_runs, runs):
+    b = bench(budget_runs=4, min_gain_fraction=0.0)
+    polls = []
+
+    def change():
+        polls.append(1)
+        if len(polls) == 2:
+            b.store.change_budget(search_id=b.search_id, budget_runs=budget_runs)
+
+    b.engine.on_poll = change
+    outcome = b.coordinator(lease_s=0.001).run()
+    assert (outcome.stopped_because, len(b.runs())) == ("budget_runs", runs)
+    assert [event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "budget"] == [
+        {"budget_runs": budget_runs}
+    ]
+
+
 def test_a_release_leaves_the_job_to_the_next_coordinator(bench):
     b = bench(budget_runs=2, min_gain_fraction=0.0)
     lease = b.claim()
