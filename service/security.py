@@ -22,6 +22,8 @@ from service.settings import Settings
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
+STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk"})
+"""Of any length: never held as a whole."""
 COMPUTING = frozenset(
     {
         *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"),
@@ -80,7 +82,7 @@ class Gate:
                 scope.setdefault("state", {})["principal"] = principal
                 self.check_rate(principal)
                 check_scope(principal, method=scope["method"], path=scope["path"])
-            limit = self.settings.max_batch_bytes if scope["path"] == BATCH_PATH else self.settings.max_body_bytes
+            limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
             check_announced_size(request, limit)
         except HpToolError as error:
             await problem(error)(scope, receive, send_with_headers)

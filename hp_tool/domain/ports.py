@@ -142,9 +142,17 @@ class Store(Protocol):
     def get_search(self, *, search_id: str) -> SearchRecord: ...
 
     def list_searches(
-        self, *, state: SearchState | None = None, owner: str | None = None, limit: int = 50, cursor: str | None = None
+        self,
+        *,
+        state: SearchState | None = None,
+        owner: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool = False,
+        limit: int = 50,
+        cursor: str | None = None,
     ) -> Page[SearchRecord]:
-        """Newest first, without results."""
+        """Newest first unless asked otherwise, without results; those created from `since` to before `until`."""
 
     def count_searches(self) -> dict[SearchState, int]:
         """How many there are of each state, zeros included."""
@@ -252,10 +260,13 @@ class Store(Protocol):
         problem_digest: str | None = None,
         digest: str | None = None,
         owner: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool = False,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[MeasurementRecord]:
-        """Newest first; every filter given must hold."""
+        """Newest first unless asked otherwise; every filter given must hold."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         """Every (cluster, framework) that has measurements, by name."""

@@ -61,6 +61,9 @@ class Measurements(StoreBase):
         problem_digest: str | None = None,
         digest: str | None = None,
         owner: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool = False,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[MeasurementRecord]:
@@ -81,7 +84,17 @@ class Measurements(StoreBase):
             if wanted is not None:
                 query = query.where(MEASUREMENT.c[name] == wanted)
         with self._reading() as connection:
-            return fetch_page(connection, table=MEASUREMENT, query=query, limit=limit, cursor=cursor, record=measurement_record)
+            return fetch_page(
+                connection,
+                table=MEASUREMENT,
+                query=query,
+                limit=limit,
+                cursor=cursor,
+                record=measurement_record,
+                since=since,
+                until=until,
+                oldest_first=oldest_first,
+            )
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)

@@ -1,4 +1,4 @@
-"""Pages of a list, newest first, by (created_at, id): no page is slower than another and none skips a row."""
+"""Pages of a list, newest first or oldest first, by (created_at, id): no page is slower than another and none skips a row."""
 
 from __future__ import annotations
 
@@ -26,16 +26,24 @@ def fetch_page(
     limit: int,
     cursor: str | None,
     record: Callable[[sa.Row[Any]], T],
+    since: datetime | None = None,
+    until: datetime | None = None,
+    oldest_first: bool = False,
 ) -> Page[T]:
-    """Run `query`, which must select created_at and id of `table`, for one page."""
+    """Run `query`, which must select created_at and id of `table`, for one page of what was created from `since` to before
+    `until`."""
     if not 1 <= limit <= MAX_LIMIT:
         raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
+    key = table.c.created_at, table.c.id
+    if since is not None:
+        query = query.where(table.c.created_at >= since)
+    if until is not None:
+        query = query.where(table.c.created_at < until)
     if cursor is not None:
         at, last = _decode(cursor)
-        query = query.where(
-            sa.tuple_(table.c.created_at, table.c.id) < sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
-        )
-    query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(limit + 1)
+        here, there = sa.tuple_(*key), sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
+        query = query.where(here > there if oldest_first else here < there)
+    query = query.order_by(*(column.asc() if oldest_first else column.desc() for column in key)).limit(limit + 1)
     rows = connection.execute(query).all()
     shown = rows[:limit]
     more = len(rows) > limit

@@ -77,7 +77,15 @@ class Searches(StoreBase):
             return read_search(connection, search_id)
 
     def list_searches(
-        self, *, state: SearchState | None = None, owner: str | None = None, limit: int = 50, cursor: str | None = None
+        self,
+        *,
+        state: SearchState | None = None,
+        owner: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool = False,
+        limit: int = 50,
+        cursor: str | None = None,
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
         if state is not None:
@@ -85,7 +93,17 @@ class Searches(StoreBase):
         if owner is not None:
             query = query.where(SEARCH.c.owner == owner)
         with self._reading() as connection:
-            return fetch_page(connection, table=SEARCH, query=query, limit=limit, cursor=cursor, record=search_record)
+            return fetch_page(
+                connection,
+                table=SEARCH,
+                query=query,
+                limit=limit,
+                cursor=cursor,
+                record=search_record,
+                since=since,
+                until=until,
+                oldest_first=oldest_first,
+            )
 
     def count_searches(self) -> dict[SearchState, int]:
         with self._reading() as connection:

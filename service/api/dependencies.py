@@ -5,10 +5,13 @@ All of it async: FastAPI sends what is not through a thread, which takes longer 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from fastapi import Depends, Query, Request
+from pydantic import AwareDatetime
 
 from hp_tool.answers import uncalibrated
 from hp_tool.correction import Correction, Corrections
@@ -82,6 +85,27 @@ async def get_recorded(request: Request, corrections: Annotated[Corrections, Dep
     return recorded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paging:
+    """Which part of a list, and in which order. A cursor belongs to the order and the filters it was answered with."""
+
+    since: datetime | None
+    until: datetime | None
+    oldest_first: bool
+    cursor: str | None
+
+
+async def get_paging(
+    since: Annotated[AwareDatetime | None, Query(description="Created at this instant or later")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Created before this instant")] = None,
+    order: Annotated[Literal["newest", "oldest"], Query(description="What comes first")] = "newest",
+    cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")] = None,
+) -> Paging:
+    """The parameters that long lists share."""
+    return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
+
+
+PagingDep = Annotated[Paging, Depends(get_paging)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]

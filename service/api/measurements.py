@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, status
+from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
+from hp_tool.errors import HpToolError
 from hp_tool.learning import read_report
 from service.api import openapi
-from service.api.dependencies import FindDep, StoreDep
+from service.api.dependencies import FindDep, PagingDep, StoreDep
+from service.api.ndjson import MEDIA_TYPE as NDJSON
+from service.api.ndjson import Line
 from service.api.queries import resolve
 from service.api.searches import KEY_REUSED, IdempotencyKey
+from service.api.streaming import answer_lines
 from service.api.views import MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
@@ -41,9 +50,38 @@ def report(
     return MeasurementView.of(store.add_measurement(measurement=measurement, idempotency_key=idempotency_key))
 
 
+@router.post(
+    "/bulk",
+    response_class=StreamingResponse,
+    responses={200: {"description": "{status, id} or {status, error} a line, in order", "content": {NDJSON: {}}}},
+    openapi_extra={"requestBody": {"content": {NDJSON: {"schema": {"type": "string"}}}}},
+)
+async def report_many(
+    request: Request, store: StoreDep, find: FindDep, idempotency_key: IdempotencyKey = None
+) -> StreamingResponse:
+    """Store many reports, one a line, streamed. A bad line becomes `status: error` in its place and harms no other; sent again
+    with the same key, lines that were stored are answered as they were."""
+    numbers = itertools.count()
+
+    def answer(line: Line) -> str:
+        number = next(numbers)
+        try:
+            if isinstance(line, HpToolError):
+                raise line
+            measurement = read_report(line, source="reported", resolve=functools.partial(resolve, find=find))
+            key = None if idempotency_key is None else f"{json_digest(idempotency_key)}:{number}"
+            stored = store.add_measurement(measurement=measurement, idempotency_key=key)
+            return json.dumps({"status": "ok", "id": stored.id})
+        except HpToolError as error:
+            return json.dumps({"status": "error", "error": error.as_dict()})
+
+    return answer_lines(request, answer)
+
+
 @router.get("")
 def list_measurements(
     store: StoreDep,
+    paging: PagingDep,
     gpu: str | None = None,
     model: str | None = None,
     framework: str | None = None,
@@ -51,10 +89,16 @@ def list_measurements(
     status: MeasurementStatus | None = None,
     search_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> PageView[MeasurementView]:
-    """Newest first; every filter given must hold."""
+    """Every filter given must hold."""
     page = store.measurements(
-        gpu=gpu, model=model, framework=framework, source=source, status=status, search_id=search_id, limit=limit, cursor=cursor
+        gpu=gpu,
+        model=model,
+        framework=framework,
+        source=source,
+        status=status,
+        search_id=search_id,
+        limit=limit,
+        **asdict(paging),
     )
     return PageView(items=[MeasurementView.of(record) for record in page.items], next_cursor=page.next_cursor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import anyio
@@ -16,7 +16,7 @@ from hp_tool.domain.records import SearchRecord, SearchState
 from hp_tool.tuning import resolve_search
 from service.api import openapi
 from service.api.answers import search_answer
-from service.api.dependencies import SettingsDep, StoreDep
+from service.api.dependencies import PagingDep, SettingsDep, StoreDep
 from service.api.queries import QueryBody
 from service.api.steering import Action, steer
 from service.api.trials import trials_of
@@ -51,12 +51,13 @@ def submit(
 @router.get("")
 def list_searches(
     store: StoreDep,
+    paging: PagingDep,
     state: SearchState | None = None,
+    owner: Annotated[str | None, Query(max_length=200, description="Whose (administrators; others see their own)")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> PageView[SearchView]:
-    """Newest first."""
-    page = store.list_searches(state=state, limit=limit, cursor=cursor)
+    """Every filter given must hold."""
+    page = store.list_searches(state=state, owner=owner, limit=limit, **asdict(paging))
     return PageView(items=[SearchView.of(record) for record in page.items], next_cursor=page.next_cursor)
 
 
