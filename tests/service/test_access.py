@@ -91,7 +91,7 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
     computing = {"/v1/estimates", "/v1/recommendations", "/v1/batch", "/v1/exports", "/v1/imports", "/v1/sizings"}
     computing |= {"/searches/new/preview", "/searches/new/preview.json"}
     for method, path in every_route(app):
-        administration = path.startswith(("/v1/keys", "/v1/audit"))
+        administration = path.startswith(("/v1/keys", "/v1/audit", "/keys", "/audit"))
         forbidden = administration or (method in CHANGING and path not in computing)
         answer = http.request(method, path, headers=reading)
         assert (answer.status_code == 403) is forbidden, (method, path, answer.text)

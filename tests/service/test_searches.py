@@ -113,7 +113,7 @@ def test_searches_are_steered(http: TestClient, store: Store, query: Query) -> N
     assert clone.status_code == 202
     assert clone.json()["id"] != search
     assert clone.json()["query"] == http.get(f"/v1/searches/{search}").json()["query"]
-    assert http.post(f"/v1/searches/{search}/explode").status_code == 422
+    assert http.post(f"/v1/searches/{search}/explode").status_code == 404
 
 
 def events(http: TestClient, search: str, **headers: str) -> list[tuple[str | None, str | None, dict[str, Any]]]:
