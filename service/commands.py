@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from service.key_commands import keys
+from service.report_command import report
 
 DatabaseUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL; default HP_DATABASE_URL, else the user's SQLite file.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add `serve`, `worker` and `keys`. Imports stay inside: the command line must start without the web framework."""
+    """Add `serve`, `worker`, `keys` and `report`. Imports stay inside: the command line starts without the web framework."""
     app.add_typer(keys, name="keys")
+    app.command()(report)
 
     @app.command()
     def serve(

@@ -1,1 +1,1 @@
-"""The service under load and under faults: `python -m benchmarks.service.{load,batch,million,faults}`."""
+"""The service under load and under faults: `python -m benchmarks.service.{load,batch,million,faults,pages}`."""

@@ -11,9 +11,11 @@ from urllib.parse import urlencode
 from hp_tool import schema
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import JsonObject, RunRecord, SearchState
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.exports import TRAINING
+from service.api.trials import recommended
 from service.api.views import PageView, SearchView
 from service.dashboard.contexts import Action, Best, SearchesPage, SearchPage, SearchRow, Tone
 from service.dashboard.formats import arithmetic, details
@@ -41,6 +43,13 @@ def searches_page(*, page: PageView[SearchView], state: SearchState | None, serv
         rows=tuple(_search_row(view) for view in page.items),
         next_href=_link("/", {**kept, "cursor": page.next_cursor}) if page.next_cursor else None,
     )
+
+
+def stored_search_page(*, record: SearchRecord, store: Store) -> SearchPage:
+    """One search's context."""
+    best_run = record.progress.get("best_run_id")
+    leading = store.get_run(search_id=record.id, run_id=best_run) if best_run else None
+    return search_page(view=SearchView.of(record), best_run=leading, recommended=recommended(record))
 
 
 def search_page(*, view: SearchView, best_run: RunRecord | None, recommended: Recommendation | None) -> SearchPage:

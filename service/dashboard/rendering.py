@@ -50,6 +50,11 @@ for _name in (
     _environment.filters[_name] = getattr(formats, _name)
 
 
+def rendered(template: str, **given: Any) -> str:
+    """What `template` makes of its arguments."""
+    return _environment.get_template(template).render(**given)
+
+
 def render(template: str, *, page: Any, section: str | None = None, status: int = 200) -> HTMLResponse:
     """The page that `template` makes of the context `page`; `section` is marked in the navigation bar."""
-    return HTMLResponse(_environment.get_template(template).render(page=page, section=section), status_code=status)
+    return HTMLResponse(rendered(template, page=page, section=section), status_code=status)

@@ -15,9 +15,8 @@ from hp_tool.exports import export
 from service.api.answers import json_response
 from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
-from service.api.trials import recommended
 from service.api.views import PageView, SearchView
-from service.dashboard.building import search_page, searches_page
+from service.dashboard.building import searches_page, stored_search_page
 from service.dashboard.contexts import SearchesPage, SearchPage, TrialTable
 from service.dashboard.links import compare_href, configuration_href, configuration_text
 from service.dashboard.rendering import render
@@ -50,10 +49,7 @@ def searches_context(
 
 
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
-    record = store.get_search(search_id=search_id)
-    best_run = record.progress.get("best_run_id")
-    leading = store.get_run(search_id=search_id, run_id=best_run) if best_run else None
-    return search_page(view=SearchView.of(record), best_run=leading, recommended=recommended(record))
+    return stored_search_page(record=store.get_search(search_id=search_id), store=store)
 
 
 SearchesContext = Annotated[SearchesPage, Depends(searches_context)]

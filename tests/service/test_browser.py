@@ -15,6 +15,7 @@ from hp_tool.domain.records import SearchState
 from service.client import Client
 from tests.conftest import skip_or_fail
 from tests.service.coordinator import claim, finish, one_run
+from tests.service.processes import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -97,7 +98,7 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
     colour = "getComputedStyle(document.querySelector('.bars path')).fill"
     assert page.evaluate(colour) == "rgb(27, 122, 67)"
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"{colour} === 'rgb(121, 210, 155)'")
+    wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

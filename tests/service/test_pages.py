@@ -158,7 +158,7 @@ def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
     page = http.get("/").text
     files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
-    assert len(files) == 3
+    assert len(files) == 4
     for file in files:
         response = http.get(file)
         assert response.status_code == 200

@@ -2,7 +2,7 @@
 
 import { seconds, count, gib } from "./numbers.js";
 
-export const MOST_POINTS = 500; // that one trace draws; what is left out of how many is said below the charts
+export const MOST_POINTS = 250; // that one trace draws; what is left out of how many is said below the charts
 const GIB = 2 ** 30;
 
 // What was measured run by run, the best so far, and what the model expected of each run when it was chosen.

@@ -51,11 +51,11 @@ export function token(name) {
 }
 
 function layout(own = {}) {
-  const axis = { gridcolor: "--line", linecolor: "--line", zeroline: false, automargin: true, title: { standoff: 8 } };
+  const axis = { gridcolor: "--line", linecolor: "--line", zeroline: false, title: { standoff: 8 } };
   const merged = {
     autosize: true,
     height: 340,
-    margin: { l: 56, r: 16, t: 16, b: 44 },
+    margin: { l: 64, r: 16, t: 16, b: 44 }, // fixed: to fit them to the labels costs a second layout
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: token("--font"), size: 12, color: "--ink-soft" },

@@ -12,6 +12,7 @@ const figures = { history, accuracy, front };
 const pending = new Set(); // figures to draw once they are in sight
 const visible = new Set();
 const picked = new Set();
+const inFile = location.protocol === "file:"; // where only the part behind # may be changed
 let trials = null;
 let shown = [];
 let page = 0;
@@ -34,19 +35,29 @@ async function load() {
 
 // The filter: a value, or "" for any, by axis name and for the state.
 function wanted() {
-  const given = new URLSearchParams(location.search);
+  const given = kept();
   const names = ["state", ...trials.axes.map((axis) => axis.name)];
   return new Map(names.map((name) => [name, given.get(name) ?? ""]).filter(([, value]) => value !== ""));
 }
 
 function choose(name, value) {
-  const url = new URL(location);
-  if (value === "") url.searchParams.delete(name);
-  else url.searchParams.set(name, value);
-  window.history.replaceState(null, "", url);
+  const filter = kept();
+  if (value === "") filter.delete(name);
+  else filter.set(name, value);
+  keep(filter);
   page = 0;
   controls();
   update();
+}
+
+function kept() {
+  return new URLSearchParams(inFile ? location.hash.slice(1) : location.search);
+}
+
+function keep(filter) {
+  const url = new URL(location);
+  url[inFile ? "hash" : "search"] = filter;
+  window.history.replaceState(null, "", url);
 }
 
 // A select for each axis and the state; made anew only when the choices change, so that the focus stays.
@@ -72,7 +83,7 @@ function controls() {
 }
 
 function reset() {
-  window.history.replaceState(null, "", location.pathname + (location.protocol === "file:" ? "" : location.hash));
+  keep(new URLSearchParams());
   page = 0;
   controls();
   update();

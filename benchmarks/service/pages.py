@@ -1,0 +1,122 @@
+"""A search's page with very many trials in a real browser: `python -m benchmarks.service.pages [--trials N] [--json]`.
+
+First paint, the moment everything in sight is drawn, how long each filter takes until table and charts in sight follow, and
+what the page weighs. The server is a process of its own over a SQLite file; the browser is headless Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.service.processes import Service
+from benchmarks.service.seeding import seed_search
+from hp_tool.store import schema
+
+CHROMIUM = "/usr/bin/chromium"
+QUIET = (
+    *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-sandbox"),
+)
+TIMEOUT_MS = 60_000
+FIRST_PAINT = """async () => {
+    while (!performance.getEntriesByName('first-contentful-paint').length) await new Promise((next) => setTimeout(next, 20));
+    return performance.getEntriesByName('first-contentful-paint')[0].startTime;
+}"""
+WEIGHT = """() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].map(
+    (entry) => [new URL(entry.name).pathname.split('/').pop() || 'page', entry.transferSize, entry.decodedBodySize])"""
+FILTERED = """([name, value]) => new Promise((resolve) => {
+    const root = document.querySelector('#trials');
+    const select = root.querySelector(`select[name="${name}"]`);
+    const started = performance.now();
+    const done = () => requestAnimationFrame(() => { watch.disconnect(); resolve(performance.now() - started); });
+    const watch = new MutationObserver(done);
+    watch.observe(root, { attributes: true, attributeFilter: ['data-drawn'] });
+    select.value = value;
+    select.dispatchEvent(new Event('change'));
+})"""
+CHOICES = """() => [...document.querySelectorAll('#trials [data-part=filter] select')].flatMap(
+    (select) => [...select.options].slice(1).map((option) => [select.name, option.value]))"""
+
+
+def measure(*, trials: int, repeat: int) -> dict[str, Any]:
+    """Medians of `repeat` visits with an empty cache, and every filter once from everything and back."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/pages.sqlite3"
+        schema.upgrade(url)
+        search = seed_search(url=url, trials=trials)
+        service = Service(database_url=url, home=Path(folder), lease_s=30.0)
+        service.start_api()
+        try:
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+                visits = []
+                for _ in range(repeat):
+                    page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+                    page.set_default_timeout(TIMEOUT_MS)
+                    visits.append(_visit(page, f"{service.url}/searches/{search}"))
+                filters = _filters(page)
+                browser.close()
+        finally:
+            service.stop()
+    return {
+        "trials": trials,
+        "first_paint_ms": statistics.median(visit["first_paint_ms"] for visit in visits),
+        "all_drawn_ms": statistics.median(visit["all_drawn_ms"] for visit in visits),
+        "weight": visits[-1]["weight"],
+        "filters": filters,
+        "filter_ms": {
+            "median": statistics.median(each["ms"] for each in filters),
+            "worst": max(each["ms"] for each in filters),
+        },
+    }
+
+
+def _visit(page: Page, url: str) -> dict[str, Any]:
+    page.goto(url)
+    first_paint_ms = page.evaluate(FIRST_PAINT)
+    # What is in sight as one filters: the bar above the charts.
+    page.locator("#trials").evaluate("(element) => element.scrollIntoView()")
+    page.locator("#trials[data-drawn]").wait_for()
+    page.locator("#trials .main-svg").first.wait_for()
+    return {
+        "first_paint_ms": first_paint_ms,
+        "all_drawn_ms": page.evaluate("performance.now()"),
+        "weight": [{"file": f, "sent_bytes": sent, "bytes": size} for f, sent, size in page.evaluate(WEIGHT)],
+    }
+
+
+def _filters(page: Page) -> list[dict[str, Any]]:
+    found = []
+    for name, value in page.evaluate(CHOICES):
+        for chosen in (value, ""):
+            found.append({"filter": name, "value": chosen or "any", "ms": page.evaluate(FILTERED, [name, chosen])})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = measure(trials=given.trials, repeat=given.repeat)
+    if given.json:
+        print(json.dumps(found, indent=2))
+        return
+    print(
+        f"{found['trials']:,} trials: first paint {found['first_paint_ms']:.0f} ms, drawn after {found['all_drawn_ms']:.0f} ms"
+    )
+    print(f"filters: median {found['filter_ms']['median']:.0f} ms, slowest {found['filter_ms']['worst']:.0f} ms")
+    for file in sorted(found["weight"], key=lambda each: -each["sent_bytes"]):
+        print(f"{file['sent_bytes'] / 1e3:10,.0f} kB sent {file['bytes'] / 1e3:10,.0f} kB  {file['file']}")
+
+
+if __name__ == "__main__":
+    main()
