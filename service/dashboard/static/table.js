@@ -4,7 +4,7 @@ import { faded } from "./charts.js";
 import { element } from "./elements.js";
 import { count, gib, percent, seconds } from "./numbers.js";
 
-export const ROWS_A_PAGE = 50;
+export const ROWS_A_PAGE = 25;
 
 // Shows one page of the trials at `indices`. `log(run id)` promises the end of a log, `pick` marks configurations to compare,
 // `runs` is the address before a run's id, where there are pages to look closer.
