@@ -211,6 +211,11 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "request_rate_per_second": _AMOUNT,
         "prefix_cache_hit_rate": _FRACTION,
     },
+    "inference.speculative": {
+        "num_speculative_tokens": (1, 64),
+        "acceptance_rate": (0.0, 1.0),
+        "draft_cost_fraction": (0.0, 10.0),
+    },
     "constraints": {"max_days": _AMOUNT, "max_cost": _AMOUNT, "memory_headroom_fraction": _FRACTION},
     "search": {
         "budget_runs": (1, 100_000),
@@ -243,7 +248,9 @@ def _check(query: Query) -> None:
             "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
         )
     for section, ranges in _RANGES.items():
-        values = getattr(query, section)
+        values: Any = query
+        for name in section.split("."):
+            values = getattr(values, name, None)
         for name, limits in ranges.items() if values is not None else ():
             check_range(getattr(values, name), limits, field=f"{section}.{name}")
     if query.training is not None and query.training.reliability is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hp_tool.domain.model import ModelSpec
 
 
-def simplified(model: ModelSpec, *, serving: bool = False) -> dict[str, object]:
+def simplified(model: ModelSpec) -> dict[str, object]:
     """provenance's `simplified` entry, a list of sentences; nothing where the model is counted whole."""
     found = []
     if model.norms_per_layer != 2 or model.query_key_norm is not None or model.embedding_norm:
@@ -14,6 +14,4 @@ def simplified(model: ModelSpec, *, serving: bool = False) -> dict[str, object]:
         found.append("attention_sinks: counted as parameters alone")
     if model.expert_bias:
         found.append("expert_bias: counted as parameters alone, divided like the experts' matrices")
-    if serving and model.sliding_window is not None:
-        found.append(f"sliding_window {model.sliding_window}: every layer attends to, and caches, the whole context")
     return {"simplified": found} if found else {}

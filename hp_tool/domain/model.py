@@ -69,8 +69,8 @@ class ModelSpec:
     relative_attention_every_layer: bool = False
     """Whether each layer has its own table of relative positions (UMT5), not the first of each side alone (T5)."""
     sliding_window: int | None = None
-    """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no others; serving counts
-    full attention and says so."""
+    """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no others, serving
+    caches no others."""
     sliding_window_layers: int | None = None
     """Layers with a sliding window, the others see all keys; None: every layer."""
     attention_bias: bool | None = None

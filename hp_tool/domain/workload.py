@@ -177,6 +177,21 @@ class LoadSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeSpec:
+    """Speculative decoding: tokens are drafted, and verified together in one pass of the model (arXiv 2211.17192)."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    num_speculative_tokens: int
+    """Tokens drafted for each pass (k)."""
+    acceptance_rate: float
+    """Chance that a drafted token is accepted, given that those before it were (a)."""
+    draft_cost_fraction: float = 0.0
+    """Seconds of one draft token by those of a decoding pass of the model (c): 0 for n-grams, about the ratio of the weights
+    read for a draft model or multi-token prediction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload:
     """A serving load."""
 
@@ -191,7 +206,8 @@ class InferenceWorkload:
     kv_cache_precision: Precision | None = None
     """None: the engine's choice for a checkpoint of this precision."""
     prefix_cache_hit_rate: float = 0.0
-    """Share of prompt tokens found in the engine's prefix cache."""
+    """Share of prompt tokens found in the engine's prefix cache: not computed again. Each request still holds its own copy."""
+    speculative: SpeculativeSpec | None = None
     engine: str = "vllm"
     engine_version: str | None = None
     load: LoadSpec | None = None

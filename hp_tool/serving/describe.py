@@ -9,6 +9,7 @@ from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.serving import ServingCosts
 from hp_tool.cost.inference.tails import tpot_quantile, ttft_quantile
+from hp_tool.cost.inference.window import seen_tokens
 from hp_tool.cost.simplified import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory, Tail, Tails
@@ -72,7 +73,8 @@ def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, p
 
 def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMemory:
     parts = costs.bytes
-    held = problem.nouns.input_length + problem.engine.kv_reserved_output_fraction * problem.nouns.output_length
+    whole = problem.nouns.input_length + problem.engine.kv_reserved_output_fraction * problem.nouns.output_length
+    held = seen_tokens(problem.model, whole)
     room = float(parts.kv_capacity[row])
     used = min(float(costs.running[row]) * held * float(parts.kv_per_token[row]), max(room, 0.0))
     names = ("weights", "activations", "logits", "overhead")
@@ -88,7 +90,7 @@ def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMe
 
 def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: ServingProblem) -> Reason:
     """Weights, working set and one whole request are the least an engine needs."""
-    length = problem.nouns.input_length + problem.nouns.output_length
+    length = seen_tokens(problem.model, problem.nouns.input_length + problem.nouns.output_length)
     one = length * float(costs.bytes.kv_per_token[row])
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
@@ -168,5 +170,5 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "weight_bytes_each": nouns.weight_bytes,
         "kv_element_bytes": nouns.kv_element_bytes,
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
-        **simplified(problem.model, serving=True),
+        **simplified(problem.model),
     }

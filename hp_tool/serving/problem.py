@@ -124,6 +124,7 @@ def serving_nouns(
         input_length=workload.input_length,
         output_length=workload.output_length,
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
+        speculative=workload.speculative,
     )
 
 

@@ -13,6 +13,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
+from hp_tool.domain.workload import SpeculativeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,12 @@ class ServingNouns:
     """Generated tokens (O), the first of which the prefill yields."""
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
+    speculative: SpeculativeSpec | None = None
+
+    @property
+    def computed_length(self) -> float:
+        """Prompt tokens that a prefill computes: those no earlier request left in the cache."""
+        return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +97,5 @@ class Pass:
     """Sequences that decode one token."""
     prefill_requests: FloatArray
     """Prompts processed, in prompts: half a prompt's chunk is 0.5."""
+    drafted: int = 0
+    """Drafted tokens that are verified beside each decoding sequence's own; `tokens` counts them."""

@@ -34,7 +34,14 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     layers, mixtures = model.num_hidden_layers, moe_layers(model)
     tokens = batch.tokens
     projections = matmuls_seconds(nouns, tokens, attention_matrices(model, t))
-    core = attention_seconds(nouns, t, decoding=batch.decoding, context=context, prefill_requests=batch.prefill_requests)
+    core = attention_seconds(
+        nouns,
+        t,
+        decoding=batch.decoding,
+        context=context,
+        prefill_requests=batch.prefill_requests,
+        drafted=batch.drafted,
+    )
     reached = nouns.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
     elementwise = tokens * (ELEMENTWISE_BYTES * model.hidden_size) / reached + nouns.engine.layer_overhead_s
     message = tokens * model.hidden_size * OUTPUT_BYTES
@@ -46,7 +53,7 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     if mixtures:
         exchange = _expert_exchange(nouns, candidates, tokens, reduce)
         seconds = seconds + mixtures * (experts_seconds(nouns, candidates, tokens) + exchange)
-    rows = batch.decoding + batch.prefill_requests
+    rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests
     output = matmuls_seconds(nouns, rows, ((model.vocab_size / t, float(model.hidden_size)),), precision=_head_precision(nouns),
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
     distance = t * candidates.attention_data_parallel_size

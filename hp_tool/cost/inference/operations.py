@@ -9,6 +9,7 @@ from hp_tool.cost.communication import ring
 from hp_tool.cost.compute import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.inference.candidates import ServingNouns
 from hp_tool.cost.inference.matrices import Matrix, attention_flops, cached_width
+from hp_tool.cost.inference.window import prefill_keys, seen_tokens
 from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, local_bandwidth
 from hp_tool.cost.placement import line
 from hp_tool.domain.efficiency import Roofline
@@ -45,29 +46,33 @@ def matmuls_seconds(
 
 
 def attention_seconds(
-    nouns: ServingNouns, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray
+    nouns: ServingNouns, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray, drafted: int = 0
 ) -> FloatArray:
-    """One layer: `decoding` sequences over `context` cached tokens each, and prompts of I tokens over themselves.
+    """One layer (the mean of windowed and other ones): `decoding` sequences over `context` cached tokens each, and prompts of I
+    tokens over themselves.
 
-    Decoding reads every cached number once; prefill does half of the full I^2 (causal) and reads and writes Q, K, V, O once.
-    A pass without either pays nothing for it.
+    Decoding reads every cached number once, for a sequence's own token and its drafted ones together; prefill does half of the
+    full I^2 (causal), less what the prefix cache holds, and reads and writes Q, K, V, O once. A pass without either pays
+    nothing for it.
     """
     model, gpu, profile = nouns.model, nouns.cluster.gpu, nouns.profile.gpu
     # Attention stays in 16 bits where the matmuls are narrower.
     peak = peak_flops(gpu, precision="fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16")
     width = cached_width(model, t)
-    seen = decoding * context
+    seen = decoding * seen_tokens(model, context)
     decode = roofline_seconds(
-        seen * attention_flops(model, t, decoding=True),
+        seen * (1 + drafted) * attention_flops(model, t, decoding=True),
         seen * width * nouns.kv_element_bytes,
         profile.decode_attention or profile.attention,
         gpu=gpu,
         peak=peak,
     )
     length = float(nouns.input_length)
-    rows = prefill_requests * length
+    rows = prefill_requests * nouns.computed_length
     prefill = additive_seconds(
-        rows * 0.5 * length * attention_flops(model, t, decoding=False),
+        rows
+        * prefill_keys(model, length=length, cached=length - nouns.computed_length)
+        * attention_flops(model, t, decoding=False),
         rows * OUTPUT_BYTES * (2.0 * model.num_attention_heads / t * model.head_size + width),
         profile.attention,
         gpu=gpu,

@@ -1,19 +1,19 @@
 """A closed load on a continuous-batching engine: time to first token, time per output token, throughput, KV limit.
 
 Letters, per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of an iteration that
-only decodes, X = min(g I, budget) prefill tokens of one that prefills g prompts, M its seconds, p pipeline stages.
+only decodes, X = min(g J, budget) prefill tokens of one that prefills g prompts, M its seconds, p pipeline stages.
 Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
 requests are prefilled once:
 
-    S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((1 - r) (I / X) (M - D) + L o) / p,   H = B (u + v O)
+    S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v O)
 
 M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
-r the share of prompt tokens found in the prefix cache; o the engine's own work per prompt and layer; u and v the front end's
+J the prompt tokens that no prefix cache holds; o the engine's own work per prompt and layer; u and v the front end's
 serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
 rate, and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt
 and those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the share
 (u + v) / (u + v O) of its work falls before the first token. Requests that find no room wait S (C - B) / B longer (Little's
-law).
+law). Under speculation D is a verifying pass, with its drafting, by the tokens it yields.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from hp_tool.cost.candidates import BoolArray, FloatArray
 from hp_tool.cost.inference.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.inference.forward import forward_seconds
 from hp_tool.cost.inference.memory import ServingBytes, serving_bytes
+from hp_tool.cost.inference.speculation import drafted_tokens, drafting_factor, tokens_per_pass
+from hp_tool.cost.inference.window import seen_tokens
 from hp_tool.domain.serving import EngineEfficiency
 
 
@@ -67,9 +69,9 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
     # A full cache holds requests of all ages: on average a share of their output.
-    held = length + engine.kv_reserved_output_fraction * output
+    held = seen_tokens(nouns.model, length + engine.kv_reserved_output_fraction * output)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
-    fits = rooms >= length + output
+    fits = rooms >= seen_tokens(nouns.model, length + output)
     by_cache = np.maximum(rooms / held, 1.0)
     most = np.minimum(by_cache, c.max_num_seqs)
     running = np.minimum(in_flight, most)
@@ -78,25 +80,30 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
     group = np.minimum(engine.prefill_group, running)
-    chunk = np.minimum(np.maximum(group, 1.0) * length, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
-    prompts = chunk / length
+    computed = nouns.computed_length
+    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
+    prompts = chunk / computed
     none = np.zeros(len(c))
-    decode = _iteration(nouns, c, Pass(tokens=share, decoding=share, prefill_requests=none), context)
+    k, yields = drafted_tokens(nouns.speculative), tokens_per_pass(nouns.speculative)
+    rows = share * (1 + k)
+    verify = _iteration(nouns, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
+    step = verify * drafting_factor(nouns.speculative)
+    decode = step / yields  # by token
     extra = _iteration(nouns, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
     if engine.schedule == "mixed":
-        together = _iteration(nouns, c, Pass(tokens=share + chunk, decoding=share, prefill_requests=prompts), context)
-        # Chunks beyond the O iterations of a request's life find nothing to ride along with.
-        riding = np.minimum(output * prompts / running, 1.0)
-        extra = riding * (together - decode) + (1.0 - riding) * extra
-    computed = (1.0 - nouns.prefix_cache_hit_rate) * extra
+        both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
+        together = _iteration(nouns, c, both, context)
+        # Chunks beyond the iterations of a request's life find nothing to ride along with.
+        riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
+        extra = riding * (together - verify) + (1.0 - riding) * extra
     around = engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
-    prompt = (computed / prompts + around) / stages  # what one prompt costs everyone
-    own = computed * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
+    prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
+    own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
     before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
     # Chunks that decoding rides along with take a decoding iteration's time too.
     passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
-    first = passes * decode + before * prompt + own
+    first = passes * step + before * prompt + own
     interference = (running - before) * prompt
     busy = first + interference + (output - 1.0) * decode
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
