@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from hp_tool import app, schema, serving
 from hp_tool.correction import Corrections
+from hp_tool.domain.pools import PoolRecommendation
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
@@ -18,6 +19,8 @@ from hp_tool.errors import HpToolError, UnsupportedError
 log = logging.getLogger(__name__)
 
 Task = Literal["estimate", "recommend"]
+Front = app.Front | Literal["throughput"]
+"""What a Pareto front may be asked against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,10 @@ class RecommendAnswer:
     """Where nothing is acceptable: what lacks least of memory, days or money, each estimate with its reasons."""
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
+    throughput_front: tuple[ServingRecommendation, ...] | None = None
+    """Inference, asked for as pareto "throughput": what no other beats in tokens per second for a user and for a GPU."""
+    disaggregated: tuple[PoolRecommendation, ...] | None = None
+    """Pools of their own for prefill and decoding; None unless inference.disaggregated asks for them."""
     query: dict[str, Any] | None = None
     """As in EstimateAnswer."""
 
@@ -87,25 +94,41 @@ def recommend_answer(
     top: int,
     with_query: bool = True,
     corrections: Corrections = uncalibrated,
-    pareto: app.Front | None = None,
+    pareto: Front | None = None,
 ) -> RecommendAnswer:
-    """The answer to a query of many; with `pareto`, also the front of step time against that. Raises HpToolError."""
-    found: app.RecommendationResult | serving.ServingRecommendations
-    front = None
+    """The answer to a query of many; with `pareto`, also the front of step time against that, and of serving that of tokens per
+    second for a user and for a GPU ("throughput"). Raises HpToolError.
+    """
     if query.kind == "inference":
-        if pareto is not None:
-            raise UnsupportedError("a front of step time belongs to training queries", field="pareto")
-        found = serving.recommend(query=query, top=top)
-    else:
-        found = app.recommend(query=query, top=top, corrections=corrections)
-        front = None if pareto is None else app.pareto(query=query, against=pareto, corrections=corrections)
+        return _serving_answer(query, top=top, with_query=with_query, pareto=pareto)
+    if pareto == "throughput":
+        raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")
+    found = app.recommend(query=query, top=top, corrections=corrections)
+    front = None if pareto is None else app.pareto(query=query, against=pareto, corrections=corrections)
     return RecommendAnswer(
         id=query.id,
         recommendations=found.recommendations,
         space=found.space,
         rejections=found.rejections,
-        nearest_misses=found.nearest_misses if isinstance(found, app.RecommendationResult) else (),
+        nearest_misses=found.nearest_misses,
         pareto=front,
+        query=schema.query_mapping(query) if with_query else None,
+    )
+
+
+def _serving_answer(query: Query, *, top: int, with_query: bool, pareto: Front | None) -> RecommendAnswer:
+    if pareto not in (None, "throughput"):
+        raise UnsupportedError(f"a front of {pareto} belongs to training queries; ask for throughput", field="pareto")
+    assert query.inference is not None  # checked with the query
+    pools = None if query.inference.disaggregated is None else serving.disaggregated(query=query, top=top)
+    found = serving.nothing_shared() if serving.of_two_kinds(query) else serving.recommend(query=query, top=top)
+    return RecommendAnswer(
+        id=query.id,
+        recommendations=found.recommendations,
+        space=found.space,
+        rejections=found.rejections,
+        throughput_front=None if pareto is None else serving.pareto_front(query=query),
+        disaggregated=pools,
         query=schema.query_mapping(query) if with_query else None,
     )
 

@@ -79,12 +79,13 @@ def recommend(
     /,
     *,
     top: int = 10,
-    pareto: Literal["memory", "gpus"] | None = None,
+    pareto: Literal["memory", "gpus", "throughput"] | None = None,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
     """The best `top` of all legal configurations that fit, fastest first; the axes that `parallel` leaves out vary.
 
-    `pareto`: also those that no other beats in step time and memory, or number of devices. Otherwise as `estimate`.
+    `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
+    per second for a user and for a GPU (throughput). Otherwise as `estimate`.
     """
     from hp_tool.answers import recommend_answer
 

@@ -88,7 +88,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for what is not modelled."""
     if query.kind != "training" or query.training is None:
         raise UnsupportedError(
-            "queries of kind inference are not searched with real runs by this version; `hp-tool recommend` answers them",
+            "this is asked about trainings alone; queries of kind inference are answered by `hp-tool recommend` and `tune`",
             field="kind",
         )
     model = resolve_model(query)

@@ -211,6 +211,7 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "request_rate_per_second": _AMOUNT,
         "prefix_cache_hit_rate": _FRACTION,
     },
+    "inference.disaggregated": {"prefill_replicas": _COUNT, "decode_replicas": _COUNT},
     "inference.speculative": {
         "num_speculative_tokens": (1, 64),
         "acceptance_rate": (0.0, 1.0),

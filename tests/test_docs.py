@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from hp_tool import app, catalog, schema
+from hp_tool import answers, app, catalog, schema
 from hp_tool.catalog import library
 from hp_tool.cli.batches import sources
 from hp_tool.cli.main import build, main
@@ -164,7 +164,7 @@ QUERIES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if "kind"
 @pytest.mark.parametrize("path", QUERIES, ids=lambda path: path.name)
 def test_example_queries_have_an_answer(path: Path) -> None:
     query = schema.parse_query(path.read_bytes())
-    assert app.recommend(query=query, top=1).recommendations
+    assert answers.recommend_answer(query, top=1).recommendations
 
 
 def written(page: str) -> list[tuple[str, dict[str, Any]]]:

@@ -28,7 +28,10 @@ def recommend(
     settings: queries.Setting = None,
     top: Annotated[int, typer.Option(help="Rows at most.")] = 10,
     pareto: Annotated[
-        Literal["memory", "gpus"] | None, typer.Option(help="Also what no other beats in step time and memory, or devices.")
+        Literal["memory", "gpus", "throughput"] | None,
+        typer.Option(
+            help="Also what no other beats in step time and memory, or devices; of serving, throughput by user and GPU."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture of time and memory by part: .html, .png, .svg or .pdf.")
@@ -59,5 +62,5 @@ def recommend(
     else:
         print_recommendations(answer)
         print_front(answer)
-    if not answer.recommendations:
+    if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)

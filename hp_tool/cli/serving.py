@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
+from hp_tool.domain.pools import PoolRecommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.layouts import serving_arithmetic
 from hp_tool.units import duration, gib
@@ -71,6 +72,42 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     )
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+    if answer.disaggregated is not None:
+        _print_pools(console, answer.disaggregated)
+    if answer.throughput_front is not None:
+        _print_front(console, answer.throughput_front)
+
+
+def _print_pools(console: Console, rows: Sequence[PoolRecommendation]) -> None:
+    """Pairs of pools beside the shared replicas above."""
+    table = Table(title="pools of their own for prefill and decoding")
+    for name in ("rank", "prefill", "decode", "TTFT", "TPOT", "request", "tokens/s/GPU", "GPUs", "prefill busy"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        e = row.estimate
+        pools = (f"{pool.replicas} x TP {pool.tensor_parallel_size} {pool.gpu}" for pool in (row.prefill, row.decode))
+        table.add_row(
+            str(row.rank), *pools,
+            duration(e.ttft_s), duration(e.tpot_s), duration(e.request_latency_s), f"{e.output_tokens_per_second_per_gpu:,.0f}",
+            str(e.num_gpus), f"{e.prefill_busy:.0%}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _print_front(console: Console, rows: Sequence[ServingRecommendation]) -> None:
+    """What a faster answer to each user costs."""
+    table = Table(title="throughput: what no other beats for a user and for a GPU")
+    for name in ("layout", "load", "tokens/s/user", "tokens/s/GPU", "TTFT", "TPOT"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        e = row.estimate
+        assert e.ttft_s is not None and e.tpot_s is not None  # on the front
+        table.add_row(
+            serving_arithmetic(row.parallel, replicas=e.replicas), str(e.provenance["load"]).split(", ")[1],
+            f"{e.output_tokens_per_second_per_user:,.1f}", f"{e.output_tokens_per_second_per_gpu:,.0f}",
+            duration(e.ttft_s), duration(e.tpot_s),
+        )  # fmt: skip
+    console.print(table)
 
 
 def print_tuned_serving(console: Console, rows: Sequence[ServingRecommendation]) -> None:

@@ -192,6 +192,21 @@ class SpeculativeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregationSpec:
+    """Pools of their own for prefill and for decoding; what is left out is chosen. With two kinds of GPU (cluster.stages) the
+    first prefills."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    prefill_tensor_parallel_size: int | tuple[int, ...] | None = None
+    """Devices of a replica that prefills; a value or a list."""
+    decode_tensor_parallel_size: int | tuple[int, ...] | None = None
+    """Devices of a replica that decodes; a value or a list."""
+    prefill_replicas: int | None = None
+    decode_replicas: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload:
     """A serving load."""
 
@@ -208,6 +223,8 @@ class InferenceWorkload:
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens found in the engine's prefix cache: not computed again. Each request still holds its own copy."""
     speculative: SpeculativeSpec | None = None
+    disaggregated: DisaggregationSpec | None = None
+    """recommend only: {} also answers with pools of their own for prefill and decoding, ranked beside the shared replicas."""
     engine: str = "vllm"
     engine_version: str | None = None
     load: LoadSpec | None = None

@@ -2,6 +2,17 @@
 
 from hp_tool.serving.answer import ServingRecommendations, estimate, recommend
 from hp_tool.serving.pareto import pareto_front
+from hp_tool.serving.pools import disaggregated, nothing_shared, of_two_kinds
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 
-__all__ = ["ServingProblem", "ServingRecommendations", "estimate", "pareto_front", "recommend", "resolve_serving"]
+__all__ = [
+    "ServingProblem",
+    "ServingRecommendations",
+    "disaggregated",
+    "estimate",
+    "nothing_shared",
+    "of_two_kinds",
+    "pareto_front",
+    "recommend",
+    "resolve_serving",
+]

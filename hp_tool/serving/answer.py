@@ -17,7 +17,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.serving.describe import OVERLOADED, described
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.serving.targets import meets_targets
@@ -55,6 +55,11 @@ def estimate(*, query: Query) -> InferenceEstimate:
     An illegal or too large configuration, or one that misses a target, is an estimate with feasible=False and reasons.
     """
     problem = resolve_serving(query)
+    if query.inference is not None and query.inference.disaggregated is not None:
+        raise UnsupportedError(
+            "an estimate describes replicas that do both; let `recommend` answer inference.disaggregated, which may name sizes",
+            field="inference.disaggregated",
+        )
     config = single_config(query.parallel, problem=problem)
     candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
     num_gpus = problem.cluster.num_gpus

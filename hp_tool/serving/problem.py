@@ -96,7 +96,10 @@ def resolve_serving(query: Query) -> ServingProblem:
         )
     cluster = catalogue_cluster(query.cluster)
     if cluster.kinds:
-        raise UnsupportedError("one server of two kinds of GPU is not modelled; describe one kind", field="cluster.stages")
+        raise UnsupportedError(
+            "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
+            field="cluster.stages",
+        )
     engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
     nouns = serving_nouns(model=model, cluster=cluster, workload=query.inference, engine=engine)
     return ServingProblem(

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from hp_tool.answers import EstimateAnswer, RecommendAnswer, estimate_answer, recommend_answer
-from hp_tool.app import Front
+from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, estimate_answer, recommend_answer
 from service.api import openapi
 from service.api.answers import json_response
 from service.api.dependencies import RecordedDep
@@ -27,7 +26,10 @@ def recommendations(
     query: QueryBody,
     corrections: RecordedDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
-    pareto: Annotated[Front | None, Query(description="Also what no other beats in step time and memory, or devices")] = None,
+    pareto: Annotated[
+        Front | None,
+        Query(description="Also what no other beats in step time and memory, or gpus; of serving, throughput by user and GPU"),
+    ] = None,
 ) -> Any:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
     return json_response(recommend_answer(query, top=top, corrections=corrections, pareto=pareto))

@@ -1,0 +1,130 @@
+"""Disaggregated serving: rates match, parts add up, nothing bought makes it worse, and pools may differ in kind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool import answers, schema, serving
+from hp_tool.cost.inference.candidates import ServingCandidates
+from hp_tool.cost.inference.pools import PoolCosts, pool_costs, prompt_seconds, transfer_seconds
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.errors import UnsupportedError
+from tests.cost.inference.serving_cases import Serving
+from tests.cost.inference.serving_cases import serving as case_of
+from tests.serving.test_serving_answers import query
+
+counts = st.integers(1, 6)
+loads = st.integers(1, 2000)
+
+
+def costs(case: Serving, *, prefill: int, decode: int, load: int, rate: float | None = None) -> PoolCosts:
+    rows = [
+        ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2, data_parallel_size=replicas)], concurrency=[load])
+        for replicas in (prefill, decode)
+    ]
+    pools = {"prefill": case.nouns, "decode": case.nouns, "prefillers": rows[0], "decoders": rows[1]}
+    return pool_costs(**pools, requests_per_second=rate)
+
+
+@settings(max_examples=40, deadline=None)
+@given(counts, counts, loads)
+def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(prefill: int, decode: int, load: int) -> None:
+    case = case_of()
+    found = costs(case, prefill=prefill, decode=decode, load=load)
+    assert found.requests_per_second * found.request_latency_s == pytest.approx(load)  # Little's law
+    assert found.prefill_busy <= 1.0 + 1e-6 and found.decode_batch <= found.max_decode_batch * (1 + 1e-9)
+    output = case.nouns.output_length
+    assert found.request_latency_s == pytest.approx(found.ttft_s + (output - 1) * found.tpot_s)
+    one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
+    least = prompt_seconds(case.nouns, one) + transfer_seconds(case.nouns, case.nouns, one, one)
+    assert found.ttft_s >= least * (1 - 1e-6)
+    assert found.output_tokens_per_second_per_gpu * 2 * (prefill + decode) == pytest.approx(found.requests_per_second * output)
+
+
+@settings(max_examples=30, deadline=None)
+@given(counts, counts, loads)
+def test_more_replicas_never_complete_fewer_requests(prefill: int, decode: int, load: int) -> None:
+    case = case_of()
+    base = costs(case, prefill=prefill, decode=decode, load=load).requests_per_second
+    assert costs(case, prefill=prefill + 1, decode=decode, load=load).requests_per_second >= base * (1 - 1e-6)
+    assert costs(case, prefill=prefill, decode=decode + 1, load=load).requests_per_second >= base * (1 - 1e-6)
+    assert costs(case, prefill=prefill, decode=decode, load=load + 50).requests_per_second >= base * (1 - 1e-6)
+
+
+def test_a_faster_network_only_shortens_the_transfer() -> None:
+    case = case_of(input_length=16_000)
+    bandwidth = 10 * case.nouns.cluster.inter_node_bandwidth_bytes_per_second
+    fast = replace(case.nouns.cluster, inter_node_bandwidth_bytes_per_second=bandwidth)
+    quick = replace(case, nouns=replace(case.nouns, cluster=fast))
+    slow, found = (costs(one, prefill=1, decode=1, load=4) for one in (case, quick))
+    assert found.transfer_s < 0.2 * slow.transfer_s and found.ttft_s < slow.ttft_s
+    assert found.requests_per_second >= slow.requests_per_second
+
+
+def test_at_a_rate_the_queue_grows_until_the_pools_no_longer_keep_up() -> None:
+    waits = [costs(case_of(), prefill=1, decode=2, load=1, rate=rate) for rate in (0.5, 2.0, 6.0, 1000.0)]
+    firsts = [float(found.ttft_s[0]) for found in waits[:3]]
+    assert firsts == sorted(firsts) and all(found.sustained[0] for found in waits[:3]) and not waits[3].sustained[0]
+    np.testing.assert_allclose([float(found.requests_per_second[0]) for found in waits[:3]], (0.5, 2.0, 6.0))
+
+
+def test_an_answer_ranks_pools_beside_shared_replicas() -> None:
+    asked = query(inference={"disaggregated": {}, "concurrency": 256}, targets={"tpot_s": 0.03, "ttft_s": 5.0})
+    answer = json.loads(schema.to_json(answers.recommend_answer(asked, top=5)))
+    rows = answer["disaggregated"]
+    assert answer["recommendations"] and len(rows) == 5
+    rates = [row["estimate"]["output_tokens_per_second_per_gpu"] for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    for row in rows:
+        used = sum(row[pool]["tensor_parallel_size"] * row[pool]["replicas"] for pool in ("prefill", "decode"))
+        assert used == row["estimate"]["num_gpus"] <= 8 and row["estimate"]["tpot_s"] <= 0.03
+    assert answers.recommend_answer(query(), top=1).disaggregated is None
+
+
+def test_pools_of_two_kinds_and_sizes_that_are_named() -> None:
+    stages = [{"gpu": "h100-sxm-80gb", "num_gpus": 4}, {"gpu": "h200-sxm-141gb", "num_gpus": 4}]
+    spec = {"prefill_tensor_parallel_size": 2, "decode_tensor_parallel_size": [2, 4], "prefill_replicas": 1}
+    answer = answers.recommend_answer(query(cluster={"stages": stages}, inference={"disaggregated": spec}), top=5)
+    assert answer.recommendations == () and answer.disaggregated
+    for row in answer.disaggregated:
+        assert (row.prefill.gpu, row.decode.gpu) == ("h100-sxm-80gb", "h200-sxm-141gb")
+        assert row.prefill.tensor_parallel_size == 2 and row.prefill.replicas == 1 and row.decode.tensor_parallel_size in (2, 4)
+
+
+def test_fewest_devices_of_both_pools() -> None:
+    rate = {"concurrency": None, "request_rate_per_second": 2.0, "disaggregated": {}}
+    found = serving.disaggregated(query=query(inference=rate, objective="min_gpus", targets={"tpot_s": 0.05}))
+    used = [row.estimate.num_gpus for row in found]
+    assert used == sorted(used) and used[0] < 8 and found[0].estimate.request_rate_per_second == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"targets": {"ttft_p99_s": 1.0}}, "targets.ttft_p99_s"),
+        ({"model": "mixtral-8x7b"}, "inference.disaggregated"),
+    ],
+)
+def test_what_pools_do_not_model_is_refused(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        serving.disaggregated(query=query(inference={"disaggregated": {}}, **changes))
+    assert caught.value.field == field
+
+
+def test_an_estimate_describes_shared_replicas_alone() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        serving.estimate(query=query(inference={"disaggregated": {}}))
+    assert caught.value.field == "inference.disaggregated"
+
+
+def test_a_front_of_throughput_comes_with_the_answer() -> None:
+    answer = answers.recommend_answer(query(), top=1, pareto="throughput")
+    assert answer.throughput_front and answer.throughput_front == serving.pareto_front(query=query())
+    with pytest.raises(UnsupportedError):
+        answers.recommend_answer(query(), top=1, pareto="memory")
