@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from hp_tool.calibration import Evidence, prior_for
+from hp_tool.calibration import GPU_PRIOR, Evidence, Prior
 from hp_tool.domain.query import SearchSettings
 from hp_tool.search.sampler import MEMORY_CONSTRAINT, PEAK_MEMORY, CostModelSampler
 from hp_tool.search.stopping import coverage_runs
@@ -39,9 +39,16 @@ class Method(Protocol):
 class Ours:
     """The product's sampler in a plain Optuna study, as a search uses it: over the rows that the framework accepts."""
 
-    def __init__(self, *, table: CandidateTable, rows: NDArray[np.intp], evidence: Evidence | None, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        table: CandidateTable,
+        rows: NDArray[np.intp],
+        evidence: Evidence | None,
+        seed: int,
+        prior: Prior = GPU_PRIOR,
+    ) -> None:
         """`rows`: the legal ones of the table."""
-        prior = prior_for(kind="gpu")
         self.rows = rows
         self.sampler = CostModelSampler(
             table=table.take(rows),
@@ -118,11 +125,16 @@ class Ordered:
         """Nothing is learnt."""
 
 
+def quiet() -> None:
+    """Optuna says nothing of single trials."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+
 def create(name: str, *, table: CandidateTable, legal: NDArray[np.intp], carried: Evidence, seed: int) -> Method:
     """The method of this name over one cell's table; `carried`: measurements of other models on the same cluster.
     `legal`: rows that the framework accepts, which the baselines do not know."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    quiet()
     if name in ("hp_tool", "hp_tool_carried"):
         return Ours(table=table, rows=legal, evidence=carried if name == "hp_tool_carried" else None, seed=seed)
     if name == "optuna_tpe":

@@ -51,7 +51,7 @@ class Trace:
     """What one replayed search did."""
 
     found_at: int
-    """Runs, failed ones counted, up to the first good-enough configuration."""
+    """Runs, failed ones counted, up to the first good-enough configuration; 0: not among those asked for."""
     regret: dict[int, float]
     """By number of runs: share of the best throughput that the best configuration measured so far gives away."""
     gpu_seconds: float
@@ -106,9 +106,11 @@ def evidence_of(cell: Cell, table: CandidateTable) -> Evidence:
     )
 
 
-def replay(cell: Cell, table: CandidateTable, method: Method, *, seed: int, noise_log_sd: float) -> Trace:
-    """Search until a good-enough row was run and every checkpoint passed; each row answers with its measured seconds times
-    a factor of its own, drawn anew for each seed. Regrets are of the true seconds.
+def replay(
+    cell: Cell, table: CandidateTable, method: Method, *, seed: int, noise_log_sd: float, runs: int | None = None
+) -> Trace:
+    """Search until a good-enough row was run and every checkpoint passed, or for `runs` runs; each row answers with its
+    measured seconds times a factor of its own, drawn anew for each seed. Regrets are of the true seconds.
     """
     rng = np.random.default_rng([seed, *map(ord, str(cell.key))])
     answers = cell.step_s * rng.lognormal(0.0, noise_log_sd, len(cell.step_s))
@@ -117,7 +119,8 @@ def replay(cell: Cell, table: CandidateTable, method: Method, *, seed: int, nois
     done: list[int] = []
     found_at, spent, beliefs = 0, 0.0, None
     regret: dict[int, float] = {}
-    while len(done) < len(cell.step_s) and (not found_at or len(regret) < len(CHECKPOINTS) or _waits(method, beliefs)):
+    limit = len(cell.step_s) if runs is None else min(runs, len(cell.step_s))
+    while len(done) < limit and (not found_at or len(regret) < len(CHECKPOINTS) or _waits(method, beliefs)):
         row = method.ask()
         method.tell(row, step_s=answers[row], memory_bytes=cell.memory_bytes[row], out_of_memory=bool(out_of_memory[row]))
         done.append(row)

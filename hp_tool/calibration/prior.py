@@ -31,6 +31,12 @@ class Prior:
     """What remains of memory per configuration."""
     degrees_of_freedom: float = 4.0
     """Observations that the residual widths above are worth against measured residuals."""
+    alike_log_sd: float = 0.15
+    """Median of the standard deviation of what configurations alike have in common beyond the factors."""
+    alike_length: float = 1.0
+    """Median of the distance over which they have, in units of the features' scales."""
+    slow_share: float = 0.1
+    """Share of runs that stall; see `residual`."""
 
 
 GPU_PRIOR = Prior(

@@ -17,23 +17,23 @@ import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.calibration.features import MICRO_BATCHES, scaled
+from hp_tool.calibration.prior import Prior
 from hp_tool.calibration.process import NUGGET, Parameters, Process, most_likely
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
-SLOW_SHARE = 0.1
-"""Prior probability of the slow regime."""
 SLOW_WEIGHT = 1.0
-"""Runs of the same configuration that this prior is worth where a configuration is judged, ..."""
+"""Runs of the same configuration that the share of slow runs is worth where a configuration is judged, ..."""
 SHARE_WEIGHT = 10.0
-"""... and where the share of all runs is."""
+"""... and runs that its prior is worth where the share itself is."""
 ALIKE = 0.5
 """Distance, in units of the features' scales, over which runs share a regime: nearer than that over which g varies."""
 ROUNDS = 3
 """Turns of fitting the process and asking which runs are slow."""
-AMPLITUDE, LENGTH = 0.15, 1.0
 _HYPERPRIOR_LOG_SD = np.array([0.3, 0.4, 0.3])
-"""Of amplitude, length and noise; medians are the two above and the prior's width of a residual."""
+"""Of amplitude, length and noise; the prior has their medians."""
+_ARRAYS, _NUMBERS = ("points", "residual", "slow", "log_stall"), ("amplitude", "length", "noise", "share", "scale")
+"""What of a fit is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,8 @@ class ResidualFit:
     """Its correlation length, in units of the features' scales."""
     noise: float
     """Standard deviation of one run about g."""
+    share: float = 0.1
+    """Of all runs in the slow regime."""
     scale: float = 1.0
     """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
     said of configurations that did not run."""
@@ -89,7 +91,7 @@ class ResidualFit:
         mean, variance = self._process.predict(points)
         alike = np.exp(-0.5 * cdist(points, self.points, "sqeuclidean") / ALIKE**2)
         slow = alike * self.slow
-        probability = (SLOW_WEIGHT * slow_share(self.slow) + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
+        probability = (SLOW_WEIGHT * self.share + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.
         slow = slow + (1e-3 * self.slow + NUGGET)
         return ResidualPrediction(
@@ -101,14 +103,14 @@ class ResidualFit:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        arrays = {name: getattr(self, name).tolist() for name in ("points", "residual", "slow", "log_stall")}
-        return {"names": list(self.names), **arrays, **{n: getattr(self, n) for n in ("amplitude", "length", "noise", "scale")}}
+        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        return {"names": list(self.names), **arrays, **{name: getattr(self, name) for name in _NUMBERS}}
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> ResidualFit:
         """The fit that `to_dict` wrote."""
         values: dict[str, Any] = dict(payload)
-        for name in ("points", "residual", "slow", "log_stall"):
+        for name in _ARRAYS:
             values[name] = np.asarray(values[name], dtype=np.float64)
         values["names"] = tuple(values["names"])
         return ResidualFit(**values)
@@ -120,23 +122,21 @@ def fit_residual(
     measured_s: FloatArray,
     predicted_s: FloatArray,
     slow: FloatArray,
-    noise_log_sd: float,
-    degrees_of_freedom: float,
+    prior: Prior,
 ) -> ResidualFit:
     """Hyperparameters by maximum marginal likelihood under log-normal priors; regimes by expectation maximisation from the
-    given probabilities of being slow, each run judged by what the others say (leave-one-out). `noise_log_sd`: prior
-    median of the noise.
+    given probabilities of being slow, each run judged by what the others say (leave-one-out).
 
     scale^2 = max(1, (nu + sum w z^2) / (nu + sum w)): z is a run's standardised distance from what the others say of it, w its
-    probability of being regular, nu the `degrees_of_freedom` that a scale of 1 is worth. Marginal likelihood chose the
+    probability of being regular, nu the prior's degrees of freedom, that a scale of 1 is worth. Marginal likelihood chose the
     hyperparameters to suit the very runs it saw; how far off each was when left out says what that choice is worth. It
     never narrows: a search runs configurations close together, and that those agree says nothing of others.
     """
     names = tuple(sorted(features))
     points = scaled(features, names)
     residual = np.log(measured_s / predicted_s)
-    share = slow_share(slow)
-    prior = parameters = (AMPLITUDE, LENGTH, noise_log_sd)
+    share = slow_share(slow, prior=prior)
+    medians = parameters = (prior.alike_log_sd, prior.alike_length, prior.residual_log_sd)
     for turn in range(ROUNDS):
         process = _condition(points, residual, slow, parameters)
         # Hyperparameters hardly move once the slow runs are known: the costly search for them is left out at the end.
@@ -146,16 +146,16 @@ def fit_residual(
                 values=residual,
                 doubt=process.doubt,
                 start=parameters,
-                prior=prior,
+                prior=medians,
                 prior_log_sd=_HYPERPRIOR_LOG_SD,
             )
             process = replace(process, parameters=parameters)
         mean, variance = process.leave_one_out()
         slow, log_density = judge(residual - mean, variance, share=share)
-        share = slow_share(slow)
+        share = slow_share(slow, prior=prior)
     regular = 1.0 - slow
-    squares = degrees_of_freedom + float(regular @ ((residual - mean) ** 2 / variance))
-    z = np.log(np.divide(parameters, prior)) / _HYPERPRIOR_LOG_SD
+    squares = prior.degrees_of_freedom + float(regular @ ((residual - mean) ** 2 / variance))
+    z = np.log(np.divide(parameters, medians)) / _HYPERPRIOR_LOG_SD
     regular_s = predicted_s * np.exp(np.minimum(mean, residual - 0.1))  # a stall is positive, whoever was slow
     micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(residual))))
     amplitude, length, noise = parameters
@@ -168,17 +168,18 @@ def fit_residual(
         amplitude=amplitude,
         length=length,
         noise=noise,
-        scale=max(1.0, float(np.sqrt(squares / (degrees_of_freedom + regular.sum())))),
+        share=share,
+        scale=max(1.0, float(np.sqrt(squares / (prior.degrees_of_freedom + regular.sum())))),
         score=float(log_density.sum() - 0.5 * z @ z),
     )
 
 
-def slow_share(slow: FloatArray) -> float:
-    """Share of all runs that are slow, SLOW_SHARE before there are any."""
-    return float((SHARE_WEIGHT * SLOW_SHARE + slow.sum()) / (SHARE_WEIGHT + len(slow)))
+def slow_share(slow: FloatArray, *, prior: Prior) -> float:
+    """Share of all runs that are slow, the prior's before there are any."""
+    return float((SHARE_WEIGHT * prior.slow_share + slow.sum()) / (SHARE_WEIGHT + len(slow)))
 
 
-def judge(excess: FloatArray, variance: FloatArray, *, share: float = SLOW_SHARE) -> tuple[FloatArray, FloatArray]:
+def judge(excess: FloatArray, variance: FloatArray, *, share: float) -> tuple[FloatArray, FloatArray]:
     """(probability of the slow regime, log density of both), each (n,), given how far ln(step) lies above what is expected
     and the variance of that expectation.
     """

@@ -11,7 +11,7 @@ from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.calibration.features import MICRO_BATCHES
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import Prior
-from hp_tool.calibration.residual import AMPLITUDE, ResidualFit, fit_residual, judge
+from hp_tool.calibration.residual import ResidualFit, fit_residual, judge
 from hp_tool.calibration.robust import maximum_a_posteriori, weights
 
 GROUPS = ("compute", "communication", "memory_bound")
@@ -143,8 +143,8 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     # Is the whole machine slower than predicted, or do some runs stall? Expectation maximisation finds the answer next to
     # where it starts, so it starts from both; the better explanation of all runs counts.
     predicted_s, gradient = _model(prior, design, np.zeros(_NUM_PARAMETERS))
-    doubt = prior.residual_log_sd**2 + AMPLITUDE**2 + np.sum(gradient**2, axis=1)
-    stalled, _ = judge(log_measured - np.log(predicted_s), doubt)
+    doubt = prior.residual_log_sd**2 + prior.alike_log_sd**2 + np.sum(gradient**2, axis=1)
+    stalled, _ = judge(log_measured - np.log(predicted_s), doubt, share=prior.slow_share)
     starts = [np.zeros(rows)] + ([stalled] if np.any(stalled > 0.5) else [])
     fits = [_fit_regimes(design, log_measured, features, prior=prior, slow=start) for start in starts]
     return max(fits, key=lambda fit: fit.residual.score - 0.5 * float(fit.x @ fit.x) if fit.residual else 0.0)
@@ -155,7 +155,7 @@ def _fit_regimes(
 ) -> StepTimeFit:
     """Multipliers and residuals in turn. What is slow for reasons of its own, and how far the rest scatters, is known only
     once both are."""
-    spread = float(np.hypot(AMPLITUDE, prior.residual_log_sd))
+    spread = float(np.hypot(prior.alike_log_sd, prior.residual_log_sd))
     for _ in range(ROUNDS):
         fit = _fit_multipliers(design, log_measured, prior=prior, trust=1.0 - slow, row_log_sd=spread)
         residual = fit_residual(
@@ -163,8 +163,7 @@ def _fit_regimes(
             measured_s=np.exp(log_measured),
             predicted_s=_model(prior, design, fit.x)[0],
             slow=slow,
-            noise_log_sd=prior.residual_log_sd,
-            degrees_of_freedom=prior.degrees_of_freedom,
+            prior=prior,
         )
         slow, spread = residual.slow, float(np.hypot(residual.amplitude, residual.noise))
     return replace(fit, residual=residual)

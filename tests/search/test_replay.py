@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.search import replay
+from benchmarks.search import design, replay
 from benchmarks.search.grid import read_grid
 from benchmarks.search.methods import METHODS
 from benchmarks.search.shapes import model_of
@@ -83,7 +83,7 @@ def test_shapes_come_from_columns_files_names_and_variants(tmp_path):
 def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(grid, capsys, monkeypatch):
     path = grid([*rows("a"), *rows("b")], SHAPE)
     methods = [method for method in METHODS if method != "optuna_gp"]
-    options = ["--grid", str(path), "--seeds", "2", "--json", "--processes", "1", "--sequence-length", "2048"]
+    options = ["--grid", str(path), "--seeds", "1", "--json", "--processes", "1", "--sequence-length", "2048"]
     monkeypatch.setattr("sys.argv", ["replay", *options, "--methods", *methods])
     replay.main()
     found = json.loads(capsys.readouterr().out)
@@ -102,3 +102,23 @@ def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(grid,
         assert cell["regret_after"]["hp_tool"]["10"] <= cell["regret_after"]["random"]["1"]
         assert 0 <= cell["top3"] <= cell["top1"] <= 1
     assert set(found["paired_tests"]) >= {"hp_tool against random", "hp_tool_carried against enumeration"}
+
+
+def test_constants_are_chosen_by_other_models_cells(grid, capsys, monkeypatch):
+    monkeypatch.setattr(design, "ALTERNATIVES", {"slow_share": (0.3,)})
+    monkeypatch.setattr(design, "CHECKPOINTS", (1, 3))
+    path = grid([*rows("a"), *rows("b")], SHAPE)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["design", "--grid", str(path), "--processes", "1", "--framework", "megatron-core", "--sequence-length", "2048"],
+    )
+    design.main()
+    found = json.loads(capsys.readouterr().out)
+    assert {each["left_out"] for each in found["models"]} == {"a", "b"}
+    assert set(found["mean_regret"]) == {"shipped", "slow_share 0.3"}
+    others = {"shipped": {"a": [[0.2]], "b": [[0.1]]}, "better for a": {"a": [[0.1]], "b": [[0.3]]}}
+    monkeypatch.setattr(design, "CHECKPOINTS", (1,))
+    by_model = {each["left_out"]: each for each in design.choose(others)}
+    assert by_model["a"]["chosen"] == "shipped"  # as b's cells say
+    assert by_model["b"]["chosen"] == "better for a"
+    assert by_model["b"]["regret_after"] == {"shipped": {"1": 0.1}, "chosen": {"1": 0.3}}

@@ -1,0 +1,137 @@
+"""Are the search's own constants more than a good guess for this grid? `python -m benchmarks.search.design --grid FILE.csv`.
+
+The prior's hyperparameters, changed one at a time. For each model the setting with the least regret (mean after 1, 3, 5 and 10
+runs) on the cells of the other models is chosen, and what it does on the model's own cells is told beside the shipped setting:
+a figure for constants that nothing of the model was shown to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from benchmarks.search.grid import Cell, read_grid
+from benchmarks.search.methods import Ours, quiet
+from benchmarks.search.profiles import profiles_without
+from benchmarks.search.replaying import CHECKPOINTS, legal_rows, replay, table_of
+from benchmarks.search.shapes import read_shapes
+from hp_tool.calibration import GPU_PRIOR, Prior
+from hp_tool.domain.efficiency import EfficiencyProfile
+
+SHIPPED = "shipped"
+ALTERNATIVES: dict[str, tuple[float, ...]] = {
+    "alike_log_sd": (0.08, 0.3),
+    "alike_length": (0.5, 2.0),
+    "slow_share": (0.03, 0.25),
+    "residual_log_sd": (0.03, 0.12),
+    "group_log_sd": (0.1, 0.4),
+}
+"""Values of the prior's fields beside those that it ships with: about half and twice."""
+
+
+def settings() -> dict[str, Prior]:
+    """Priors by name."""
+    changed = {
+        f"{name} {value:g}": dataclasses.replace(GPU_PRIOR, **{name: value})
+        for name, values in ALTERNATIVES.items()
+        for value in values
+    }
+    return {SHIPPED: GPU_PRIOR, **changed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One setting on one cell."""
+
+    cell: Cell
+    profile: EfficiencyProfile
+    prior: Prior
+    seeds: int
+    noise_log_sd: float
+
+
+def regrets(task: Task) -> list[float]:
+    """Mean regret at each checkpoint, over the seeds; a cell with fewer rows keeps its last."""
+    quiet()
+    table, rows = table_of(task.cell, task.profile), legal_rows(task.cell)
+    found = []
+    for seed in range(task.seeds):
+        method = Ours(table=table, rows=rows, evidence=None, seed=seed, prior=task.prior)
+        regret = replay(task.cell, table, method, seed=seed, noise_log_sd=task.noise_log_sd, runs=CHECKPOINTS[-1]).regret
+        found.append([regret.get(k, min(regret.values())) for k in CHECKPOINTS])
+    return np.mean(found, axis=0).tolist()
+
+
+def choose(by_setting: dict[str, dict[str, list[list[float]]]]) -> list[dict[str, Any]]:
+    """For each model: the setting that the others choose, and the model's own regrets under it and as shipped.
+
+    `by_setting`: regrets of each cell, by setting and model.
+    """
+    chosen = []
+    for model in by_setting[SHIPPED]:
+        score = {
+            name: np.mean([regret for other, cells in models.items() if other != model for regret in cells])
+            for name, models in by_setting.items()
+        }
+        best = min(score, key=lambda name: score[name])
+        own = {name: np.mean(by_setting[name][model], axis=0).tolist() for name in (SHIPPED, best)}
+        chosen.append(
+            {
+                "left_out": model,
+                "chosen": best,
+                "regret_of_others": {SHIPPED: float(score[SHIPPED]), "chosen": float(score[best])},
+                "regret_after": {
+                    name: dict(zip(map(str, CHECKPOINTS), own[key], strict=True))
+                    for name, key in ((SHIPPED, SHIPPED), ("chosen", best))
+                },
+            }
+        )
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
+    parser.add_argument("--shapes", type=Path, metavar="FILE", help="CSV, YAML or JSON: shapes of models the grid names")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--noise", type=float, default=0.04, metavar="LOG_SD", help="run-to-run scatter")
+    parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
+    parser.add_argument("--sequence-length", type=int, default=4096, help="where the grid has no such column")
+    parser.add_argument("--framework", default="nanotron", help="whose efficiency profile")
+    arguments = parser.parse_args()
+    where: dict[str, Any] = {"gpu": arguments.gpu, "framework": arguments.framework}
+    profiles = profiles_without(grid=arguments.grid, **where)
+    shapes = read_shapes(arguments.shapes) if arguments.shapes else {}
+    cells, _ = read_grid(arguments.grid, shapes=shapes, sequence_length=arguments.sequence_length, **where)
+    wanted = list(product(settings().items(), cells))
+    tasks = [
+        Task(
+            cell=cell,
+            profile=profiles.of(cell.model.name),
+            prior=prior,
+            seeds=arguments.seeds,
+            noise_log_sd=arguments.noise,
+        )
+        for (_, prior), cell in wanted
+    ]
+    with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
+        found = list(pool.map(regrets, tasks))
+    by_setting: dict[str, dict[str, list[list[float]]]] = {name: {} for name in settings()}
+    for ((name, _), cell), regret in zip(wanted, found, strict=True):
+        by_setting[name].setdefault(cell.model.name, []).append(regret)
+    means = {name: {model: float(np.mean(each)) for model, each in models.items()} for name, models in by_setting.items()}
+    print(json.dumps({"seeds": arguments.seeds, "mean_regret": means, "models": choose(by_setting)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
