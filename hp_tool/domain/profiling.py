@@ -36,6 +36,9 @@ class Sizes(Protocol):
     def pipeline_schedule(self) -> Any: ...
 
 
+ENGINES = ("megatron-core", "torch-fsdp")
+"""Frameworks that the profiler has an engine for."""
+
 _USUAL: dict[str, tuple[Any, ...]] = {
     "norm_vectors": (None,),
     "norms_per_layer": (2,),
@@ -101,7 +104,7 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
     """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
     yield from unprofiled_model(model, sequence_length=training.sequence_length, of="training.sequence_length")
     rules = (
-        (training.framework != "megatron-core", "training.framework", f"framework: {training.framework}"),
+        (training.framework not in ENGINES, "training.framework", f"framework: {training.framework}"),
         (training.precision not in ("bf16", "fp16", "fp32", "fp8"), "training.precision", f"precision: {training.precision}"),
         (bool(training.frozen), "training.frozen", "frozen parts"),
         (training.task != "pretrain" or training.lora is not None, "training.task", f"task: {training.task}"),
@@ -116,9 +119,9 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
         (training.cuda_graphs, "training.cuda_graphs", "cuda_graphs"),
         (training.optimizer not in ("adam", "sgd"), "training.optimizer", f"optimizer: {training.optimizer}"),
         (
-            training.parameter_precision not in (None, "bf16" if training.precision == "fp8" else training.precision),
+            training.parameter_precision not in (None, _stored_precision(training)),
             "training.parameter_precision",
-            "a parameter_precision other than precision",
+            f"parameter_precision: {training.parameter_precision} with precision {training.precision}",
         ),
         (
             training.gradient_precision not in (None, "fp32", "bf16" if training.precision == "fp8" else training.precision),
@@ -139,6 +142,33 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tupl
             training.master_precision not in (None, "fp32"),
             "training.master_precision",
             f"master_precision: {training.master_precision}",
+        ),
+    )
+    yield from ((field, words) for unsupported, field, words in rules if unsupported)
+    if training.framework == "torch-fsdp":
+        yield from _unprofiled_fsdp(model, training)
+
+
+def _stored_precision(training: TrainingWorkload) -> str:
+    """What an engine stores parameters in: FSDP casts what it gathers, Megatron keeps a master copy besides."""
+    if training.framework == "torch-fsdp":
+        return "fp32"
+    return "bf16" if training.precision == "fp8" else training.precision
+
+
+def _unprofiled_fsdp(model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
+    """What the plain-torch engine leaves out of what Megatron Core runs."""
+    rules = (
+        (model.num_experts is not None, "model.num_experts", "mixture-of-experts models (num_experts) under torch-fsdp"),
+        (model.kv_lora_rank is not None, "model.kv_lora_rank", "latent attention (kv_lora_rank) under torch-fsdp"),
+        (training.precision not in ("bf16", "fp32"), "training.precision", f"precision: {training.precision} under torch-fsdp"),
+        (training.dropout > 0.0, "training.dropout", "dropout under torch-fsdp"),
+        (training.attention != "flash", "training.attention", f"attention: {training.attention} under torch-fsdp"),
+        (training.cross_entropy != "unfused", "training.cross_entropy", "cross_entropy: fused under torch-fsdp"),
+        (
+            training.gradient_precision not in (None, "fp32"),
+            "training.gradient_precision",
+            f"gradient_precision: {training.gradient_precision} under torch-fsdp",
         ),
     )
     yield from ((field, words) for unsupported, field, words in rules if unsupported)
@@ -181,6 +211,12 @@ def unprofiled_sizes(
     yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} in {chunks} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"
-    yield zero > 1, f"zero_stage: {zero}"
-    yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"
+    if training.framework == "torch-fsdp":
+        yield zero < 2, f"zero_stage: {zero} under torch-fsdp"
+        yield context, "context parallelism under torch-fsdp"
+        tied = model.tie_word_embeddings
+        yield (sizes.pipeline_parallel_size > 1) & tied, "a pipeline whose ends share their weight under torch-fsdp"
+    else:
+        yield zero > 1, f"zero_stage: {zero}"
+        yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"
     yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}"

@@ -9,6 +9,7 @@ import torch
 from megatron.core import parallel_state
 
 from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.profiler.samples import sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Micr
     batches = []
     for step in range(num_micro_batches(request)):
         first = (step * request.parallel.data_parallel_size + rank) * size
-        samples = torch.stack([_sample(request, number) for number in range(first, first + size)]).to(device)
+        samples = torch.stack([sample(request, number) for number in range(first, first + size)]).to(device)
         batches.append(MicroBatch(tokens=samples[:, places], labels=samples[:, places + 1], position_ids=positions))
     return batches
 
@@ -55,8 +56,3 @@ def _places(sequence: int) -> torch.Tensor:
         return torch.arange(sequence)
     pieces = torch.arange(sequence).chunk(2 * size)
     return torch.cat([pieces[rank], pieces[-1 - rank]])
-
-
-def _sample(request: ProfileRequest, number: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
-    return torch.randint(request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator)

@@ -13,20 +13,22 @@ from hp_tool.profiler import support
 if TYPE_CHECKING:
     import torch
 
+    from hp_tool.profiler.steps import Steps
+
 
 def train(request: ProfileRequest) -> Measurement:
     """A few optimizer steps of a training configuration."""
     support.check(request)
     started = time.monotonic()
-    device = _start(request)
+    native = request.training.framework == "torch-fsdp"
+    device = _start(request, megatron=not native)
 
-    from hp_tool.profiler import backend, model, training
+    from hp_tool.profiler import backend
     from hp_tool.profiler.clock import interquartile_range
     from hp_tool.profiler.memory import MemoryMeter
 
     meter = MemoryMeter(device)
-    chunks = model.build(request, device=device)
-    steps = training.train(request, chunks, device=device)
+    steps = _native_steps(request, device=device) if native else _megatron_steps(request, device=device)
     measured = steps.times_s[request.warmup_steps :]
     step_s = statistics.median(measured)
     tokens = request.training.global_batch_size * request.training.sequence_length
@@ -44,6 +46,18 @@ def train(request: ProfileRequest) -> Measurement:
         wall_s=time.monotonic() - started,
         cause=steps.stopped,
     )
+
+
+def _megatron_steps(request: ProfileRequest, *, device: torch.device) -> Steps:
+    from hp_tool.profiler import model, training
+
+    return training.train(request, model.build(request, device=device), device=device)
+
+
+def _native_steps(request: ProfileRequest, *, device: torch.device) -> Steps:
+    from hp_tool.profiler.native import training
+
+    return training.train(request, device=device)
 
 
 def serve(request: InferenceRequest) -> Measurement:
@@ -86,12 +100,12 @@ def time_operations(request: BenchmarkRequest) -> Measurement:
     )
 
 
-def _start(request: RunRequest) -> torch.device:
+def _start(request: RunRequest, *, megatron: bool = True) -> torch.device:
     """This rank's device, in the process group; on a CPU with Megatron Core made to run there."""
     from hp_tool.profiler import backend
 
     device = backend.start(request)
-    if device.type == "cpu":
+    if device.type == "cpu" and megatron:
         from hp_tool.profiler import cpu_shim
 
         cpu_shim.install()

@@ -20,7 +20,7 @@ def check(request: ProfileRequest) -> None:
     parallel = request.parallel
     asked = {"model": request.model, "training": request.training, "gpu": request.gpu}
     sizes = unprofiled_sizes(parallel, **asked, communication=parallel.context_parallel_communication)
-    for unsupported, what in (*sizes, *_recompute(parallel)):
+    for unsupported, what in (*sizes, *_recompute(parallel, framework=request.training.framework)):
         if unsupported:
             raise UnsupportedError(f"the profiler does not run {what}", field="parallel")
     for needs, what in _transformer_engine(request):
@@ -46,9 +46,10 @@ def check_serving(request: InferenceRequest) -> None:
         raise InputError("repetitions and lengths must be at least 1 and warmup at least 0")
 
 
-def _recompute(parallel: ParallelConfig) -> Iterator[tuple[bool, str]]:
+def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bool, str]]:
     name = recompute_name(parallel.recompute)
-    yield name.split()[0] not in ("none", "selective", "full"), f"recompute: {name}"
+    known = ("none", "per_op", "per_layer") if framework == "torch-fsdp" else ("none", "selective", "full")
+    yield name.split()[0] not in known, f"recompute: {name}"
     yield parallel.moe_token_dispatcher_type not in (None, "alltoall"), "moe_token_dispatcher_type: flex, which needs DeepEP"
 
 
@@ -69,6 +70,8 @@ def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     training, parallel = request.training, request.parallel
     t, p, d = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
     c, e = parallel.context_parallel_size, parallel.expert_parallel_size * parallel.expert_tensor_parallel_size
+    shards = parallel.data_parallel_shard_size or d
+    yield d % shards != 0, f"DP {d} is not divisible by data_parallel_shard_size {shards}"
     batch = d * parallel.micro_batch_size
     yield t * p * c * d != request.num_gpus, f"TP {t} x PP {p} x CP {c} x DP {d} is not num_gpus {request.num_gpus}"
     yield training.sequence_length % (2 * c if c > 1 else 1) != 0, f"sequence_length is not divisible by 2 x CP {c}"

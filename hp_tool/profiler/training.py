@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,21 +18,10 @@ from torch import distributed
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.profiler import data, stopping
 from hp_tool.profiler.clock import slowest, synchronize
+from hp_tool.profiler.steps import Steps
 
 _LEARNING_RATE = 1e-4
 _LOSS_SCALE = 2.0**12  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """What every rank knows after training; warm-up included."""
-
-    times_s: tuple[float, ...]
-    """The slowest rank's seconds, step by step."""
-    losses: tuple[float, ...]
-    """Mean over the global batch."""
-    stopped: str | None
-    """Why there are fewer steps than asked for."""
 
 
 def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device) -> Steps:

@@ -181,8 +181,9 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     for unsupported, _ in unprofiled_sizes(space.candidates, **asked, communication=communication):
         refused |= unsupported
     # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer Engine's grouped matmuls alone.
-    unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
-    refused |= (space.candidates.recompute_modules & unrun) != 0
+    if problem.workload.framework == "megatron-core":
+        unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
+        refused |= (space.candidates.recompute_modules & unrun) != 0
     return _without(space, refused)
 
 

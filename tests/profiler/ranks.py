@@ -15,10 +15,10 @@ def main(folder: Path) -> None:
         measurement = profile(read_request(path))
         if os.environ["RANK"] == "0":
             write_measurement(path.with_name(path.name.replace(".request.", ".result.")), measurement)
-        from megatron.core import parallel_state
         from torch import distributed
 
-        parallel_state.destroy_model_parallel()
+        if (megatron := sys.modules.get("megatron.core")) is not None:
+            megatron.parallel_state.destroy_model_parallel()
         # One world for all: a second one would read the first one's keys in torchrun's store.
         distributed.init_process_group = lambda *_, **__: None
         for name in [name for name in os.environ if name.startswith("NVTE_")]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
-from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import Recompute
-from hp_tool.domain.ports import JobState, LaunchPlan
-from hp_tool.launchers import create
-from tests.conftest import skip_or_fail
-from tests.launchers.contract import wait
-from tests.profiler.requests import DEEPSEEK, LATENT, LLAMA, MOE, request
+from tests.profiler.requests import DEEPSEEK, LATENT, LLAMA, MOE
+from tests.profiler.together import run_together
 
 pytestmark = pytest.mark.distributed
 
@@ -90,33 +83,10 @@ DOUBLE: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]:
     """All configurations, run: one torchrun for each number of processes."""
-    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
     found = {}
     for processes, cases in ((1, SINGLE), (2, DOUBLE)):
-        found |= _run(tmp_path_factory.mktemp(f"ranks-{processes}"), processes=processes, cases=cases)
+        found |= run_together(tmp_path_factory.mktemp(f"ranks-{processes}"), processes=processes, cases=cases)
     return found
-
-
-def _run(root: Path, *, processes: int, cases: dict[str, dict[str, Any]]) -> dict[str, Measurement]:
-    """As one job of the local launcher, which leaves no rank behind should one hang."""
-    asked = {name: request(**changes) for name, changes in cases.items()}
-    assert {each.num_gpus for each in asked.values()} == {processes}
-    script = Path(__file__).with_name("ranks.py")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
-    plan = LaunchPlan(
-        job_name="ranks",
-        command=(*torchrun, str(script), "."),
-        environment={"PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"},
-        files={f"{name}.request.json": TypeAdapter(ProfileRequest).dump_json(each).decode() for name, each in asked.items()},
-        num_gpus=processes,
-        timeout_s=180.0,
-    )
-    launcher = create("local", root=root, cpu_only=True)
-    wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=240)
-    results = {path.name.split(".")[0]: path.read_bytes() for path in (root / "ranks").glob("*.result.json")}
-    assert results.keys() == cases.keys(), (root / "ranks" / "job.log").read_text()[-6000:]
-    return {name: TypeAdapter(Measurement).validate_json(text) for name, text in results.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in (*SINGLE, *DOUBLE) if not name.startswith("dropout")])
