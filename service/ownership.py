@@ -22,7 +22,8 @@ from hp_tool.domain.records import (
     RegistrationRecord,
     SearchRecord,
 )
-from hp_tool.errors import HpToolError, InputError, NotFoundError
+from hp_tool.errors import HpToolError, NotFoundError
+from hp_tool.tuning import daily_limits, within_limits
 from service.keys import Principal
 from service.settings import Settings
 
@@ -48,13 +49,18 @@ class PrincipalStore:
         if given.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
             raise HpToolError("a priority above 0 goes before everybody's and needs an administrator", code="forbidden")
         return self._store.create_search(
-            query=with_budget(query, ceiling=self._ceiling()),
-            **given | {"owner": principal.owner, "api_key_id": principal.key_id, "limits": self._limits()},
+            query=within_limits(query, ceiling=self._ceiling()),
+            **given
+            | {
+                "owner": principal.owner,
+                "api_key_id": principal.key_id,
+                "limits": (*self._limits(), *daily_limits(query)),
+            },
         )
 
     def resume_search(self, *, search_id: str) -> SearchRecord:
-        self.get_search(search_id=search_id)
-        return self._store.resume_search(search_id=search_id, limits=self._limits())
+        query = self.get_search(search_id=search_id).query
+        return self._store.resume_search(search_id=search_id, limits=(*self._limits(), *daily_limits(query)))
 
     def change_budget(
         self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
@@ -138,24 +144,6 @@ class PrincipalStore:
         if self._settings.max_gpu_seconds_per_search is not None:
             bounds.append(self._settings.max_gpu_seconds_per_search)
         return min(bounds, default=None)
-
-
-def with_budget(query: JsonObject, *, ceiling: float | None) -> JsonObject:
-    """The query with a budget of GPU-seconds within the ceiling: without one a search could promise nothing.
-
-    It depends on settings alone, not on what is left today, so that a request sent twice is the same request.
-    """
-    if ceiling is None:
-        return query
-    search = query.get("search") or {}
-    budget = search.get("budget_gpu_seconds")
-    if budget is not None and budget > ceiling:
-        raise InputError(
-            f"a search may use {ceiling:g} GPU-seconds here, this one asks for {budget:g}",
-            field="search.budget_gpu_seconds",
-            code="gpu_seconds_ceiling",
-        )
-    return query | {"search": search | {"budget_gpu_seconds": ceiling if budget is None else budget}}
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from hp_tool.catalog import library, records
+from hp_tool.catalog.cluster_runs import RUNS
 from hp_tool.catalog.mixed import mixed_cluster
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
 from hp_tool.errors import InputError
@@ -87,6 +88,7 @@ def _gpu(entry: library.Entry) -> GpuSpec:
 @functools.lru_cache(maxsize=1024)
 def _node_type(entry: library.Entry) -> NodeType:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
+    fields.pop(RUNS, None)  # what only those who start runs need to know
     return _checked(records.build(NodeType, fields, field="cluster", origin=entry.path), field="cluster")
 
 

@@ -59,6 +59,8 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if is_union else (hint,)
     for option in options:
+        if option is typing.Any:
+            return value
         if option is types.NoneType and value is None:
             return None
         if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):

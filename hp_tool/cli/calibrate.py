@@ -29,7 +29,9 @@ def calibrate(
     cluster: Annotated[
         str | None, typer.Option(metavar="NAME", help="First time single operations on this cluster, and keep its constants.")
     ] = None,
-    launcher: Annotated[str, typer.Option(help="With --cluster: the engine that reaches it.")] = "local",
+    launcher: Annotated[
+        str | None, typer.Option(help="With --cluster: the engine that reaches it, if not its entry's.")
+    ] = None,
     precision: Annotated[list[str] | None, typer.Option(help="With --cluster: matmul inputs to time.")] = None,
     as_json: queries.JsonOption = False,
 ) -> None:

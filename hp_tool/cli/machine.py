@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from hp_tool.learning.machine import MachineReport
 
 
-def measure(name: str, *, launcher: str, precisions: Sequence[str] | None) -> MachineReport:
+def measure(name: str, *, launcher: str | None, precisions: Sequence[str] | None) -> MachineReport:
     """Time the cluster, check one training step, and keep the profile for every later estimate of this cluster."""
     from hp_tool import catalog
     from hp_tool.catalog.machines import save_machine_profile
-    from hp_tool.launchers import create
     from hp_tool.learning import machine
+    from hp_tool.tuning.clusters import cluster_launcher
 
     cluster = catalog.cluster(name)
     cpu = cluster.gpu.kind == "cpu"
     chosen = machine.checked_precisions(precisions or (("fp32",) if cpu else ("bf16",)), gpu=cluster.gpu)
-    engine = create(launcher, **({"cpu_only": True} if launcher == "local" and cpu else {}))
+    engine = cluster_launcher(name, name=launcher)
     typer.echo(f"timing operations on {cluster.num_gpus} x {cluster.gpu.name} ...", err=True)
     report, _ = machine.benchmark_machine(cluster=cluster, launcher=engine, precisions=chosen)
     typer.echo("one real training step ...", err=True)

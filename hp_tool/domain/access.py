@@ -49,6 +49,8 @@ class GpuSecondsLimit:
     per_day: float
     api_key_id: str | None = ANY_KEY
     """Whose searches count; ANY_KEY: everybody's."""
+    cluster: str | None = None
+    """Only those on this registered cluster; None: wherever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Kind = Literal["gpu", "cpu"]
@@ -158,3 +158,19 @@ class NodeType:
     num_gpus: int | None = None
     """A whole registered cluster says how many devices it has; a node type leaves it out."""
     source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRuns:
+    """How profile runs reach a registered cluster, and how much of it they may take: `runs` of its catalogue entry."""
+
+    launcher: str
+    """local, slurm, ray or kubernetes."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The launcher's own. What they leave out of gpu, gpus_per_node, max_nodes and name is the cluster's."""
+    max_concurrent_runs: int = 1
+    """Of all searches on it together."""
+    max_gpu_seconds_per_search: float | None = None
+    """Ceiling of a search's budget; None: none."""
+    max_gpu_seconds_per_day: float | None = None
+    """What all searches on it together may use in a day (UTC); None: no ceiling."""

@@ -236,6 +236,9 @@ class Store(Protocol):
     def runs(self, *, search_id: str) -> list[RunRecord]:
         """All runs of a search in order of intent, with their measurements."""
 
+    def count_open_runs(self, *, cluster: str) -> int:
+        """Runs that have not ended, of all searches on the registered cluster of this name."""
+
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
         """The same runs by their figures alone: what a page reads of a search with thousands of them."""
 

@@ -33,7 +33,8 @@ class SearchSettings:
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
-    launcher: Literal["local", "slurm", "ray", "kubernetes"] = "local"
+    launcher: Literal["local", "slurm", "ray", "kubernetes"] | None = None
+    """Where the runs go; None: where the registered cluster's entry says, else this host."""
     budget_runs: int = 8
     """Profile runs at most."""
     budget_gpu_seconds: float | None = None

@@ -22,6 +22,8 @@ from hp_tool.search.progress import finite, progress_of
 from hp_tool.search.spending import open_runs
 from hp_tool.search.study import StudyProjection
 
+FULL_POLL_S = 1.0
+"""How often a search looks whether the cluster has room again."""
 MAX_ENGINE_FAILURES = 20
 """Questions in a row that the engine may leave unanswered."""
 Report = Callable[[str, JsonObject], None]
@@ -62,11 +64,13 @@ class Coordinator:
         poll_s: float = 0.25,
         report: Report = lambda kind, payload: None,
         should_release: Callable[[], bool] = lambda: False,
+        has_room: Callable[[], bool] = lambda: True,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `should_release`: this
-        process is asked to end; the search goes back to the queue with its job running, for the next one to adopt."""
+        process is asked to end; the search goes back to the queue with its job running, for the next one to adopt.
+        `has_room`: whether the cluster takes one more run, of whichever search."""
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
         self._planner = Planner(
@@ -76,7 +80,7 @@ class Coordinator:
             reusable=reusable or {},
         )
         self._lease_s, self._poll_s = lease_s, poll_s
-        self._report, self._should_release = report, should_release
+        self._report, self._should_release, self._has_room = report, should_release, has_room
         self._sleep, self._clock = sleep, clock
         self._renewed_at = -float("inf")
         self._started_at: dict[str, float] = {}
@@ -91,7 +95,7 @@ class Coordinator:
                 runs = self._runs()
                 unfinished = open_runs(runs)
                 pausing = record is not None and record.requested == "pause"
-                room = len(unfinished) < self._problem.settings.parallel_runs and not pausing
+                room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
                 reason = self._next(runs) if room else None
                 if room and reason is None:
                     continue
@@ -99,6 +103,8 @@ class Coordinator:
                     self._advance(unfinished)
                 elif pausing:
                     raise _Stop(Outcome(state="paused", stopped_because="paused"))
+                elif not room:  # other searches have all that the cluster gives
+                    self._sleep(FULL_POLL_S)
                 else:
                     raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
         except _Stop as stop:

@@ -32,11 +32,12 @@ def admit(
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ADMISSION_LOCK)))
     wanted = max(budget_of(query) - spent, 0.0)
     for limit in limits:
-        taken = used_today(connection, at=at, api_key_id=limit.api_key_id)
-        reserved = reserved_by_open_searches(connection, api_key_id=limit.api_key_id)
+        taken = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        reserved = reserved_by_open_searches(connection, api_key_id=limit.api_key_id, cluster=limit.cluster)
         left = limit.per_day - taken - reserved
         if left <= 0 or wanted > left:
             whose = "this service's" if limit.api_key_id is ANY_KEY else "this key's"
+            whose = whose if limit.cluster is None else f"cluster {limit.cluster}'s"
             raise LimitError(
                 f"of {whose} {limit.per_day:g} GPU-seconds a day {max(left, 0.0):g} are left ({taken:g} used, {reserved:g} "
                 f"promised to searches under way) and this search may use {wanted:g}: lower its budget, cancel another, "
@@ -47,20 +48,32 @@ def admit(
             )
 
 
-def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None) -> float:
+def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:
     """GPU-seconds of the runs that ended since midnight UTC."""
     query = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.finished_at >= _midnight(at))
+    if api_key_id is not ANY_KEY or cluster is not None:
+        query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
     if api_key_id is not ANY_KEY:
-        query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id).where(SEARCH.c.api_key_id == api_key_id)
+        query = query.where(SEARCH.c.api_key_id == api_key_id)
+    if cluster is not None:
+        query = query.where(on_cluster(cluster))
     return float(connection.execute(query).scalar_one())
 
 
-def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None) -> float:
+def on_cluster(name: str) -> sa.ColumnElement[bool]:
+    """Searches whose query names this cluster, as a whole or as the node type of a part of it."""
+    cluster = SEARCH.c.query["cluster"]
+    return sa.or_(cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name)
+
+
+def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None) -> float:
     """What searches that have not ended may still spend. One without a budget (from a command line) promises nothing."""
     of_runs = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.search_id == SEARCH.c.id)
     query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
     if api_key_id is not ANY_KEY:
         query = query.where(SEARCH.c.api_key_id == api_key_id)
+    if cluster is not None:
+        query = query.where(on_cluster(cluster))
     left = (budget_of(asked) - float(spent) for asked, spent in connection.execute(query))
     return sum(max(each, 0.0) for each in left)
 

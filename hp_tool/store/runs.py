@@ -18,6 +18,7 @@ from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
 from hp_tool.store.codec import decode, decode_text, encode
 from hp_tool.store.measurements import insert_measurement
+from hp_tool.store.quotas import SEARCH, on_cluster
 from hp_tool.store.searches import read_search
 from hp_tool.store.types import new_id, row_dict
 
@@ -127,6 +128,12 @@ class Runs(StoreBase):
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
             return [run_record(row) for row in rows]
+
+    def count_open_runs(self, *, cluster: str) -> int:
+        open_run = RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
+        query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+        with self._reading() as connection:
+            return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
         with self._reading() as connection:

@@ -27,6 +27,7 @@ from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers.check import check_trainer, check_varied, program_name
+from hp_tool.tuning.clusters import LOCAL, launcher_name
 from hp_tool.tuning.fidelity import Reducer, fewest_gpus
 
 MAX_ROWS = 4096
@@ -54,7 +55,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for what is not run.
     """
     problem = resolve_training(query)
-    check_known(query.search.launcher)
+    check_known(launcher_name(query))
     if query.trainer is not None:
         check_trainer(query.trainer)
         return problem
@@ -129,7 +130,7 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
 
 def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
     """Devices of a reduced run at most: one host alone cannot show what happens between nodes."""
-    return min(hardware.num_gpus, cluster.gpus_per_node) if query.search.launcher == "local" else hardware.num_gpus
+    return min(hardware.num_gpus, cluster.gpus_per_node) if launcher_name(query) == LOCAL else hardware.num_gpus
 
 
 def _cores(cluster: ClusterSpec, hardware: Hardware) -> float:

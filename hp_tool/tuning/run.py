@@ -8,14 +8,13 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hp_tool.calibration import Calibration, Evidence, fit_calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, SearchState
-from hp_tool.errors import ConflictError, HpToolError, MissingExtraError, NotFoundError, StoreError
+from hp_tool.errors import ConflictError, HpToolError, NotFoundError, StoreError
 from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.make import accuracy_of, save
 from hp_tool.learning.stored import StoredCalibrations
@@ -30,6 +29,7 @@ from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.trainers import TrainerLauncher
+from hp_tool.tuning.clusters import create_launcher, daily_limits, most_runs, within_limits
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.heartbeat import Heartbeat
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
@@ -73,13 +73,14 @@ def tune(
         if query is None:
             raise NotFoundError("neither a query nor a search to resume was given", field="query")
         resolve_search(query)
-        search_id = store.create_search(query=to_dict(query), paused=True).id
+        asked = within_limits(to_dict(query))
+        search_id = store.create_search(query=asked, paused=True, limits=daily_limits(asked)).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:
         done: TuneResult = parse(TuneResult, record.result)
         return done
     if record.state is SearchState.FAILED:
-        store.resume_search(search_id=search_id)
+        store.resume_search(search_id=search_id, limits=daily_limits(record.query))
     lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
     result = run_search(store=store, lease=lease, launcher=launcher, storage=storage, on_event=on_event)
     if result is None:
@@ -177,19 +178,14 @@ def _outcome_stored(store: Store, lease: Lease) -> Iterator[None]:
         raise
 
 
-def create_launcher(query: Query) -> Launcher:
-    """The launcher that a query names; a query about `cpu` runs on this host's cores even where it has GPUs.
-
-    Raises MissingExtraError where jobs would run on this host and could not.
-    """
-    from hp_tool.catalog import cluster
-    from hp_tool.launchers import create
-
-    name = query.search.launcher
-    if name == "local" and query.trainer is None and (find_spec("torch") is None or find_spec("megatron") is None):
-        raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
-    on_cpu = name == "local" and cluster(query.cluster).gpu.kind == "cpu"
-    return create(name, **({"cpu_only": True} if on_cpu else {}))
+def _room(store: Store, query: Query) -> Callable[[], bool]:
+    """Whether the query's cluster takes one more run. Asked before each: of two searches that ask in the same instant both may
+    begin one."""
+    most = most_runs(query)
+    if most is None:
+        return lambda: True
+    name, runs = most
+    return lambda: store.count_open_runs(cluster=name) < runs
 
 
 def study_storage(database_url: str | None) -> BaseStorage:

@@ -55,3 +55,25 @@ def test_a_key_pays_for_its_own_searches_only(store: SqlStore, new_measurement: 
         store.resume_search(search_id=search.id, limits=(mine,))
     store.request_cancel(search_id=other.id)
     assert store.resume_search(search_id=search.id, limits=(mine,)).state is SearchState.QUEUED
+
+
+def test_a_clusters_limit_counts_the_searches_that_name_it(store: SqlStore) -> None:
+    here = GpuSecondsLimit(per_day=100.0, cluster="mine")
+
+    def on(cluster: object, budget: float) -> dict[str, object]:
+        return query(budget) | {"cluster": cluster}
+
+    store.create_search(query=on("mine", 40.0), limits=(here,))
+    part = store.create_search(query=on({"node_type": "mine", "num_gpus": 8}, 40.0), limits=(here,))
+    store.create_search(query=on({"gpu": "cpu", "num_gpus": 2}, 1e6))
+    store.create_search(query=on("another", 1e6))
+    with pytest.raises(LimitError, match="cluster mine's 100 GPU-seconds a day 20 are left"):
+        store.create_search(query=on("mine", 30.0), limits=(here,))
+    claimed = store.claim_search(holder="test", lease_s=60, search_id=part.id)
+    assert claimed is not None
+    run = store.intend_run(lease=claimed[1], parallel=ParallelConfig(), fidelity=Fidelity(), predicted={})
+    assert (store.count_open_runs(cluster="mine"), store.count_open_runs(cluster="another")) == (1, 0)
+    store.abandon_run(lease=claimed[1], run_id=run.id, cause="gone", gpu_seconds=20.0)
+    assert store.count_open_runs(cluster="mine") == 0
+    store.finish_search(lease=claimed[1], state=SearchState.FAILED, error={"code": "internal"})
+    store.create_search(query=on("mine", 30.0), limits=(here,))  # 40 promised, 20 spent

@@ -1,0 +1,107 @@
+"""Where a search's runs go, and how much of a registered cluster they may take."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from hp_tool import catalog
+from hp_tool.catalog.cluster_runs import cluster_name, cluster_runs
+from hp_tool.domain.access import GpuSecondsLimit
+from hp_tool.domain.hardware import ClusterQuery, ClusterRuns
+from hp_tool.domain.ports import Launcher
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject
+from hp_tool.errors import InputError, MissingExtraError
+from hp_tool.launchers import create
+
+LOCAL = "local"
+
+
+def launcher_name(query: Query) -> str:
+    """What the query says, else its registered cluster's entry, else this host."""
+    runs = cluster_runs(query.cluster)
+    return query.search.launcher or (runs.launcher if runs is not None else LOCAL)
+
+
+def create_launcher(query: Query) -> Launcher:
+    """The launcher of a query's runs; a query about `cpu` runs on this host's cores even where it has GPUs.
+
+    Raises MissingExtraError where jobs would run on this host and could not.
+    """
+    name = launcher_name(query)
+    if name == LOCAL and query.trainer is None and (find_spec("torch") is None or find_spec("megatron") is None):
+        raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
+    return cluster_launcher(query.cluster, name=name)
+
+
+def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:
+    """The launcher called `name` (default: the entry's, else this host) over a cluster: with the options of its entry where
+    that is its launcher, else with those of the launcher's own file."""
+    runs, spec = cluster_runs(cluster), catalog.cluster(cluster)
+    name = name or (runs.launcher if runs is not None else LOCAL)
+    if name == LOCAL:
+        return create(name, **({"cpu_only": True} if spec.gpu.kind == "cpu" else {}))
+    if runs is None or runs.launcher != name or not runs.options:
+        return create(name)
+    whole = catalog.cluster(cluster_name(cluster) or cluster)
+    ours: dict[str, Any] = {
+        "name": whole.name,
+        "gpu": whole.gpu.name,
+        "gpus_per_node": whole.gpus_per_node,
+        "max_nodes": whole.num_nodes,
+    }
+    return create(name, options=ours | runs.options)
+
+
+def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
+    """The stored form of a query, with a budget of GPU-seconds where its cluster (or `ceiling`) bounds it: without one a
+    search could promise nothing.
+
+    It depends on settings alone, not on what is left today, so that a request sent twice is the same request. Raises
+    InputError for more than is allowed: `gpu_seconds_ceiling`, and more runs at a time than the cluster takes.
+    """
+    runs, search = _runs_of(query), query.get("search") or {}
+    if runs is not None and (search.get("parallel_runs") or 1) > runs.max_concurrent_runs:
+        raise InputError(
+            f"cluster {_name_of(query)} takes {runs.max_concurrent_runs} runs at a time, this search asks for "
+            f"{search['parallel_runs']}",
+            field="search.parallel_runs",
+        )
+    bounds = [ceiling, *((runs.max_gpu_seconds_per_search, runs.max_gpu_seconds_per_day) if runs is not None else ())]
+    most = min((each for each in bounds if each is not None), default=None)
+    if most is None:
+        return query
+    budget = search.get("budget_gpu_seconds")
+    if budget is not None and budget > most:
+        raise InputError(
+            f"a search may use {most:g} GPU-seconds here, this one asks for {budget:g}",
+            field="search.budget_gpu_seconds",
+            code="gpu_seconds_ceiling",
+        )
+    return query | {"search": search | {"budget_gpu_seconds": most if budget is None else budget}}
+
+
+def daily_limits(query: JsonObject) -> tuple[GpuSecondsLimit, ...]:
+    """What the cluster of a stored query gives to all searches on it in a day."""
+    runs = _runs_of(query)
+    if runs is None or runs.max_gpu_seconds_per_day is None:
+        return ()
+    return (GpuSecondsLimit(per_day=runs.max_gpu_seconds_per_day, cluster=_name_of(query)),)
+
+
+def _name_of(query: JsonObject) -> str | None:
+    cluster = query.get("cluster")
+    name = cluster.get("node_type") if isinstance(cluster, dict) else cluster
+    return name if isinstance(name, str) else None
+
+
+def _runs_of(query: JsonObject) -> ClusterRuns | None:
+    name = _name_of(query)
+    return None if name is None else cluster_runs(name)
+
+
+def most_runs(query: Query) -> tuple[str, int] | None:
+    """The registered cluster's name and how many runs it takes at a time; None where nothing is said."""
+    runs, name = cluster_runs(query.cluster), cluster_name(query.cluster)
+    return None if runs is None or name is None else (name, runs.max_concurrent_runs)

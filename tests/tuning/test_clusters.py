@@ -1,0 +1,157 @@
+"""Registered clusters: where runs go, with which options, and how much of the cluster they may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hp_tool import catalog, schema
+from hp_tool.catalog import library
+from hp_tool.catalog.cluster_runs import cluster_runs
+from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.errors import InputError, LimitError
+from hp_tool.launchers.local import LocalLauncher
+from hp_tool.launchers.ray_jobs import RayLauncher
+from hp_tool.launchers.slurm import SlurmLauncher
+from hp_tool.registered import checked_registration
+from hp_tool.store import open_store
+from hp_tool.tuning import create_launcher, tune, within_limits
+from hp_tool.tuning.clusters import launcher_name
+from tests.tuning.cpu_engine import CpuEngine
+
+NODE = {"gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "ethernet"}
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "two-nodes": {
+        "gpu": "h100-sxm-80gb",
+        **NODE,
+        "gpus_per_node": 8,
+        "num_gpus": 16,
+        "runs": {"launcher": "slurm", "options": {"partition": "gpu"}, "max_concurrent_runs": 2},
+    },
+    "by-ray": {"gpu": "cpu", **NODE, "num_gpus": 4, "runs": {"launcher": "ray", "options": {"address": "http://head:8265"}}},
+    "bounded": {
+        "gpu": "cpu",
+        **NODE,
+        "num_gpus": 2,
+        "runs": {"launcher": "local", "max_gpu_seconds_per_search": 300.0, "max_gpu_seconds_per_day": 400.0},
+    },
+    "busy": {"gpu": "cpu", **NODE, "num_gpus": 2, "runs": {"launcher": "local"}},
+    "silent": {"gpu": "cpu", **NODE, "num_gpus": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "catalogue" / "clusters"
+    folder.mkdir(parents=True)
+    for name, entry in CLUSTERS.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(entry))
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path / "catalogue"))
+    library.clear_cache()
+    yield folder
+    library.clear_cache()
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    opened = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
+    yield opened
+    opened.close()
+
+
+def query(cluster: Any, **search: Any):
+    return schema.parse_query(
+        {
+            "kind": "training",
+            "model": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1024},
+            "cluster": cluster,
+            "training": {"sequence_length": 64, "global_batch_size": 16},
+            "search": {"budget_runs": 2, **search},
+        }
+    )
+
+
+def test_a_query_that_names_a_cluster_runs_on_its_launcher_with_its_options() -> None:
+    launcher = create_launcher(query("two-nodes"))
+    assert isinstance(launcher, SlurmLauncher)
+    assert (launcher.hardware().gpu, launcher.hardware().num_gpus) == ("h100-sxm-80gb", 16)
+    assert launcher.hardware().hosts == ("two-nodes",)
+    part = query({"node_type": "two-nodes", "num_gpus": 8})
+    assert create_launcher(part).hardware().num_gpus == 16  # what one job can have
+    assert isinstance(create_launcher(query("by-ray")), RayLauncher)
+
+
+def test_what_a_query_says_goes_first_and_this_host_last() -> None:
+    assert launcher_name(query("two-nodes", launcher="ray")) == "ray"
+    assert launcher_name(query("silent")) == launcher_name(query({"gpu": "cpu", "num_gpus": 2})) == "local"
+    assert isinstance(create_launcher(replace(query("by-ray", launcher="local"))), LocalLauncher)
+
+
+def test_how_runs_reach_a_cluster_is_no_part_of_its_description() -> None:
+    assert "runs" not in schema.to_dict(catalog.node_type("two-nodes"))
+    spec = {**CLUSTERS["silent"], "runs": {"launcher": "slurm", "options": {"setup": ["rm -rf /"]}}}
+    with pytest.raises(InputError, match="unknown key 'runs'"):
+        checked_registration(kind="cluster", name="from-afar", spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ({"launcher": "slurm", "max_runs": 2}, "did you mean 'max_concurrent_runs'"),
+        ({"launcher": "slurm", "max_concurrent_runs": 0}, "from 1 to"),
+        ({"launcher": "slurm", "max_gpu_seconds_per_day": -1.0}, "above 0"),
+        ({"launcher": "local", "options": {"root": "/"}}, "takes no options"),
+        ("slurm", "must be a mapping"),
+    ],
+)
+def test_a_mistake_in_an_entry_is_named(own_catalogue: Path, runs: Any, words: str) -> None:
+    (own_catalogue / "wrong.yaml").write_text(yaml.safe_dump({**CLUSTERS["silent"], "runs": runs}))
+    library.clear_cache()
+    with pytest.raises(InputError, match=words):
+        cluster_runs("wrong")
+
+
+def test_more_runs_at_a_time_than_the_cluster_takes_are_refused() -> None:
+    within_limits(schema.to_dict(query("two-nodes", parallel_runs=2)))
+    with pytest.raises(InputError, match="takes 2 runs at a time") as refused:
+        within_limits(schema.to_dict(query("two-nodes", parallel_runs=3)))
+    assert refused.value.field == "search.parallel_runs"
+
+
+def test_a_clusters_ceilings_hold_for_a_search_and_for_a_day(store: Any) -> None:
+    with pytest.raises(InputError, match="300 GPU-seconds") as refused:
+        tune(query=query("bounded", budget_gpu_seconds=301.0), store=store, launcher=CpuEngine())
+    assert refused.value.code == "gpu_seconds_ceiling"
+    first = tune(query=query({"node_type": "bounded"}), store=store, launcher=CpuEngine())
+    assert store.get_search(search_id=first.search.id).query["search"]["budget_gpu_seconds"] == 300.0
+    assert 0 < first.search.gpu_seconds <= 100
+    tune(query=query("silent", budget_gpu_seconds=1e6), store=store, launcher=CpuEngine())  # elsewhere
+    tune(query=query("bounded"), store=store, launcher=CpuEngine())
+    with pytest.raises(LimitError, match="cluster bounded's 400 GPU-seconds") as exhausted:
+        for _ in range(4):
+            tune(query=query("bounded"), store=store, launcher=CpuEngine())
+    assert exhausted.value.code == "quota_exhausted"
+
+
+def test_a_search_waits_while_others_have_all_that_the_cluster_gives(store: Any) -> None:
+    other = store.create_search(query=schema.to_dict(query("busy")), paused=True)
+    _, lease = store.claim_search(holder="other", lease_s=60.0, search_id=other.id)
+    run = store.intend_run(lease=lease, parallel=ParallelConfig(data_parallel_size=2), fidelity=Fidelity(), predicted={})
+    assert store.count_open_runs(cluster="busy") == 1 and store.count_open_runs(cluster="silent") == 0
+    engine, results = CpuEngine(), []
+    searching = threading.Thread(
+        target=lambda: results.append(tune(query=query("busy"), store=store, launcher=engine)), daemon=True
+    )
+    searching.start()
+    time.sleep(3.0)
+    assert searching.is_alive() and not engine.requests
+    store.abandon_run(lease=lease, run_id=run.id, cause="done")
+    searching.join(timeout=60)
+    assert results and results[0].search.profile_runs == len(engine.requests) == 2
