@@ -148,6 +148,7 @@ def run_search(
             lease_s=lease_s,
             report=on_event,
             should_release=heartbeat.watched(should_release),
+            has_room=_room(store, query),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)
