@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
@@ -99,6 +100,14 @@ def test_how_runs_reach_a_cluster_is_no_part_of_its_description() -> None:
     spec = {**CLUSTERS["silent"], "runs": {"launcher": "slurm", "options": {"setup": ["rm -rf /"]}}}
     with pytest.raises(InputError, match="unknown key 'runs'"):
         checked_registration(kind="cluster", name="from-afar", spec=spec)
+
+
+def test_the_entry_of_the_documentation_is_one(own_catalogue: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+    (entry,) = re.findall(r"^```yaml\n# my-catalogue/clusters/training-cluster.yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (own_catalogue / "training-cluster.yaml").write_text(entry)
+    library.clear_cache()
+    assert create_launcher(query("training-cluster", parallel_runs=4)).hardware().num_gpus == 128
 
 
 @pytest.mark.parametrize(
