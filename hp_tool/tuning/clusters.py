@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from hp_tool import catalog
+from hp_tool import catalog, launchers
 from hp_tool.catalog.cluster_runs import cluster_name, cluster_runs
 from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns
@@ -13,7 +13,6 @@ from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, MissingExtraError
-from hp_tool.launchers import create
 
 LOCAL = "local"
 
@@ -41,9 +40,9 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
     runs, spec = cluster_runs(cluster), catalog.cluster(cluster)
     name = name or (runs.launcher if runs is not None else LOCAL)
     if name == LOCAL:
-        return create(name, **({"cpu_only": True} if spec.gpu.kind == "cpu" else {}))
+        return launchers.create(name, **({"cpu_only": True} if spec.gpu.kind == "cpu" else {}))
     if runs is None or runs.launcher != name or not runs.options:
-        return create(name)
+        return launchers.create(name)
     whole = catalog.cluster(cluster_name(cluster) or cluster)
     ours: dict[str, Any] = {
         "name": whole.name,
@@ -51,7 +50,7 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
         "gpus_per_node": whole.gpus_per_node,
         "max_nodes": whole.num_nodes,
     }
-    return create(name, options=ours | runs.options)
+    return launchers.create(name, options=ours | runs.options)
 
 
 def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
