@@ -3,63 +3,39 @@
 with Client(server="http://127.0.0.1:8000") as client:
     search = client.submit_search(query=query)
     result = client.wait(search_id=search.id, on_event=print)
+
+`service.async_client.AsyncClient` is the same for an event loop. Answers that get lost are asked for again where that does no
+harm, and a key that asks too often waits as long as it is told (`service.patience`).
 """
 
 from __future__ import annotations
 
 import os
-import time
-import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
 
-from hp_tool import schema
-from hp_tool.errors import (
-    ConflictError,
-    HpToolError,
-    InputError,
-    LauncherError,
-    LimitError,
-    MissingExtraError,
-    NotFoundError,
-    StoreError,
-    UnsupportedError,
-)
+from hp_tool.errors import HpToolError, InputError
+from service import calls
 from service.api.ndjson import MEDIA_TYPE as NDJSON
-from service.api.views import EventView, MeasurementView, PageView, SearchView, TrialsView
+from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView
+from service.calls import BATCH_BYTES, BATCH_LINES, Call, JsonObject
 from service.patience import Patient
 from service.settings import read_secret
 
-JsonObject = dict[str, Any]
+__all__ = ["BATCH_BYTES", "BATCH_LINES", "Client"]
 T = TypeVar("T")
 
-BATCH_LINES = 256
-BATCH_BYTES = 1 << 16
-"""What one request of a batch holds: small beside what sockets buffer."""
-MAX_WAIT_S = 60.0
-"""For a server that says when a key may ask again."""
 
-ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
-    401: InputError,
-    403: InputError,
-    404: NotFoundError,
-    409: ConflictError,
-    413: InputError,
-    422: InputError,
-    501: MissingExtraError,
-    502: LauncherError,
-    503: StoreError,
-}
-ERROR_BY_CODE: dict[str, type[HpToolError]] = {
-    **{kind.code: kind for kind in (InputError, NotFoundError, UnsupportedError, ConflictError, LauncherError, StoreError)},
-    "launcher_mismatch": InputError,
-    "cancelled": ConflictError,
-}
-"""A search that failed stores its error's code; only the codes tell the kinds apart again."""
+def connection(*, server: str, api_key: str | None, timeout_s: float) -> JsonObject:
+    """httpx's options of a client. `api_key` defaults to HP_API_KEY, or the file that HP_API_KEY_FILE names."""
+    if not server.startswith(("http://", "https://")):
+        raise InputError(f"{server!r} is not an http(s) URL", field="server")
+    key = api_key if api_key is not None else read_secret(os.environ, "HP_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return {"base_url": server.rstrip("/"), "headers": headers, "timeout": timeout_s}
 
 
 class Client:
@@ -68,19 +44,9 @@ class Client:
     def __init__(
         self, *, server: str, api_key: str | None = None, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
     ) -> None:
-        """`server`: base URL. `api_key`: default HP_API_KEY, or the file that HP_API_KEY_FILE names.
-
-        `transport`: for tests that need no socket.
-        """
-        if not server.startswith(("http://", "https://")):
-            raise InputError(f"{server!r} is not an http(s) URL", field="server")
-        key = api_key if api_key is not None else read_secret(os.environ, "HP_API_KEY")
-        self._http = httpx.Client(
-            base_url=server.rstrip("/"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=timeout_s,
-            transport=Patient(transport or httpx.HTTPTransport(retries=2)),
-        )
+        """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no socket."""
+        options = connection(server=server, api_key=api_key, timeout_s=timeout_s)
+        self._http = httpx.Client(**options, transport=Patient(transport or httpx.HTTPTransport()))
 
     def __enter__(self) -> Client:
         return self
@@ -94,15 +60,15 @@ class Client:
 
     def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
         """{id, status, estimate} for the query's one configuration."""
-        return self._object("POST", "/v1/estimates", json=query)
+        return self._do(calls.estimate(query=query))
 
     def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
         """{id, status, recommendations, space, rejections}, best first."""
-        return self._object("POST", "/v1/recommendations", json=query, params={"top": top})
+        return self._do(calls.recommend(query=query, top=top))
 
     def size(self, *, query: Mapping[str, Any]) -> JsonObject:
         """{id, status, sizing}: the training that a budget buys."""
-        return self._object("POST", "/v1/sizings", json=query)
+        return self._do(calls.size(query=query))
 
     def batch(
         self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
@@ -113,83 +79,79 @@ class Client:
         the two, and each would wait for the other to read.
         """
         params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
-        for content in _requests(lines):
-            due = content.count(b"\n")
-            while wait_s := (yield from self._batch(content, params=params, due=due)):
-                time.sleep(wait_s)
+        for content in calls.batches(lines):
+            yield from self._batch(content, params=params, due=content.count(b"\n"))
 
-    def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Generator[str, None, float]:
-        """The answers to one request; returns the seconds to wait where the key has asked too often, and was not answered."""
+    def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:
+        """The answers to one request."""
         headers = {"Content-Type": NDJSON}
+        number = 0
         try:
             with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:
-                if response.status_code == 429:
-                    return min(float(response.headers.get("Retry-After", 1.0)), MAX_WAIT_S)
-                _raise(response)
-                number = 0
+                self._check(response)
                 for answer in response.iter_lines():
                     yield answer
                     number += 1
         except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+            raise calls.unreachable(self._http.base_url, error) from error
         if number != due:
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
-        return 0.0
 
     def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
         """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search."""
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return _read(SearchView, self._send("POST", "/v1/searches", json=query, headers=headers))
+        return self._do(calls.submit_search(query=query, idempotency_key=idempotency_key))
 
-    def searches(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> PageView[SearchView]:
-        """A page of searches, newest first."""
-        params = {"state": state, "limit": limit, "cursor": cursor}
-        return _read(PageView[SearchView], self._send("GET", "/v1/searches", params=params))
+    def searches(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, **filters: str
+    ) -> PageView[SearchView]:
+        """A page of searches, newest first; filters: owner, since, until, order."""
+        return self._do(calls.searches(state=state, limit=limit, cursor=cursor, **filters))
 
     def search(self, *, search_id: str) -> SearchView:
         """Where one search stands."""
-        return _read(SearchView, self._send("GET", f"/v1/searches/{search_id}"))
+        return self._do(calls.search(search_id=search_id))
 
     def trials(self, *, search_id: str) -> TrialsView:
         """Its profile runs, predicted and measured side by side."""
-        return _read(TrialsView, self._send("GET", f"/v1/searches/{search_id}/trials"))
+        return self._do(calls.trials(search_id=search_id))
 
     def cancel(self, *, search_id: str) -> SearchView:
         """Ask its worker to stop for good."""
-        return self._act(search_id, "cancel")
+        return self._do(calls.act(search_id=search_id, action="cancel"))
 
     def pause(self, *, search_id: str) -> SearchView:
         """Ask its worker to let go until `resume`."""
-        return self._act(search_id, "pause")
+        return self._do(calls.act(search_id=search_id, action="pause"))
 
     def resume(self, *, search_id: str) -> SearchView:
         """Queue a paused or failed search again."""
-        return self._act(search_id, "resume")
+        return self._do(calls.act(search_id=search_id, action="resume"))
 
     def clone(self, *, search_id: str) -> SearchView:
         """A new search with the same query."""
-        return self._act(search_id, "clone")
+        return self._do(calls.act(search_id=search_id, action="clone"))
+
+    def change_budget(
+        self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
+    ) -> SearchView:
+        """Let it spend more or less from now on."""
+        budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
+        return self._do(calls.change_budget(search_id=search_id, **budget))
 
     def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
         """The ended search's result, waiting up to wait_s seconds for it; None: not ended yet."""
-        response = self._send("GET", f"/v1/searches/{search_id}/result", params={"wait_s": wait_s}, timeout=wait_s + 30.0)
-        return None if response.status_code == 202 else _read(JsonObject, response)
+        call = calls.result(search_id=search_id, wait_s=wait_s)
+        response = self._send(call)
+        return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
 
     def events(self, *, search_id: str, after: int = 0) -> Iterator[EventView]:
         """Its events after seq `after`, live until it ends. A dropped connection raises httpx.TransportError."""
-        url, headers = f"/v1/searches/{search_id}/events", {"Last-Event-ID": str(after)}
-        # The service pings every 15 s; a longer silence is a dead connection.
-        timeout = httpx.Timeout(self._http.timeout.connect, read=60.0)
-        with self._http.stream("GET", url, headers=headers, timeout=timeout) as response:
-            _raise(response)
-            name = ""
+        call, lines = calls.events(search_id=search_id, after=after), calls.EventLines()
+        with self._http.stream(call.method, call.path, **call.options) as response:
+            self._check(response)
             for line in response.iter_lines():
-                if line.startswith("event: "):
-                    name = line.removeprefix("event: ")
-                elif line.startswith("data: ") and not name:
-                    yield _parse(EventView, line.removeprefix("data: "))
-                elif not line:
-                    name = ""
+                if (event := lines.feed(line)) is not None:
+                    yield event
 
     def wait(self, *, search_id: str, on_event: Callable[[EventView], object] = lambda event: None) -> JsonObject:
         """Follow a search to its end and return its result; survives dropped connections without losing an event.
@@ -206,88 +168,35 @@ class Client:
                 pass  # fall through to the result, which waits and so keeps us from spinning
             result = self.result(search_id=search_id, wait_s=10.0)
             if result is not None:
-                return _with_result(result)
+                return calls.with_result(result)
 
     def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
         """Tell what a real training measured: {query, parallel, measurement}."""
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return _read(MeasurementView, self._send("POST", "/v1/measurements", json=report, headers=headers))
+        return self._do(calls.report_measurement(report=report, idempotency_key=idempotency_key))
 
     def measurements(self, *, limit: int = 100, cursor: str | None = None, **filters: str) -> PageView[MeasurementView]:
-        """Stored measurements, newest first; filters: gpu, model, framework, source, status, search_id."""
-        params = {"limit": limit, "cursor": cursor, **filters}
-        return _read(PageView[MeasurementView], self._send("GET", "/v1/measurements", params=params))
+        """Stored measurements, newest first; filters: gpu, model, framework, source, status, search_id, since, until, order."""
+        return self._do(calls.measurements(limit=limit, cursor=cursor, **filters))
 
     def catalog(self, *, kind: str) -> JsonObject:
         """What `models`, `gpus` or `clusters` there are."""
-        return self._object("GET", f"/v1/{kind}")
+        return self._do(calls.catalog(kind=kind))
 
-    def _act(self, search_id: str, action: str) -> SearchView:
-        return _read(SearchView, self._send("POST", f"/v1/searches/{search_id}/{action}"))
+    def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> RegistrationView:
+        """Make one of `models` or `clusters` known by a name."""
+        return self._do(calls.register(kind=kind, name=name, spec=spec, shared=shared))
 
-    def _object(self, method: str, path: str, **options: Any) -> JsonObject:
-        return _read(JsonObject, self._send(method, path, **options))
+    def _do(self, call: Call[T]) -> T:
+        return call.read(self._send(call))
 
-    def _send(self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any) -> httpx.Response:
-        given = {name: value for name, value in (params or {}).items() if value is not None}
+    def _send(self, call: Call[Any]) -> httpx.Response:
         try:
-            response = self._http.request(method, path, params=given, **options)
+            return self._http.request(call.method, call.path, **call.options)
         except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        _raise(response)
-        return response
+            raise calls.unreachable(self._http.base_url, error) from error
 
-    def _unreachable(self, error: httpx.TransportError) -> StoreError:
-        return StoreError(f"{self._http.base_url} does not answer: {error}", field="server", code="server_unreachable")
-
-
-def _requests(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines in bodies of at most BATCH_LINES lines, closed at the line that brings them to BATCH_BYTES."""
-    body, count = bytearray(), 0
-    for line in lines:
-        if not line.strip():  # has no answer
-            continue
-        body += line.rstrip(b"\n") + b"\n"
-        count += 1
-        if count == BATCH_LINES or len(body) >= BATCH_BYTES:
-            yield bytes(body)
-            body, count = bytearray(), 0
-    if body:
-        yield bytes(body)
-
-
-def _with_result(answer: JsonObject) -> JsonObject:
-    """The answer, unless it is only an error. A failed search that ran something has both, and is answered."""
-    if "recommendations" in answer:
-        return answer
-    error = answer["error"]
-    kind = ERROR_BY_CODE.get(error["code"], HpToolError)
-    raise kind(error["message"], code=error["code"], field=error.get("field"))
-
-
-def _raise(response: httpx.Response) -> None:
-    """The library's error that a problem+json stands for."""
-    if response.is_success:
-        return
-    response.read()
-    kind = ERROR_BY_STATUS.get(response.status_code, HpToolError)
-    try:
-        body = response.json()
-        if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            wait_s = float(response.headers["Retry-After"])
-            raise LimitError(body["detail"], code=body["code"], field=body.get("field"), retry_after_s=wait_s)
-        raise kind(body["detail"], code=body["code"], field=body.get("field"))
-    except (ValueError, KeyError, TypeError):
-        raise kind(f"{response.url} answered {response.status_code} {response.reason_phrase}", code="http_error") from None
-
-
-def _parse(kind: type[T], text: str | bytes) -> T:
-    adapter: TypeAdapter[T] = schema.adapter(cast(Any, kind))
-    try:
-        return adapter.validate_json(text)
-    except ValidationError as error:
-        raise HpToolError(f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer") from error
-
-
-def _read(kind: type[T], response: httpx.Response) -> T:
-    return _parse(kind, response.content)
+    def _check(self, response: httpx.Response) -> None:
+        """Raise the problem of a stream that is none."""
+        if not response.is_success:
+            response.read()
+            calls.raise_problem(response)

@@ -19,7 +19,7 @@ from hp_tool.errors import HpToolError
 from service import logs
 from service.keys import Principal
 from service.metrics import Metrics
-from service.security import COMPUTING, SAFE_METHODS
+from service.routes import COMPUTING, SAFE_METHODS
 
 log = logging.getLogger(__name__)
 

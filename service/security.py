@@ -17,21 +17,8 @@ from hp_tool.errors import HpToolError, InputError, NotFoundError
 from service.api.problems import problem
 from service.keys import Keyring, Principal
 from service.rates import Rates
+from service.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.settings import Settings
-
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-BATCH_PATH = "/v1/batch"
-STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk"})
-"""Of any length: never held as a whole."""
-COMPUTING = frozenset(
-    {
-        *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"),
-        *("/searches/new/preview", "/searches/new/preview.json"),
-    }
-)
-"""POST because a query is large, not because anything changes."""
-ADMINISTRATION = ("/v1/keys", "/v1/audit", "/keys", "/audit")
 
 RESPONSE_HEADERS = {
     "Content-Security-Policy": (

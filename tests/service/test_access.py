@@ -23,7 +23,7 @@ from service.app import create_app
 from service.client import Client
 from service.patience import ATTEMPTS, LONGEST_WAIT_S, Patient
 from service.rates import BURST_S, Rates
-from service.security import OPEN_PATHS
+from service.routes import OPEN_PATHS
 from service.settings import Settings
 from tests.service.coordinator import claim, one_run
 

@@ -1,0 +1,120 @@
+"""`service.client.Client` for an event loop: the same calls, answers and errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from service import calls
+from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView
+from service.calls import Call, JsonObject
+from service.client import connection
+from service.patience import AsyncPatient
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A connection to one service, for any number of tasks of one loop. Each method does what its twin does."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        options = connection(server=server, api_key=api_key, timeout_s=timeout_s)
+        self._http = httpx.AsyncClient(**options, transport=AsyncPatient(transport or httpx.AsyncHTTPTransport()))
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
+        return await self._do(calls.estimate(query=query))
+
+    async def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
+        return await self._do(calls.recommend(query=query, top=top))
+
+    async def size(self, *, query: Mapping[str, Any]) -> JsonObject:
+        return await self._do(calls.size(query=query))
+
+    async def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
+        return await self._do(calls.submit_search(query=query, idempotency_key=idempotency_key))
+
+    async def searches(self, **filters: Any) -> PageView[SearchView]:
+        return await self._do(calls.searches(**filters))
+
+    async def search(self, *, search_id: str) -> SearchView:
+        return await self._do(calls.search(search_id=search_id))
+
+    async def trials(self, *, search_id: str) -> TrialsView:
+        return await self._do(calls.trials(search_id=search_id))
+
+    async def act(self, *, search_id: str, action: str) -> SearchView:
+        """`action`: cancel, pause, resume or clone."""
+        return await self._do(calls.act(search_id=search_id, action=action))
+
+    async def change_budget(
+        self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
+    ) -> SearchView:
+        budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
+        return await self._do(calls.change_budget(search_id=search_id, **budget))
+
+    async def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
+        call = calls.result(search_id=search_id, wait_s=wait_s)
+        response = await self._send(call)
+        return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
+
+    async def events(self, *, search_id: str, after: int = 0) -> AsyncIterator[EventView]:
+        call, lines = calls.events(search_id=search_id, after=after), calls.EventLines()
+        async with self._http.stream(call.method, call.path, **call.options) as response:
+            if not response.is_success:
+                await response.aread()
+                calls.raise_problem(response)
+            async for line in response.aiter_lines():
+                if (event := lines.feed(line)) is not None:
+                    yield event
+
+    async def wait(self, *, search_id: str, on_event: Callable[[EventView], object] = lambda event: None) -> JsonObject:
+        seen = 0
+        while True:
+            try:
+                async for event in self.events(search_id=search_id, after=seen):
+                    seen = event.seq
+                    on_event(event)
+            except httpx.TransportError:
+                pass  # fall through to the result, which waits and so keeps us from spinning
+            result = await self.result(search_id=search_id, wait_s=10.0)
+            if result is not None:
+                return calls.with_result(result)
+
+    async def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
+        return await self._do(calls.report_measurement(report=report, idempotency_key=idempotency_key))
+
+    async def measurements(self, **filters: Any) -> PageView[MeasurementView]:
+        return await self._do(calls.measurements(**filters))
+
+    async def catalog(self, *, kind: str) -> JsonObject:
+        return await self._do(calls.catalog(kind=kind))
+
+    async def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> RegistrationView:
+        return await self._do(calls.register(kind=kind, name=name, spec=spec, shared=shared))
+
+    async def _do(self, call: Call[T]) -> T:
+        return call.read(await self._send(call))
+
+    async def _send(self, call: Call[Any]) -> httpx.Response:
+        try:
+            return await self._http.request(call.method, call.path, **call.options)
+        except httpx.TransportError as error:
+            raise calls.unreachable(self._http.base_url, error) from error
