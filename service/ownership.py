@@ -66,11 +66,15 @@ class PrincipalStore:
         self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
     ) -> SearchRecord:
         """InputError `gpu_seconds_ceiling` above what a search may use here, LimitError where today's quota is used up."""
-        self.get_search(search_id=search_id)
+        query = self.get_search(search_id=search_id).query
         if budget_gpu_seconds is not None:
-            with_budget({"search": {"budget_gpu_seconds": budget_gpu_seconds}}, ceiling=self._ceiling())
+            search = {**(query.get("search") or {}), "budget_gpu_seconds": budget_gpu_seconds}
+            within_limits({**query, "search": search}, ceiling=self._ceiling())
         return self._store.change_budget(
-            search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds, limits=self._limits()
+            search_id=search_id,
+            budget_runs=budget_runs,
+            budget_gpu_seconds=budget_gpu_seconds,
+            limits=(*self._limits(), *daily_limits(query)),
         )
 
     def get_search(self, *, search_id: str) -> SearchRecord:

@@ -10,9 +10,7 @@ import pytest
 
 ASKS_A_SERVER = {"report_from_training"}
 """Run where there is one: tests/service/test_async_client.py."""
-EXAMPLES = sorted(
-    path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.stem not in ASKS_A_SERVER
-)
+EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.stem not in ASKS_A_SERVER)
 
 
 def figures(name: str) -> Any:
