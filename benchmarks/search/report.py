@@ -9,7 +9,9 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from benchmarks.search.grid import Cell
-from benchmarks.search.replaying import CHECKPOINTS, CONFIDENCE, Trace, model_alone
+from benchmarks.search.replaying import CHECKPOINTS, CONFIDENCE, Trace, evidence_of, model_alone
+from hp_tool.calibration import GPU_PRIOR
+from hp_tool.calibration.memory import fit_memory
 from hp_tool.search.table import CandidateTable
 
 OURS = ("hp_tool", "hp_tool_carried")
@@ -54,9 +56,16 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
         "regret_after": {name: _regret_after(found) for name, found in traces.items()},
         "gpu_hours": {name: float(np.mean([trace.gpu_seconds for trace in found])) / 3600 for name, found in traces.items()},
         "beliefs": {name: _beliefs(found) for name, found in traces.items() if name in OURS},
+        "memory_error_knowing_the_others": memory_floor(cell, table),
         "top1": model_alone(cell, table, top=1),
         "top3": model_alone(cell, table, top=3),
     }
+
+
+def memory_floor(cell: Cell, table: CandidateTable) -> float:
+    """Median relative error of each peak when every other row of the cell is known: what ten of them cannot beat by much."""
+    fit = fit_memory(evidence=evidence_of(cell, table), prior=GPU_PRIOR).residual
+    return float(np.median(np.abs(np.expm1(fit.left_out())))) if fit is not None else float("nan")
 
 
 def _regret_after(traces: list[Trace]) -> dict[str, float]:
@@ -132,6 +141,8 @@ def as_text(found: dict[str, Any]) -> str:
                 f"{beliefs['memory_median_error']:.1%}; {found['confidence']:.0%} intervals hold "
                 f"{beliefs['coverage']:.0%} of step times and {beliefs['memory_coverage']:.0%} of peaks"
             )
+    floor = np.median([cell["memory_error_knowing_the_others"] for cell in found["cells"]])
+    lines.append(f"memory error of each row where all others of its cell are known: {floor:.1%}")
     lines += [
         f"{pair}: {test['mean_difference_runs']:+.1f} runs, p = {test['p_value']:.2g} (Wilcoxon, {test['cells']} cells)"
         for pair, test in found["paired_tests"].items()

@@ -53,6 +53,10 @@ class MemoryResidual:
         mean, variance = self._process.predict(scaled(features, self.names))
         return mean, self.scale**2 * variance
 
+    def left_out(self) -> FloatArray:
+        """(n,) ln(measured / what all the other runs say of each)."""
+        return self.residual - self._process.leave_one_out()[0]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
