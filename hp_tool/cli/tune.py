@@ -33,6 +33,7 @@ def tune(
     reuse: Annotated[bool, typer.Option("--reuse", help="Earlier measurements of the same thing stand for runs.")] = False,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Let this server's workers search.")] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show what nothing beats in both step time and memory.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the job that one run would be, and stop.")] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Find the best configuration with a few real runs. Interrupted, it pauses; --resume goes on."""
@@ -45,6 +46,13 @@ def tune(
     if resume is not None and (query is not None or settings or given):
         raise InputError("a search that is resumed keeps its query: give --resume alone", field="--resume")
     asked = None if resume is not None else _changed(queries.read_query(query, {}, settings), given)
+    if plan:
+        if asked is None or server:
+            raise InputError("--plan shows a job of this process's own: give a query, and neither --resume nor --server")
+        from hp_tool.tuning.plan import describe_plan
+
+        typer.echo(describe_plan(asked))
+        return
     with SearchProgress() as progress:
         search = _on_server if server else _in_process
         result = search(asked, resume=resume, progress=progress, **({"server": server} if server else {}))

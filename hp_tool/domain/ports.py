@@ -85,6 +85,9 @@ class Launcher(Protocol):
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan: ...
 
+    def describe(self, plan: LaunchPlan) -> str:
+        """What submit() would hand to the engine, for people: a script, a manifest, or the plan itself. Pure."""
+
     def submit(self, plan: LaunchPlan) -> str:
         """Start the job, or find the one already started under this name; the handle survives a restart of the caller."""
 

@@ -13,11 +13,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
 
 REQUEST = "request.json"
 REQUEST_JSON: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
+PLAN_JSON = TypeAdapter(LaunchPlan)
 RESULT = "result.json"
 LOG = "job.log"
 MAX_OUTPUT_BYTES = 16 * 2**20
@@ -108,6 +110,11 @@ def log_tail(folder: Path, *, name: str = LOG, size_bytes: int = 4096) -> str:
 def output(folder: Path, *, name: str | None = None) -> str:
     """The end of a job's log, or of a file that it left in its folder under `name`; empty where there is none."""
     return log_tail(folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES)
+
+
+def described(plan: LaunchPlan) -> str:
+    """A plan as JSON; the text of its files too."""
+    return PLAN_JSON.dump_json(plan, indent=2).decode()
 
 
 def last_line(tail: str) -> str:

@@ -61,6 +61,9 @@ class LocalLauncher:
             returns=torchrun.job_returns(request),
         )
 
+    def describe(self, plan: LaunchPlan) -> str:
+        return jobs.described(plan)
+
     def submit(self, plan: LaunchPlan) -> str:
         folder = self._folder(plan.job_name)
         job = {

@@ -76,6 +76,9 @@ class RayLauncher:
             returns=torchrun.job_returns(request),
         )
 
+    def describe(self, plan: LaunchPlan) -> str:
+        return jobs.described(plan)
+
     def submit(self, plan: LaunchPlan) -> str:
         handle = self._options.job_prefix + jobs.check_name(plan.job_name)
         nodes = -(-plan.num_gpus // self._options.gpus_per_node)

@@ -58,6 +58,9 @@ class SlurmLauncher:
             returns=torchrun.job_returns(request),
         )
 
+    def describe(self, plan: LaunchPlan) -> str:
+        return slurm_script.render(self._options, plan=plan)
+
     def submit(self, plan: LaunchPlan) -> str:
         """Raises LauncherError where Slurm refuses the job. One that it cannot be asked about waits here for its answer."""
         folder = self._folder(plan.job_name)

@@ -41,6 +41,9 @@ class TrainerLauncher:
         own = program(self._trainer, request=request, problem=self._problem)
         return self._launcher.plan(replace(request, program=own), job_name=job_name)
 
+    def describe(self, plan: LaunchPlan) -> str:
+        return self._launcher.describe(plan)
+
     def submit(self, plan: LaunchPlan) -> str:
         return self._launcher.submit(plan)
 

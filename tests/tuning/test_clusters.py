@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -17,6 +18,8 @@ from hp_tool.catalog import library
 from hp_tool.catalog.cluster_runs import cluster_runs
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import TrainerCommand
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LimitError
 from hp_tool.launchers.local import LocalLauncher
 from hp_tool.launchers.ray_jobs import RayLauncher
@@ -25,6 +28,7 @@ from hp_tool.registered import checked_registration
 from hp_tool.store import open_store
 from hp_tool.tuning import create_launcher, tune, within_limits
 from hp_tool.tuning.clusters import launcher_name
+from hp_tool.tuning.plan import describe_plan
 from tests.tuning.cpu_engine import CpuEngine
 
 NODE = {"gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "ethernet"}
@@ -44,6 +48,13 @@ CLUSTERS: dict[str, dict[str, Any]] = {
         "runs": {"launcher": "local", "max_gpu_seconds_per_search": 300.0, "max_gpu_seconds_per_day": 400.0},
     },
     "busy": {"gpu": "cpu", **NODE, "num_gpus": 2, "runs": {"launcher": "local"}},
+    "by-kubernetes": {
+        "gpu": "cpu",
+        **NODE,
+        "gpus_per_node": 1,
+        "num_gpus": 2,
+        "runs": {"launcher": "kubernetes", "options": {"image": "registry.example/hp-tool:1"}},
+    },
     "silent": {"gpu": "cpu", **NODE, "num_gpus": 2},
 }
 
@@ -87,6 +98,19 @@ def test_a_query_that_names_a_cluster_runs_on_its_launcher_with_its_options() ->
     part = query({"node_type": "two-nodes", "num_gpus": 8})
     assert create_launcher(part).hardware().num_gpus == 16  # what one job can have
     assert isinstance(create_launcher(query("by-ray")), RayLauncher)
+
+
+def test_a_plan_is_shown_and_nothing_submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HP_RUNS_DIR", str(tmp_path / "runs"))
+    big = {"sequence_length": 1024, "global_batch_size": 16}
+    script = describe_plan(replace(query("two-nodes"), training=TrainingWorkload(**big)))
+    assert script.startswith("#!/bin/bash") and "#SBATCH --partition=gpu" in script and "torch.distributed.run" in script
+    trainer = TrainerCommand(command=("train.py", "{flags:megatron-lm}"), reader="json")
+    local = json.loads(describe_plan(replace(query("silent"), trainer=trainer)))
+    assert "train.py" in local["command"] and "--micro-batch-size" in local["command"]
+    pods = json.loads(describe_plan(query("by-kubernetes")))
+    assert pods["items"][-1]["spec"]["completions"] == 2
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_a_query_says_goes_first_and_this_host_last() -> None:
