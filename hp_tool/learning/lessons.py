@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, by_problem, evidence_of, is_release, teaching
 from hp_tool.learning.series import model_family
 from hp_tool.learning.stored import read_calibration
 
-OUTLIER_CONFIDENCE = 0.98
-"""A run outside of the range that holds this share of runs is called an outlier."""
+OUTLIER_SCORE = 3.5
+"""Modified z-score above which a run is called an outlier (Iglewicz and Hoaglin 1993, section 3.3)."""
+NORMAL_MAD = 0.6745
+"""Median absolute deviation of a standard normal distribution."""
+LEAST_DEVIATION = 0.02
+"""Of ln(measured / predicted): one configuration's steps repeat no better, so runs in close agreement have no outliers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +32,10 @@ class Lesson:
     """By the cost model alone."""
     after_s: float
     """After calibration."""
-    low_s: float
-    high_s: float
-    """Of the calibrated prediction, with OUTLIER_CONFIDENCE."""
     taught: bool
     """The calibration was fitted on it: then `after_s` is no forecast."""
-
-    @property
-    def outlier(self) -> bool:
-        return not self.low_s <= self.measured_s <= self.high_s
+    outlier: bool = False
+    """It is further off than the others are among themselves."""
 
     @property
     def error_before(self) -> float:
@@ -66,7 +67,6 @@ def lessons(*, store: Store, record: CalibrationRecord) -> tuple[Lesson, ...]:
         step = calibration.predict_step(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
         )
-        low, high = step.interval(confidence=OUTLIER_CONFIDENCE)
         before = np.sum(list(evidence.parts_s.values()), axis=0)
         by_id = {one.id: one for one in same}
         for row in np.flatnonzero(np.isfinite(evidence.measured_step_s)):
@@ -77,9 +77,21 @@ def lessons(*, store: Store, record: CalibrationRecord) -> tuple[Lesson, ...]:
                     measured_s=float(evidence.measured_step_s[row]),
                     before_s=float(before[row]),
                     after_s=float(step.median_s[row]),
-                    low_s=float(low[row]),
-                    high_s=float(high[row]),
                     taught=identity in calibration.measurement_ids,
                 )
             )
-    return tuple(sorted(found, key=lambda lesson: (lesson.record.created_at, lesson.record.id)))
+    ordered = sorted(found, key=lambda lesson: (lesson.record.created_at, lesson.record.id))
+    off = outliers(np.array([lesson.measured_s / lesson.after_s for lesson in ordered]))
+    return tuple(replace(lesson, outlier=bool(each)) for lesson, each in zip(ordered, off, strict=True))
+
+
+def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
+    """(n,) whether each of n ratios measured / predicted lies apart: 0.6745 |x - median(x)| / MAD(x) > 3.5 of x = ln(ratio).
+
+    The median and its deviation do not follow the outliers themselves, as the fit's own range would.
+    """
+    if not len(ratios):
+        return np.zeros(0, dtype=np.bool_)
+    deviation = np.abs(np.log(ratios) - np.median(np.log(ratios)))
+    off: NDArray[np.bool_] = NORMAL_MAD * deviation > OUTLIER_SCORE * max(float(np.median(deviation)), LEAST_DEVIATION)
+    return off

@@ -17,6 +17,8 @@ def seconds(value: float | None) -> str:
     """1.234 s, 12.3 ms; three significant digits and more only where they are whole."""
     if value is None:
         return ABSENT
+    if 0 < abs(value) < 1e-3:
+        return f"{value * 1e6:.3g} µs"
     return f"{value * 1e3:.3g} ms" if abs(value) < 1 else f"{_significant(value)} s"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
@@ -16,6 +17,30 @@ from hp_tool.domain.ports import Store
 from hp_tool.store import open_store
 from service.app import create_app
 from service.settings import Settings
+from tests.conftest import skip_or_fail
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+SMALL: dict[str, Any] = {
+    "id": "small",
+    "kind": "training",
+    "model": {
+        "name": "gpt-tiny",
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
+    "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
+    "search": {"budget_runs": 4, "run_timeout_s": 120.0, "steps": 2, "warmup_steps": 1},
+}
+"""A small GPT on two processes of this machine."""
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--no-sandbox")  # fmt: skip
 
 
 @pytest.fixture
@@ -64,18 +89,19 @@ def server(store: Store, settings: Settings) -> Iterator[str]:
 
 @pytest.fixture
 def query() -> dict[str, Any]:
-    """A small GPT on two processes of this machine."""
-    return {
-        "id": "small",
-        "kind": "training",
-        "model": {
-            "name": "gpt-tiny",
-            "num_hidden_layers": 4,
-            "hidden_size": 128,
-            "num_attention_heads": 4,
-            "vocab_size": 1024,
-        },
-        "cluster": {"gpu": "cpu", "num_gpus": 2},
-        "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
-        "search": {"budget_runs": 4, "run_timeout_s": 120.0, "steps": 2, "warmup_steps": 1},
-    }
+    return copy.deepcopy(SMALL)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of this process."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        skip_or_fail(component="CHROMIUM", reason=f"no browser: {error}")
+    if not CHROMIUM.exists():
+        skip_or_fail(component="CHROMIUM", reason=f"no browser at {CHROMIUM}")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
+        yield launched
+        launched.close()

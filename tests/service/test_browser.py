@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
 from service.client import Client
-from tests.conftest import skip_or_fail
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import wait_for
 
@@ -21,24 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Query = dict[str, Any]
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-sandbox")  # fmt: skip
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        skip_or_fail(component="CHROMIUM", reason=f"no browser: {error}")
-    if not CHROMIUM.exists():
-        skip_or_fail(component="CHROMIUM", reason=f"no browser at {CHROMIUM}")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -99,25 +80,3 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
     assert page.evaluate(colour) == "rgb(27, 122, 67)"
     page.emulate_media(color_scheme="dark")
     wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
-def test_pages_fit_the_screen(
-    browser: Browser, server: str, store: Store, query: Query, width: int, scheme: Any, tmp_path: Path
-) -> None:
-    with Client(server=server) as client:
-        search = client.submit_search(query=query).id
-    lease = claim(store, search)
-    one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 * 2**30))
-    one_run(store, lease, Measurement(status="crashed", cause="rank 1 failed", log_tail="x" * 400), OTHER)
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    for name, path in {"list": "/", "search": f"/searches/{search}"}.items():
-        page.goto(server + path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-        brightness = sum(int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")) / 3
-        assert (brightness > 128) == (scheme == "light")
-        page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
-    context.close()

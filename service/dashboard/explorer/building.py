@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
@@ -71,10 +71,12 @@ def explorer_page(
 
 def _filled(page: ExplorerPage, settings: Settings, *, resolve: Resolve, corrections: Corrections) -> ExplorerPage:
     free = resolve(schema.parse_query(settings.workload()))
-    found = _fastest(schema.to_json(free))
+    known = corrections(resolve_training(free))
+    identity = str(known.provenance.get("id")) if known is not None else None
+    found = _fastest(schema.to_json(free), _Learnt(calibration=identity, corrections=corrections))
     asked = settings.parallel()
-    if not asked and (known := found.recommendations or found.nearest_misses):
-        asked = schema.to_dict(config_query(known[0].parallel))
+    if not asked and (best := found.recommendations or found.nearest_misses):
+        asked = schema.to_dict(config_query(best[0].parallel))
     query = resolve(schema.parse_query(settings.workload() | {"parallel": asked}))
     problem = resolve_training(query)
     shown = app.single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
@@ -97,10 +99,18 @@ def _filled(page: ExplorerPage, settings: Settings, *, resolve: Resolve, correct
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Learnt:
+    """What is known of the cluster; the same wherever it is the same stored calibration."""
+
+    calibration: str | None
+    corrections: Corrections = field(compare=False)
+
+
 @lru_cache(maxsize=64)
-def _fastest(query: str) -> RecommendationResult:
-    """Moving a slider asks the same again and again. By the cost model alone: it changes with nothing but the question."""
-    return app.recommend(query=schema.parse_query(query), top=WEIGHED)
+def _fastest(query: str, learnt: _Learnt) -> RecommendationResult:
+    """Moving a slider asks the same again and again."""
+    return app.recommend(query=schema.parse_query(query), top=WEIGHED, corrections=learnt.corrections)
 
 
 def _of_each_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
@@ -114,7 +124,7 @@ def _of_each_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
 
 
 def _row(row: Recommendation, query: Query, settings: Settings, shown: ParallelConfig) -> FastRow:
-    found = row.estimate
+    found = row.calibrated_estimate or row.estimate
     return FastRow(
         rank=row.rank,
         arithmetic=formats.arithmetic(row.parallel),

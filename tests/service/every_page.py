@@ -1,0 +1,119 @@
+"""Every page of the dashboard over a store that has something to show, some of it written by someone who means no good."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import NewMeasurement
+from tests.service.coordinator import claim, finish, one_run
+
+EVIL = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
+LLAMA: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    "training": {"sequence_length": 8192, "global_batch_size": 512, "total_tokens": 1e12},
+}
+SERVING: dict[str, Any] = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8"},
+    "parallel": {"tensor_parallel_size": 4},
+}
+OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
+
+
+def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[str, str]:
+    """Fill the store; every page by a name, and the address at which it shows something."""
+    own = query["model"] | {"name": EVIL}
+    running = _search(store, http, query, ended=False)
+    ended = _search(store, http, query | {"model": own, "id": "named"}, ended=True)
+    series = _calibration(store, http)
+    http.post("/v1/models", json={"name": "mine", "spec": query["model"] | {"name": "mine"}})
+    http.post("/v1/keys", json={"owner": EVIL[:60], "scope": "read"})
+    pipeline = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
+    alone = LLAMA | {"parallel": {"tensor_parallel_size": 1}}
+    evil = query | {"model": own}
+    return {
+        "searches": "/",
+        "search-running": f"/searches/{running}",
+        "search-ended": f"/searches/{ended}",
+        "configuration": _asked("/configurations", query=pipeline),
+        "configuration-too-large": _asked("/configurations", query=alone),
+        "configuration-serving": _asked("/configurations", query=SERVING),
+        "configuration-named": _asked("/configurations", query=evil),
+        "compare": _asked("/compare", first=alone, second=pipeline),
+        "explorer": "/explorer",
+        "explorer-too-large": "/explorer?tp=1&pp=1",
+        "calibration": "/calibration",
+        "calibration-series": series,
+        "measurements": "/measurements",
+        "models": "/models",
+        "model": "/models/llama-3-70b",
+        "gpus": "/gpus",
+        "gpu": "/gpus/h100-sxm-80gb",
+        "clusters": "/clusters",
+        "cluster": "/clusters/dgx-h100",
+        "keys": "/keys",
+        "audit": "/audit",
+    }
+
+
+def without_a_page(app: FastAPI, pages: dict[str, str]) -> list[str]:
+    """Routes that answer with HTML and that no page of the list reaches."""
+    addresses = [address.partition("?")[0] for address in pages.values()]
+    routes = [route for route in _routes(app.routes) if "GET" in (route.methods or ()) and _is_html(route)]
+    return [route.path for route in routes if not any(re.fullmatch(route.path_regex, address) for address in addresses)]
+
+
+def _routes(routes: list[Any]) -> list[APIRoute]:
+    return [route for route in routes if isinstance(route, APIRoute)]
+
+
+def _is_html(route: APIRoute) -> bool:
+    kind = getattr(route.response_class, "value", route.response_class)
+    return isinstance(kind, type) and issubclass(kind, HTMLResponse)
+
+
+def _asked(path: str, **queries: dict[str, Any]) -> str:
+    return f"{path}?{urlencode({name: json.dumps(query) for name, query in queries.items()})}"
+
+
+def _search(store: Store, http: TestClient, query: dict[str, Any], *, ended: bool) -> str:
+    search: str = http.post("/v1/searches", json=query).json()["id"]
+    lease = claim(store, search)
+    one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 << 30))
+    one_run(store, lease, Measurement(status="crashed", cause=EVIL, log_tail=EVIL), OTHER)
+    if ended:
+        finish(store, lease)
+    return search
+
+
+def _calibration(store: Store, http: TestClient) -> str:
+    """A series with runs 30 % slower than predicted and one that stands out; the address of its page."""
+    for slower, stages, micro_batch in ((1.3, 2, 1), (1.25, 4, 1), (1.35, 8, 1), (1.3, 2, 2), (4.0, 4, 2)):
+        parallel = {"tensor_parallel_size": 8, "pipeline_parallel_size": stages, "micro_batch_size": micro_batch}
+        step_s = http.post("/v1/estimates", json=LLAMA | {"parallel": parallel}).json()["estimate"]["time"]["step_s"]
+        measurement = {"status": "ok", "step_s": slower * step_s}
+        http.post("/v1/measurements", json={"query": LLAMA, "parallel": parallel, "measurement": measurement})
+    http.post("/v1/calibrations", params={"gpu": "h100-sxm-80gb"})
+    store.add_measurement(
+        measurement=NewMeasurement(
+            source="file", cluster_key=EVIL, gpu=EVIL, framework=EVIL, model=EVIL, query={}, parallel=ParallelConfig(),
+            measurement=Measurement(status="crashed", cause=EVIL),
+        )
+    )  # fmt: skip
+    href: str = http.get("/calibration.json").json()["series"][0]["href"]
+    return href

@@ -1,0 +1,110 @@
+"""Every page in a real browser, wide and narrow, light and dark: no error, nothing fetched from elsewhere, nothing that
+axe-core calls serious, nothing of a user's words run; and a picture of each, kept where HP_SCREENSHOTS says.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from hp_tool.store import open_store
+from service.app import create_app
+from service.settings import Settings
+from tests.conftest import skip_or_fail
+from tests.service.conftest import SMALL
+from tests.service.every_page import seeded_pages, without_a_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+SERIOUS = ("serious", "critical")
+DRAWN = "() => [...document.querySelectorAll('[data-figure]')].every((each) => each.querySelector('svg'))"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, str, dict[str, str]]]:
+    """(the application, its URL, its pages) over one store."""
+    store = open_store(f"sqlite:///{tmp_path_factory.mktemp('site') / 'hp.sqlite3'}")
+    app = create_app(Settings(poll_s=0.02), store=store)
+    with TestClient(app, base_url="http://127.0.0.1:8000") as http:
+        pages = seeded_pages(store, http, SMALL)
+    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield app, f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}", pages
+    running.should_exit = True
+    thread.join()
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = os.environ.get("HP_SCREENSHOTS")
+    chosen = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen
+
+
+def test_no_page_is_forgotten(site: tuple[FastAPI, str, dict[str, str]]) -> None:
+    app, _, pages = site
+    assert without_a_page(app, pages) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_page(
+    browser: Browser, site: tuple[FastAPI, str, dict[str, str]], pictures: Path, width: int, scheme: Any
+) -> None:
+    _, url, pages = site
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else wrong.append(f"asked {request.url}"))
+    for name, path in pages.items():
+        wrong.append(f"-- {name}")
+        answer = page.goto(url + path)
+        assert answer is not None and answer.status == 200
+        policy = answer.headers["content-security-policy"]
+        assert "script-src 'self'" in policy and "unsafe" not in policy
+        page.wait_for_function(DRAWN)
+        page.screenshot(path=pictures / f"{name}-{width}-{scheme}.png", full_page=True)
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            wrong.append("it is wider than the screen")
+        background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        brightness = sum(int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")) / 3
+        if (brightness > 128) != (scheme == "light"):
+            wrong.append(f"it does not follow the {scheme} scheme")
+        if page.evaluate("'pwned' in window"):
+            wrong.append("a user's words were run")
+        if width == 1440:
+            wrong += _violations(page)
+    context.close()
+    assert [line for line in wrong if not line.startswith("-- ")] == [], "\n".join(wrong)
+
+
+def _violations(page: Any) -> list[str]:
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError as error:
+        skip_or_fail(component="CHROMIUM", reason=f"no axe-core: {error}")
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:160]} {node['any'][0]['message'] if node['any'] else ''}"
+        for each in found
+        if each["impact"] in SERIOUS
+        for node in each["nodes"][:3]
+    ]

@@ -1,0 +1,83 @@
+"""Someone who has read nothing finds what to run for a 70B model on 64 H100, and why TP=1 does not work: by what is on the
+screen alone, found by its role and the name that it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture
+def screen(browser: Browser, server: str) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(60_000)  # a busy machine
+    page.goto(server)
+    yield page
+    context.close()
+
+
+def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
+    # The way in: a word in the navigation, and a sentence that says what the page is for.
+    screen.get_by_role("link", name="Explorer").click()
+    screen.get_by_text("see which configuration to run").wait_for()
+
+    # The question, in the fields as they are named.
+    screen.get_by_role("combobox", name="Model", exact=True).select_option(label="llama-3-70b")
+    screen.get_by_role("combobox", name="GPU", exact=True).select_option(label="h100-sxm-80gb")
+    number = screen.get_by_label("Number of GPUs")
+    number.fill("64")
+    number.press("Tab")
+
+    # What to run: the first row under that heading.
+    answer = screen.get_by_role("region", name="What to run").get_by_role("row").nth(1)
+    best = answer.get_by_role("rowheader").inner_text()
+    found = re.match(r"TP (\d+) x PP (\d+) x DP (\d+) = 64 GPUs", best)
+    assert found is not None
+    assert int(found[1]) * int(found[2]) * int(found[3]) == 64
+    assert float(answer.get_by_role("cell").last.inner_text().removesuffix(" GiB")) < 80
+
+    # Why not TP 1: the slider to its left end, and the page says it with numbers.
+    status = screen.get_by_role("status")
+    assert "fits" in status.inner_text()
+    slider = screen.get_by_role("slider", name="Tensor parallel (TP)")
+    slider.press("Home")
+    status.get_by_text("does not fit").wait_for()
+    assert status.get_by_role("heading").inner_text().startswith("TP 1 x ")
+    why = screen.get_by_role("region", name="Why not")
+    needed = re.search(r"needs ([\d.]+) GiB, has ([\d.]+) GiB: (\w+) [\d.]+ GiB, (\w+)", why.inner_text())
+    assert needed is not None
+    assert float(needed[1]) > float(needed[2])
+
+    # What mends it: the first proposal, followed, fits.
+    mend = why.get_by_role("rowheader").first.get_by_role("link")
+    assert "TP 1 →" in mend.inner_text()
+    mend.click()
+    screen.get_by_role("heading", level=1, name=re.compile("= 64 GPUs")).wait_for()
+    assert screen.get_by_text("fits", exact=True).is_visible()
+    screen.get_by_role("region", name="Memory per pipeline stage").wait_for()
+
+    # And back to the question: the address carries it.
+    screen.get_by_role("link", name="Open in the explorer").click()
+    assert screen.get_by_role("combobox", name="Model", exact=True).input_value() == "llama-3-70b"
+
+
+def test_by_keyboard_alone_the_charts_follow_and_the_address_can_be_shared(screen: Page, browser: Browser) -> None:
+    screen.get_by_role("link", name="Explorer").press("Enter")
+    slider = screen.get_by_role("slider", name="Recomputation")
+    slider.press("End")
+    assert slider.get_attribute("aria-valuetext") == "full"
+    screen.get_by_role("status").get_by_text("full recomputation").wait_for()
+    heading = screen.get_by_role("status").get_by_role("heading").inner_text()
+    other = browser.new_context().new_page()
+    other.goto(screen.url)
+    assert other.get_by_role("status").get_by_role("heading").inner_text() == heading
+    assert other.get_by_role("combobox", name="Recomputation").input_value() == "full"
+    other.context.close()
