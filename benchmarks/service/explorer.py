@@ -67,7 +67,8 @@ def main() -> None:
         return
     print(
         f"{found['moves']} moves: median {found['median_ms']:.0f} ms, 90 % within {found['p90_ms']:.0f} ms, slowest "
-        f"{found['slowest_ms']:.0f} ms; {found['within_100_ms']:.0%} within {TARGET_MS:.0f} ms; the page has {size / 1e3:.0f} kB"
+        f"{found['slowest_ms']:.0f} ms; {found['within_100_ms']:.0%} within {TARGET_MS:.0f} ms; "
+        f"the page has {size / 1e3:.0f} kB"
     )
 
 
