@@ -16,6 +16,10 @@ from service.dashboard.explorer import routes as explorer
 from service.dashboard.new import routes as new_search
 from service.dashboard.rendering import ASSETS, STATIC
 
+# new_search first: `new` is no search's id.
+ROOMS = (new_search, searches, access, calibration, catalogue, configuration, explorer, plotly)
+"""Modules with a router of pages."""
+
 
 class Assets(StaticFiles):
     """Static files whose URL holds the digest of their content: a browser need never ask again."""
@@ -28,7 +32,6 @@ class Assets(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Add the pages and their static files."""
-    # new_search first: `new` is no search's id.
-    for module in (new_search, searches, access, calibration, catalogue, configuration, explorer, plotly):
-        app.include_router(module.router)
+    for room in ROOMS:
+        app.include_router(room.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

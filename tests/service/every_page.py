@@ -7,7 +7,6 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
-from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
@@ -16,6 +15,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import NewMeasurement
+from service.dashboard.pages import ROOMS
 from tests.service.coordinator import claim, finish, one_run
 
 EVIL = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
@@ -48,6 +48,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     evil = query | {"model": own}
     return {
         "searches": "/",
+        "new-search": "/searches/new",
         "search-running": f"/searches/{running}",
         "search-ended": f"/searches/{ended}",
         "configuration": _asked("/configurations", query=pipeline),
@@ -71,15 +72,17 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     }
 
 
-def without_a_page(app: FastAPI, pages: dict[str, str]) -> list[str]:
-    """Routes that answer with HTML and that no page of the list reaches."""
+def html_routes() -> list[APIRoute]:
+    """Every route of the dashboard that answers a GET with a page."""
+    routes = [route for room in ROOMS for route in room.router.routes if isinstance(route, APIRoute)]
+    return [route for route in routes if "GET" in route.methods and _is_html(route)]
+
+
+def without_a_page(pages: dict[str, str]) -> list[str]:
+    """Routes that no page of the list reaches. `/searches` is `/` under another name."""
     addresses = [address.partition("?")[0] for address in pages.values()]
-    routes = [route for route in _routes(app.routes) if "GET" in (route.methods or ()) and _is_html(route)]
+    routes = [route for route in html_routes() if route.path != "/searches"]
     return [route.path for route in routes if not any(re.fullmatch(route.path_regex, address) for address in addresses)]
-
-
-def _routes(routes: list[Any]) -> list[APIRoute]:
-    return [route for route in routes if isinstance(route, APIRoute)]
 
 
 def _is_html(route: APIRoute) -> bool:
