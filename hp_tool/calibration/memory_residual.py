@@ -1,8 +1,8 @@
 """Memory that a factor and an overhead do not explain: a Gaussian process over configurations.
 
-ln(measured / corrected prediction) = g(x) + noise. What is in g is mostly the allocator: blocks of a size that no other
-tensor of the step asks for again stay reserved, so that twice the micro-batch takes 1.3 or 1.9 times the activations, alike
-for configurations alike.
+ln(measured / corrected prediction) = g(x) + noise. Much of g is the allocator's: blocks of a size that no other tensor of
+the step asks for again stay reserved, so that twice the micro-batch takes 1.3 or 1.9 times the memory, alike for configurations
+alike.
 """
 
 from __future__ import annotations
