@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hp_tool import app, schema, serving
@@ -13,7 +14,7 @@ from hp_tool.errors import InputError
 from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, slurm, torchtitan
 from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.serving.problem import resolve_serving
+from hp_tool.serving.problem import cache_precision, resolve_serving
 
 TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "megatron-lm": megatron_lm.command,
@@ -78,8 +79,11 @@ def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) ->
             model=serving_problem.model,
             model_path=query.model if isinstance(query.model, str) else serving_problem.model.name,
             cluster=serving_problem.cluster,
-            workload=query.inference,
+            workload=replace(
+                query.inference, kv_cache_precision=cache_precision(query.inference, engine=serving_problem.engine)
+            ),
             parallel=config,
+            memory_fraction=min(serving_problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
         )
         return engines.command(setup, engine=format)
     if format not in TRAINING:

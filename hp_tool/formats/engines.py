@@ -5,6 +5,7 @@ Options of the versions named; replicas beyond one are separate servers behind a
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ def vllm(setup: ServingSetup) -> tuple[str, Options]:
         "--max-num-seqs": str(c.max_num_seqs),
         "--max-num-batched-tokens": str(c.max_num_batched_tokens),
         "--max-model-len": str(w.input_length + w.output_length),
+        "--gpu-memory-utilization": f"{setup.memory_fraction:g}",
     }
     if c.attention_data_parallel_size > 1:
         options["--data-parallel-size"] = str(c.attention_data_parallel_size)
@@ -44,6 +46,7 @@ def sglang(setup: ServingSetup) -> tuple[str, Options]:
         "--max-running-requests": str(c.max_num_seqs * c.attention_data_parallel_size),
         "--chunked-prefill-size": str(c.max_num_batched_tokens),
         "--context-length": str(w.input_length + w.output_length),
+        "--mem-fraction-static": f"{setup.memory_fraction:g}",
     }
     if c.attention_data_parallel_size > 1:
         options |= {"--enable-dp-attention": None, "--dp-size": str(c.attention_data_parallel_size)}
@@ -55,16 +58,19 @@ def sglang(setup: ServingSetup) -> tuple[str, Options]:
 
 
 def trtllm(setup: ServingSetup) -> tuple[str, Options]:
-    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py."""
+    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py, and in the file that
+    --extra_llm_api_options names what has no option there (see `extra_options`). With attention data parallelism every rank of
+    its tensor-parallel group attends to requests of its own: groups of several ranks have no word.
+    """
     c, w = setup.parallel, setup.workload
-    if c.attention_data_parallel_size > 1 or w.kv_cache_precision == "fp8":
-        name = "attention_data_parallel_size" if c.attention_data_parallel_size > 1 else "kv_cache_precision"
+    if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            f"trtllm-serve takes {name} from an extra options file, not from its command; choose vllm or sglang", field=name
+            "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
+            field="attention_data_parallel_size",
         )
     options: Options = {
         "--backend": "pytorch",
-        "--tp_size": str(c.tensor_parallel_size),
+        "--tp_size": str(c.tensor_parallel_size * c.attention_data_parallel_size),
         "--pp_size": str(c.pipeline_parallel_size),
         "--max_batch_size": str(c.max_num_seqs),
         "--max_num_tokens": str(c.max_num_batched_tokens),
@@ -75,19 +81,43 @@ def trtllm(setup: ServingSetup) -> tuple[str, Options]:
     return f"trtllm-serve {shlex.quote(setup.model_path)}", options
 
 
+def extra_options(setup: ServingSetup) -> dict[str, object]:
+    """TensorRT-LLM's LlmArgs for its options file; empty where there is nothing to say."""
+    found: dict[str, object] = {}
+    if setup.parallel.attention_data_parallel_size > 1:
+        found["enable_attention_dp"] = True
+    if setup.workload.kv_cache_precision == "fp8":
+        found["kv_cache_config"] = {"dtype": "fp8"}
+    return found
+
+
 ENGINES: dict[str, Callable[[ServingSetup], tuple[str, Options]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
 def command(setup: ServingSetup, *, engine: str) -> str:
     """A shell script that starts one replica. Raises UnsupportedError for what the engine's command cannot say."""
+    for name in ("speculative", "disaggregated"):
+        if getattr(setup.workload, name) is not None:
+            raise UnsupportedError(
+                f"the command of one replica does not say inference.{name}: draft models and routers are set up by hand; leave "
+                "it out of the query that is exported",
+                field=f"inference.{name}",
+            )
     start, options = ENGINES[engine](setup)
+    extra = extra_options(setup) if engine == "trtllm" else {}
+    file: tuple[str, ...] = ()
+    if extra:
+        options["--extra_llm_api_options"] = "$extra"
+        file = ('extra="$(mktemp --suffix=.yaml)"', "cat > \"$extra\" <<'END'", json.dumps(extra), "END")
     c = setup.parallel
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
-    lines = [name if value is None else f"{name} {shlex.quote(value)}" for name, value in options.items()]
+    quoted = {name: f'"{value}"' if value == "$extra" else shlex.quote(value or "") for name, value in options.items()}
+    lines = [name if value is None else f"{name} {quoted[name]}" for name, value in options.items()]
     return "\n".join(
         (
             "#!/usr/bin/env bash",
             f"# {engine} {VERSIONS[engine]}: {headline(setup)}; one of {setup.cluster.num_gpus // ranks} replicas.",
+            *file,
             " \\\n    ".join((start, *lines, '"$@"')),
             "",
         )

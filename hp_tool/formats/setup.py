@@ -45,7 +45,10 @@ class ServingSetup:
     """What the engine is told to load: a Hugging Face id or a folder."""
     cluster: ClusterSpec
     workload: InferenceWorkload
+    """kv_cache_precision as the estimate took it."""
     parallel: ServingConfig
+    memory_fraction: float
+    """Share of device memory that the engine may take."""
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,8 +105,8 @@ SERVING: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
-        ("vllm", ("vllm serve qwen3-32b", "--tensor-parallel-size 4", "--quantization fp8", "--max-model-len 5000")),
-        ("sglang", ("--model-path qwen3-32b", "--tp-size 4", "--context-length 5000")),
+        ("vllm", ("vllm serve qwen3-32b", "--tensor-parallel-size 4", "--kv-cache-dtype fp8", "--gpu-memory-utilization 0.9")),
+        ("sglang", ("--model-path qwen3-32b", "--tp-size 4", "--context-length 5000", "--mem-fraction-static")),
         ("trtllm", ("trtllm-serve qwen3-32b", "--tp_size 4", "--max_seq_len 5000")),
     ],
 )
@@ -112,6 +114,26 @@ def test_serving_commands(engine: str, options: tuple[str, ...]) -> None:
     text = export(result=SERVING, format=engine)
     for option in options:
         assert option in text
+
+
+def test_tensorrt_llm_reads_from_a_file_what_its_command_has_no_option_for(tmp_path: Path) -> None:
+    """The script is run with a command of that name in its path: it finds a file that says what the estimate assumed."""
+    experts = SERVING | {"model": "qwen3-30b-a3b", "parallel": {"attention_data_parallel_size": 8, "expert_parallel_size": 8}}
+    experts["inference"] = {**SERVING["inference"], "engine": "trtllm"}
+    (tmp_path / "trtllm-serve").write_text('#!/bin/sh\nwhile [ "$1" != --extra_llm_api_options ]; do shift; done\ncat "$2"\n')
+    (tmp_path / "trtllm-serve").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", export(result=experts, format="trtllm")], env=path, capture_output=True, check=True)
+    assert yaml.safe_load(done.stdout) == {"enable_attention_dp": True, "kv_cache_config": {"dtype": "fp8"}}
+    both = experts | {"parallel": {"tensor_parallel_size": 2, "attention_data_parallel_size": 4}}
+    with pytest.raises(UnsupportedError, match="every rank"):
+        export(result=both, format="trtllm")
+
+
+def test_a_draft_model_is_not_dropped_silently() -> None:
+    spec = {"num_speculative_tokens": 2, "acceptance_rate": 0.5}
+    with pytest.raises(UnsupportedError, match="speculative"):
+        export(result=SERVING | {"inference": SERVING["inference"] | {"speculative": spec}}, format="vllm")
 
 
 def test_formats_answer_the_right_kind() -> None:
