@@ -106,6 +106,9 @@ class Measurement:
     """Of a run that timed single operations."""
     losses: tuple[float, ...] = ()
     """Loss of each step, warm-up included: a run that trained shows it."""
+    breakdown_s: dict[str, float] | None = None
+    """Seconds of one further step under torch's profiler, where that was asked for, mean over the ranks: compute, each kind of
+    communication that nothing hides, idle. They sum to that step, which the profiler makes longer than step_s."""
     fidelity: Fidelity = Fidelity()
     hardware: Hardware | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -148,6 +151,8 @@ class ProfileRequest:
     """What was reduced to get here (already applied to model, training and parallel)."""
     step_tolerance_fraction: float | None = None
     """Stop measuring once four or more steps differ by less than this share; None: run all steps."""
+    breakdown: bool = False
+    """Run one further step under torch's profiler."""
     longest_step_s: float | None = None
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
     program: Program | None = None

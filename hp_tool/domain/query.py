@@ -45,6 +45,8 @@ class SearchSettings:
     """Measured optimizer steps a run."""
     warmup_steps: int = 2
     """Steps before measuring."""
+    breakdown: bool = False
+    """Also run one step of each configuration under torch's profiler: the measurement says where its seconds went."""
     step_tolerance_fraction: float = 0.01
     """A run ends early once at least four measured steps differ by less than this share."""
     hopeless_factor: float = 3.0

@@ -40,6 +40,7 @@ def train(request: ProfileRequest) -> Measurement:
         tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
         **meter.measured(),
         losses=steps.losses,
+        breakdown_s=steps.breakdown_s,
         fidelity=request.fidelity,
         hardware=backend.hardware(request, device=device),
         versions=backend.versions(),

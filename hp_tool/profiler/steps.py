@@ -15,3 +15,5 @@ class Steps:
     """Mean over the global batch."""
     stopped: str | None
     """Why there are fewer steps than asked for."""
+    breakdown_s: dict[str, float] | None
+    """Where one further step's seconds went, where that was asked for."""

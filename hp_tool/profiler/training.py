@@ -16,7 +16,7 @@ from megatron.core.utils import get_model_config
 from torch import distributed
 
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.profiler import data, stopping
+from hp_tool.profiler import breakdown, data, stopping
 from hp_tool.profiler.clock import slowest, synchronize
 from hp_tool.profiler.steps import Steps
 
@@ -51,7 +51,14 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
         stopped = stopping.why_stop(request, times)
         if stopped is not None:
             break
-    return Steps(times_s=tuple(times), losses=_mean_losses(losses, device=device), stopped=stopped)
+    return Steps(
+        times_s=tuple(times),
+        losses=_mean_losses(losses, device=device),
+        stopped=stopped,
+        breakdown_s=breakdown.of_one_step(lambda: _step(request, chunks, optimizer, schedule, batches), device=device)
+        if request.breakdown
+        else None,
+    )
 
 
 def _optimizer(request: ProfileRequest, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:

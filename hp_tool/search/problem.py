@@ -126,6 +126,7 @@ class SearchProblem(Question):
             seed=self.settings.seed,
             fidelity=run.fidelity,
             step_tolerance_fraction=self.settings.step_tolerance_fraction,
+            breakdown=self.settings.breakdown,
             longest_step_s=None if limit is None else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
         )
 

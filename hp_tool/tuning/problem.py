@@ -58,6 +58,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     check_known(launcher_name(query))
     if query.trainer is not None:
         check_trainer(query.trainer)
+        if query.search.breakdown:
+            raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
         return problem
     asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster, problem.strategy))
     for field, what in asked:

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.nn import functional
 
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.profiler import stopping
+from hp_tool.profiler import breakdown, stopping
 from hp_tool.profiler.clock import slowest, synchronize
 from hp_tool.profiler.native.model import Decoder
 from hp_tool.profiler.native.parallel import build_stages, make_mesh
@@ -37,6 +37,14 @@ def train(request: ProfileRequest, *, device: torch.device) -> Steps:
     optimizer = optimizers[request.training.optimizer]()
     step = _Pipeline(request, mesh, stages, device=device) if mesh["pp"].size() > 1 else _Plain(request, stages[0][1])
     rows = _rows(request, mesh, device=device)
+
+    def whole_step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = step(rows)
+        _clip(parameters, mesh, norm=1.0)
+        optimizer.step()
+        return loss
+
     times: list[float] = []
     losses: list[float] = []
     stopped = None
@@ -44,10 +52,7 @@ def train(request: ProfileRequest, *, device: torch.device) -> Steps:
         distributed.barrier()
         synchronize(device)
         started = time.perf_counter()
-        optimizer.zero_grad()
-        loss = step(rows)
-        _clip(parameters, mesh, norm=1.0)
-        optimizer.step()
+        loss = whole_step()
         synchronize(device)
         times.append(slowest(time.perf_counter() - started, device=device))
         losses.append(_mean(loss, device=device))
@@ -58,7 +63,8 @@ def train(request: ProfileRequest, *, device: torch.device) -> Steps:
             break
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
-    return Steps(times_s=tuple(times), losses=tuple(losses), stopped=stopped)
+    parts = breakdown.of_one_step(whole_step, device=device) if request.breakdown else None
+    return Steps(times_s=tuple(times), losses=tuple(losses), stopped=stopped, breakdown_s=parts)
 
 
 class _Plain:
