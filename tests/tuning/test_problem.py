@@ -64,6 +64,10 @@ def test_the_fewest_devices_are_searched_as_far_as_is_known():
     [
         ({"model": "t5-11b"}, "model.architecture"),
         ({"parallel": {"rank_order": "tp-pp-dp"}}, "parallel.rank_order"),
+        (
+            {"trainer": {"command": ["train"], "reader": "json"}, "search": {"breakdown": True}},
+            "search.breakdown",
+        ),
         ({"training": {"sequence_length": 2048, "global_batch_size": 1536, "optimizer": "muon"}}, "training.optimizer"),
     ],
 )
