@@ -10,11 +10,11 @@ from hp_tool.errors import UnsupportedError
 
 def test_every_shipped_profile_is_physical_and_says_what_it_was_fitted_on() -> None:
     profiles = engine_profiles()
-    assert {profile.engine for profile in profiles} == {"vllm", "sglang", "trtllm"}
+    assert {profile.engine for profile in profiles} == {"vllm", "sglang", "trtllm", "megatron-core"}
     for profile in profiles:
         assert 0.7 <= profile.matmul_slowdown <= 2.0 and 0.5 <= profile.attention_slowdown <= 4.0
         assert 0.0 <= profile.iteration_overhead_s < 0.02 and 0.0 < profile.memory_fraction < 1.0
-        assert profile.tpot_log_sd > 0.0 and "inference_measured.csv" in profile.fitted_on
+        assert profile.tpot_log_sd > 0.0 and ("inference_measured.csv" in profile.fitted_on) == profile.measured
 
 
 def test_versions_order_as_their_makers_count() -> None:
@@ -32,5 +32,5 @@ def test_the_newest_version_is_the_default_and_an_unknown_one_takes_the_nearest_
 
 
 def test_an_engine_without_a_profile_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="known: sglang, trtllm, vllm"):
+    with pytest.raises(UnsupportedError, match="known: megatron-core, sglang, trtllm, vllm"):
         engine_efficiency(engine="tgi", version=None)
