@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from hp_tool import __version__
 from hp_tool.domain.access_store import AccessStore
@@ -29,6 +29,7 @@ from service.api import (
     searches,
     sizings,
 )
+from service.api.dependencies import refuse_unknown_parameters
 from service.conditional import Conditional
 from service.dashboard import pages
 from service.keys import Keyring
@@ -70,7 +71,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
     for module in (estimates, batch, searches, events, measurements, formats, sizings, calibrations, catalog, keys):
-        app.include_router(module.router, prefix="/v1")
+        app.include_router(module.router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     pages.install(app)
     bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration, searches.BudgetChange)

@@ -22,7 +22,7 @@ router = APIRouter(tags=["estimates"])
     "/batch",
     response_class=StreamingResponse,
     responses={200: {"description": "One answer a line, in the order of the queries", "content": {MEDIA_TYPE: {}}}},
-    openapi_extra={"requestBody": {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}},
+    openapi_extra={"requestBody": {"content": {MEDIA_TYPE: {"schema": {}}}}},
 )
 async def batch(
     request: Request,

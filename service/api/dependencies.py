@@ -5,12 +5,14 @@ All of it async: FastAPI sends what is not through a thread, which takes longer 
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated, Literal, cast
 
 from fastapi import Depends, Query, Request
+from fastapi.dependencies.models import Dependant
 from pydantic import AwareDatetime
 
 from hp_tool.answers import uncalibrated
@@ -18,6 +20,7 @@ from hp_tool.correction import Correction, Corrections
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.errors import InputError
 from hp_tool.problem import TrainingProblem
 from hp_tool.registered import Find
 from service.answer_cache import Learnt
@@ -83,6 +86,24 @@ async def get_recorded(request: Request, corrections: Annotated[Corrections, Dep
         return correction
 
     return recorded
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """A parameter that the route does not know is a slip of the keyboard, and not passed over. Raises InputError."""
+    if not request.query_params:
+        return
+    known = sorted(_parameters(request.scope["route"].dependant))
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+            raise InputError(f"unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key")
+
+
+def _parameters(dependant: Dependant) -> set[str]:
+    """The query parameters of a route, its dependencies' included."""
+    own = {field.alias for field in dependant.query_params}
+    return own.union(*(_parameters(each) for each in dependant.dependencies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ def report(
     "/bulk",
     response_class=StreamingResponse,
     responses={200: {"description": "{status, id} or {status, error} a line, in order", "content": {NDJSON: {}}}},
-    openapi_extra={"requestBody": {"content": {NDJSON: {"schema": {"type": "string"}}}}},
+    openapi_extra={"requestBody": {"content": {NDJSON: {"schema": {}}}}},
 )
 async def report_many(
     request: Request, store: StoreDep, find: FindDep, idempotency_key: IdempotencyKey = None

@@ -54,6 +54,13 @@ def test_measurements_in_bulk(http: TestClient, store: SqlStore, query: dict[str
     assert len(stored) == 4
 
 
+def test_an_unknown_parameter_names_its_nearest(http: TestClient) -> None:
+    answer = http.get("/v1/searches", params={"ordr": "oldest"})
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (422, "unknown_key", "ordr")
+    assert "did you mean order?" in answer.json()["detail"]
+    assert http.post("/v1/recommendations", params={"tpo": 3}, json={}).json()["field"] == "tpo"
+
+
 @pytest.mark.parametrize("path", ["/v1/searches", "/v1/measurements"])
 def test_an_empty_list_is_a_page(http: TestClient, path: str) -> None:
     assert http.get(path, params={"order": "oldest"}).json() == {"items": [], "next_cursor": None}

