@@ -75,15 +75,16 @@ def _said(value: Any) -> str:
 def _pairs(first: ConfigurationView, second: ConfigurationView) -> tuple[MetricPair, ...]:
     others = {metric.name: metric for metric in second.metrics}
     names = [metric.name for metric in first.metrics] or list(others)
+    both_fit = first.feasible and second.feasible
     mine = {metric.name: metric for metric in first.metrics}
     rows = []
     for name in names:
         known = mine.get(name) or others[name]
         one, two = (found[name].value if name in found else None for found in (mine, others))
         change = two / one - 1.0 if one and two is not None else None
-        rows.append(
-            MetricPair(name=name, unit=known.unit, first=one, second=two, change=change, better=_better(change, known.unit))
-        )
+        # What cannot run is better at nothing.
+        better = _better(change, known.unit) if both_fit else ""
+        rows.append(MetricPair(name=name, unit=known.unit, first=one, second=two, change=change, better=better))
     return tuple(rows)
 
 
