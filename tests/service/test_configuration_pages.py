@@ -78,11 +78,11 @@ def test_serving_has_its_own_figures(shared_http: TestClient) -> None:
 def test_two_side_by_side(shared_http: TestClient) -> None:
     asked = {
         "first": json.dumps(LLAMA),
-        "second": json.dumps(LLAMA | {"parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 8}}),
+        "second": json.dumps(LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8}}),
     }
     page, twin = shared_http.get("/compare", params=asked), shared_http.get("/compare.json", params=asked).json()
     assert page.status_code == 200
-    assert {row["name"]: (row["first"], row["second"]) for row in twin["differences"]} == {"TP": ("8", "4"), "PP": ("4", "8")}
+    assert {row["name"]: (row["first"], row["second"]) for row in twin["differences"]} == {"PP": ("4", "8"), "DP": ("2", "1")}
     pair = next(pair for pair in twin["pairs"] if pair["name"] == "Step time")
     assert pair["change"] == pytest.approx(pair["second"] / pair["first"] - 1)
     assert pair["better"] == ("second" if pair["change"] < 0 else "first")
