@@ -41,7 +41,7 @@ def model(name: str, *, allow_files: bool = True) -> ModelSpec:
 
 def is_file_name(name: str) -> bool:
     """Whether a model of this name would be looked for in a file."""
-    return Path(name).suffix in documents.SUFFIXES
+    return "." in name and Path(name).suffix in documents.SUFFIXES
 
 
 def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from hp_tool.errors import HpToolError
@@ -43,6 +44,8 @@ def answer_lines(request: Request, answer: Callable[[Line], str]) -> StreamingRe
                 for start in range(0, len(lines), LINES_A_TURN):
                     yield await run_in_threadpool(turn, lines[start : start + LINES_A_TURN])
             last = splitter.finish()
+        except ClientDisconnect:  # whoever hangs up in the middle wants no further answer
+            return
         except HpToolError as error:
             # The body as a whole is too large. Its status line is long sent, so the last line says it.
             last = [error]

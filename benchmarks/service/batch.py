@@ -1,0 +1,184 @@
+"""`python -m benchmarks.service.batch [--lines 100000] [--json]`: a long batch through POST /v1/batch, and a client that stops.
+
+The lines are different estimates of GPT-3 175B on 1,024 GPUs. One client sends while it reads; the server's peak of resident
+memory is watched, and its processor time tells lines per second and core. Then a client sends the same and never reads: the
+server must stop taking lines from it, keep its memory, and go on answering others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.service.load import ESTIMATE, serve, wait_for_port
+from benchmarks.speed.workloads import query_lines, single_queries
+
+DISTINCT = 2000
+STALLED_S = 15.0
+LIMIT_BYTES = 64 * 2**20
+"""Above what the server has after a small batch; a whole large one would not fit into it."""
+
+
+class Peak:
+    """The most resident memory of a process while watched."""
+
+    def __init__(self, pid: int) -> None:
+        self._process, self.bytes = psutil.Process(pid), 0
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._left.wait(0.1):
+            self.bytes = max(self.bytes, self._process.memory_info().rss)
+
+
+def chunk(size: int, data: bytes) -> bytes:
+    """One piece of a chunked body."""
+    return f"{size:x}\r\n".encode() + data + b"\r\n"
+
+
+def opened(port: int) -> socket.socket:
+    """A connection that has begun a chunked POST."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=600)
+    head = (
+        f"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked"
+    )
+    connection.sendall(head.encode() + b"\r\n\r\n")
+    return connection
+
+
+def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, Any]:
+    """Send `count` lines and read their answers meanwhile."""
+    connection = opened(port)
+    busy = psutil.Process(pid)
+
+    def send() -> None:
+        for start in range(0, count, DISTINCT):
+            data = b"".join(line + b"\n" for line in lines[: min(DISTINCT, count - start)])
+            connection.sendall(chunk(len(data), data))
+        connection.sendall(b"0\r\n\r\n")
+
+    before, begun = sum(busy.cpu_times()[:2]), time.perf_counter()
+    with Peak(pid) as peak:
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        answered, errors, tail = 0, 0, b""
+        while not tail.endswith(b"\r\n0\r\n\r\n"):
+            data = connection.recv(2**20)
+            if not data:
+                break
+            # Chunks may cut a line anywhere, but not these words of ours, which are looked for in what joins two pieces.
+            joined = tail[-64:] + data
+            answered += joined.count(b'"status":"ok"') - tail[-64:].count(b'"status":"ok"')
+            errors += joined.count(b'"status": "error"') - tail[-64:].count(b'"status": "error"')
+            tail = joined[-128:]
+        sender.join()
+    connection.close()
+    cpu_s = sum(busy.cpu_times()[:2]) - before
+    wall_s = time.perf_counter() - begun
+    return {
+        "lines": count,
+        "answered": answered,
+        "errors": errors,
+        "wall_s": wall_s,
+        "per_second": count / wall_s,
+        "per_cpu_second": count / cpu_s,
+        "peak_bytes": peak.bytes,
+    }
+
+
+def stall(*, port: int, pid: int, lines: list[bytes], seconds: float) -> dict[str, Any]:
+    """Send without reading for `seconds`; others ask meanwhile."""
+    connection = opened(port)
+    connection.settimeout(1.0)
+    data = b"".join(line + b"\n" for line in lines)
+    ending, times, errors = time.monotonic() + seconds, [], 0
+    with Peak(pid) as peak, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as other:
+        sender = threading.Thread(target=lambda: _send_all(connection, data, ending), daemon=True)
+        sender.start()
+        while time.monotonic() < ending:
+            begun = time.perf_counter()
+            errors += other.post("/v1/estimates", json=ESTIMATE).status_code != httpx.codes.OK
+            times.append(time.perf_counter() - begun)
+            time.sleep(0.05)
+        sender.join()
+    connection.close()
+    return {"seconds": seconds, "others": len(times), "others_median_s": statistics.median(times), "others_errors": errors,
+            "peak_bytes": peak.bytes}  # fmt: skip
+
+
+def _send_all(connection: socket.socket, data: bytes, ending: float) -> None:
+    while time.monotonic() < ending:
+        try:
+            connection.sendall(chunk(len(data), data))
+        except OSError:  # the server takes no more, as it should
+            time.sleep(max(ending - time.monotonic(), 0.0))
+
+
+def evaluate(*, count: int) -> dict[str, Any]:
+    """A small batch, the long one, and the client that stops."""
+    lines = query_lines(single_queries(DISTINCT))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="hp-batch-") as folder:
+        url = f"sqlite:///{Path(folder) / 'hp.sqlite3'}"
+        server = get_context("spawn").Process(target=serve, args=(url, port), daemon=True)
+        server.start()
+        try:
+            wait_for_port(port)
+            assert server.pid is not None
+            small = stream(port=port, pid=server.pid, lines=lines, count=max(count // 50, 1))
+            long = stream(port=port, pid=server.pid, lines=lines, count=count)
+            stalled = stall(port=port, pid=server.pid, lines=lines, seconds=STALLED_S)
+        finally:
+            server.terminate()
+            server.join(10)
+    bounded = max(long["peak_bytes"], stalled["peak_bytes"]) - small["peak_bytes"] < LIMIT_BYTES
+    return {"small": small, "long": long, "stalled": stalled, "bounded": bounded, "load": os.getloadavg()[0]}
+
+
+def main() -> None:
+    """Run, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.batch", description=__doc__)
+    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    found = evaluate(count=arguments.lines)
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for row in (found["small"], found["long"]):
+        print(
+            f"{row['lines']:,} lines: {row['answered']:,} answered, {row['errors']} errors, {row['per_second']:,.0f} lines/s "
+            f"by the wall clock, {row['per_cpu_second']:,.0f} a second of processor, peak {row['peak_bytes'] / 2**20:.0f} MiB"
+        )
+    row = found["stalled"]
+    print(
+        f"a client that never reads, {row['seconds']:.0f} s: peak {row['peak_bytes'] / 2**20:.0f} MiB; {row['others']} "
+        f"estimates for others meanwhile, {1e3 * row['others_median_s']:.0f} ms each, {row['others_errors']} errors"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Many clients of one server in one process: plain asyncio streams with keep-alive and prepared bytes, so that asking costs
+little beside answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What came back."""
+
+    seconds: list[float] = field(default_factory=list)
+    errors: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def per_second(self) -> float:
+        return len(self.seconds) / self.wall_s
+
+    def quantile_s(self, share: float) -> float:
+        """Seconds that this share of the answers took at most."""
+        ordered = sorted(self.seconds)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def request_bytes(*, path: str, body: bytes, port: int) -> bytes:
+    """A POST as it goes over the wire."""
+    lines = (f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Content-Type: application/json")
+    return "\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body
+
+
+def ask(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -> Asked:
+    """Let so many clients ask, each at once when it has its answer."""
+    return asyncio.run(_ask(port=port, requests=requests, clients=clients, seconds=seconds))
+
+
+async def _ask(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -> Asked:
+    found = Asked()
+    begun = time.perf_counter()
+    await asyncio.gather(*(_client(port, requests, begun + seconds, found) for _ in range(clients)))
+    found.wall_s = time.perf_counter() - begun
+    return found
+
+
+async def _client(port: int, requests: Iterator[bytes], ending: float, found: Asked) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while (begun := time.perf_counter()) < ending:
+        writer.write(next(requests))
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(length)
+        found.seconds.append(time.perf_counter() - begun)
+        found.errors += not head.startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+def endless(request: bytes) -> Iterator[bytes]:
+    """The same again and again."""
+    return itertools.repeat(request)

@@ -1,0 +1,169 @@
+"""`python -m benchmarks.service.load [--seconds 5] [--clients 1 8 64] [--json]`: estimates and recommendations under load.
+
+GPT-3 175B on 1,024 GPUs: the same query again and again (cached), and no two alike (uncached). A trivial FastAPI route in
+the same uvicorn process tells what HTTP alone costs: the ceiling. The clients are one process of their own, asyncio streams
+with keep-alive. Beside requests per second and latencies by the wall clock stands the server's processor time per request,
+which a busy machine does not stretch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.service.clients import ask, endless, request_bytes
+from benchmarks.speed.workloads import QUERY
+
+ESTIMATE = QUERY | {
+    "parallel": {
+        "tensor_parallel_size": 8,
+        "pipeline_parallel_size": 16,
+        "virtual_pipeline_parallel_size": 3,
+        "micro_batch_size": 1,
+        "recompute": "selective",
+    }
+}
+TRIVIAL, ESTIMATES, RECOMMENDATIONS = "/trivial", "/v1/estimates", "/v1/recommendations?top=10"
+CEILING = "trivial route"
+
+
+def serve(url: str, port: int) -> None:
+    """The service as `hp-tool serve` runs it, and beside it in the same process one trivial route."""
+    import uvicorn
+    from fastapi import FastAPI
+    from starlette.types import Receive, Scope, Send
+
+    from service.app import create_app
+    from service.settings import Settings
+
+    ours, bare = create_app(Settings(database_url=url)), FastAPI()
+
+    @bare.post(TRIVIAL)
+    async def trivial(body: dict[str, Any]) -> dict[str, bool]:
+        return {"ok": bool(body)}
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        await (bare if scope.get("path") == TRIVIAL else ours)(scope, receive, send)
+
+    uvicorn.run(both, host="127.0.0.1", port=port, log_config=None, access_log=False, server_header=False)
+
+
+def workloads(port: int) -> dict[str, Iterator[bytes]]:
+    """Requests without end, by name."""
+
+    def different(path: str, query: dict[str, Any]) -> Iterator[bytes]:
+        for number in itertools.count():
+            training = query["training"] | {"total_tokens": 300e9 + number}
+            yield request_bytes(path=path, body=json.dumps(query | {"training": training}).encode(), port=port)
+
+    def same(path: str, query: dict[str, Any]) -> Iterator[bytes]:
+        return endless(request_bytes(path=path, body=json.dumps(query).encode(), port=port))
+
+    return {
+        CEILING: same(TRIVIAL, ESTIMATE),
+        "estimate, cached": same(ESTIMATES, ESTIMATE),
+        "estimate, uncached": different(ESTIMATES, ESTIMATE),
+        "recommendation, cached": same(RECOMMENDATIONS, QUERY),
+        "recommendation, uncached": different(RECOMMENDATIONS, QUERY),
+    }
+
+
+def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
+    """Ask everything with every number of clients."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="hp-load-") as folder:
+        server = get_context("spawn").Process(
+            target=serve, args=(f"sqlite:///{Path(folder) / 'hp.sqlite3'}", port), daemon=True
+        )
+        server.start()
+        try:
+            wait_for_port(port)
+            busy = psutil.Process(server.pid)
+            for name, requests in workloads(port).items():
+                ask(port=port, requests=requests, clients=2, seconds=min(seconds, 1.0))  # warm
+                for number in clients:
+                    before = sum(busy.cpu_times()[:2])
+                    found = ask(port=port, requests=requests, clients=number, seconds=seconds)
+                    rows.append(
+                        {
+                            "workload": name,
+                            "clients": number,
+                            "requests": len(found.seconds),
+                            "per_second": found.per_second,
+                            "p50_s": found.quantile_s(0.5),
+                            "p99_s": found.quantile_s(0.99),
+                            "errors": found.errors,
+                            "cpu_s": (sum(busy.cpu_times()[:2]) - before) / len(found.seconds),
+                        }
+                    )
+                    sys.stderr.write(as_text(rows[-1]) + "\n")
+        finally:
+            server.terminate()
+            server.join(10)
+    return {"load": os.getloadavg()[0], "cores": os.cpu_count(), "rows": rows, "of_ceiling": of_ceiling(rows)}
+
+
+def of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Requests a second as a share of the trivial route's, by the wall clock and by processor time, best over the clients."""
+    ceiling = {row["clients"]: row for row in rows if row["workload"] == CEILING}
+    shares: dict[str, dict[str, float]] = {}
+    for row in rows:
+        top, share = ceiling[row["clients"]], shares.setdefault(row["workload"], {"wall": 0.0, "cpu": 0.0})
+        share["wall"] = max(share["wall"], row["per_second"] / top["per_second"])
+        share["cpu"] = max(share["cpu"], top["cpu_s"] / row["cpu_s"] if row["cpu_s"] else 0.0)
+    return shares
+
+
+def as_text(row: dict[str, Any]) -> str:
+    """One line of the report."""
+    return (
+        f"{row['workload']:26} {row['clients']:3} clients: {row['per_second']:8,.0f}/s, p50 {1e3 * row['p50_s']:7.1f} ms, "
+        f"p99 {1e3 * row['p99_s']:7.1f} ms, {row['errors']} errors, {1e3 * row['cpu_s']:6.2f} ms of processor each"
+    )
+
+
+def main() -> None:
+    """Run, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.load", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each workload and number of clients")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    found = evaluate(clients=arguments.clients, seconds=arguments.seconds)
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    print(f"load {found['load']:.1f} on {found['cores']} cores; shares of the ceiling by wall clock and by processor time:")
+    for name, share in found["of_ceiling"].items():
+        print(f"  {name:26} {share['wall']:.2f} {share['cpu']:.2f}")
+
+
+def wait_for_port(port: int, *, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
