@@ -43,6 +43,14 @@ def register(app: typer.Typer) -> None:
                 help="Searches that all workers together run on one cluster at most (launcher local: on one host).",
             ),
         ] = None,
+        retention_days: Annotated[
+            float | None,
+            typer.Option(
+                min=1.0,
+                envvar="HP_RETENTION_DAYS",
+                help="Forget events, audit rows and ends of logs older than this; default never.",
+            ),
+        ] = None,
     ) -> None:
         """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
         from service import logs
@@ -51,4 +59,4 @@ def register(app: typer.Typer) -> None:
 
         form, level = log_settings()
         logs.configure(form=form, level=level)
-        work(database_url=database_url, lease_s=lease_s, per_cluster=searches_per_cluster)
+        work(database_url=database_url, lease_s=lease_s, per_cluster=searches_per_cluster, retention_days=retention_days)

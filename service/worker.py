@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hp_tool import tuning
-from hp_tool.domain.ports import Store
+from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.records import Lease
 from hp_tool.errors import HpToolError
 from hp_tool.learning import Follower
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 """How long a dead worker keeps its search from the others; a living one renews far more often."""
+PRUNE_EVERY_S = 86_400.0
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 FOLLOW_EVERY_S = 60.0
@@ -40,7 +41,7 @@ FOLLOW_EVERY_S = 60.0
 class Worker:
     """One coordinator at work; a process runs one."""
 
-    store: Store
+    store: AccessStore
     storage: BaseStorage | None = None
     """Optuna's; None: in memory."""
     holder: str
@@ -49,14 +50,19 @@ class Worker:
     """Searches that all workers together run on one cluster at most; None: any number."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
+    retention_days: float | None = None
+    """Events, audit rows and ends of logs older than this are forgotten, looked after once a day; None: never."""
     stopping: threading.Event
     """Set it, and the worker hands its search back to the queue, with the job running, and returns."""
 
     def run(self) -> None:
         """Work until told to stop. No error of a search ends the worker, nor does a database that is away for a while."""
         idle_s = SHORTEST_IDLE_S
-        follower, followed_at = Follower(store=self.store), -math.inf
+        follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
         while not self.stopping.is_set():
+            if self.retention_days is not None and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
+                self._prune(self.retention_days)
+                pruned_at = time.monotonic()
             if time.monotonic() - followed_at >= self.follow_every_s:
                 self._follow(follower)
                 followed_at = time.monotonic()
@@ -65,6 +71,12 @@ class Worker:
             else:
                 self.stopping.wait(idle_s)
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
+
+    def _prune(self, days: float) -> None:
+        try:
+            log.info("forgot what is older than %g days: %s", days, self.store.prune(older_than_days=days))
+        except HpToolError as error:
+            log.warning("cannot forget what is old: %s", error.message)
 
     def _follow(self, follower: Follower) -> None:
         try:
@@ -106,7 +118,9 @@ class Worker:
             log.info("search %s: %s", lease.search_id, result.search.state if result else "handed back to the queue")
 
 
-def work(*, database_url: str | None, lease_s: float = LEASE_S, per_cluster: int | None = None) -> None:
+def work(
+    *, database_url: str | None, lease_s: float = LEASE_S, per_cluster: int | None = None, retention_days: float | None = None
+) -> None:
     """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts at once."""
     from hp_tool import store as stores
 
@@ -129,6 +143,7 @@ def work(*, database_url: str | None, lease_s: float = LEASE_S, per_cluster: int
             holder=holder,
             lease_s=lease_s,
             per_cluster=per_cluster,
+            retention_days=retention_days,
             stopping=stopping,
         ).run()
     finally:

@@ -78,3 +78,20 @@ def copy(
         typer.echo(json.dumps({"rows": rows}))
     else:
         typer.echo("copied " + ", ".join(f"{number} {name.removeprefix('hp_')}" for name, number in rows.items()))
+
+
+@db.command()
+def prune(
+    older_than: Annotated[float, typer.Option(metavar="DAYS", min=1.0, help="What is older goes.")],
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget old events, audit rows, idempotency keys and ends of logs; searches, runs and measurements stay."""
+    from hp_tool.store import open_store
+
+    store = open_store(database_url)
+    try:
+        gone = store.prune(older_than_days=older_than)
+    finally:
+        store.close()
+    typer.echo(json.dumps(gone) if as_json else "forgot " + ", ".join(f"{n} {name}" for name, n in gone.items()))

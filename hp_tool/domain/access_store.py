@@ -50,6 +50,11 @@ class AccessStore(Store, Protocol):
     def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
         """Newest first."""
 
+    def prune(self, *, older_than_days: float) -> dict[str, int]:
+        """Forget what is older, in small steps: events of ended searches, audit rows, idempotency keys, ends of logs of failed
+        runs. Searches, runs, measurements and calibrations stay. How many of each.
+        """
+
     def usage(self) -> Usage:
         """Searches and runs by state, GPU-seconds, and how long the queue is."""
 

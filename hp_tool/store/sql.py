@@ -9,12 +9,13 @@ from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
 from hp_tool.store.probe import state_of
 from hp_tool.store.registrations import Registrations
+from hp_tool.store.retention import Retention
 from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
 from hp_tool.store.usage import UsageOf
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Registrations, Access, UsageOf):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Registrations, Access, UsageOf, Retention):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:
