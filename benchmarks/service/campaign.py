@@ -23,7 +23,7 @@ WORKERS = 2
 OPEN_SEARCHES = 3
 """Kept waiting or running while faults happen, so that each one hits something."""
 RUNS = 3
-DRAIN_S = 180.0
+DRAIN_S = 600.0
 POLL_S = 0.3
 QUERY: dict[str, Any] = {
     "kind": "training",
