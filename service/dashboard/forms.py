@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
 from hp_tool.errors import InputError
 
-MAX_FIELDS = 50
+MAX_FIELDS = 100
+
+
+def read_form(text: str | bytes) -> dict[str, str]:
+    """Names to values, the last where one is given twice; blank ones are left out. Raises InputError."""
+    try:
+        pairs = parse_qsl(text if isinstance(text, str) else text.decode(), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise InputError("the form is no URL-encoded text, or has too many fields", code="bad_request") from None
+    return {name: value.strip() for name, value in pairs if value.strip()}
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """Names to values, the last where one is given twice; empty ones are left out. The gate has bounded the size."""
-    try:
-        found = parse_qs((await request.body()).decode(), max_num_fields=MAX_FIELDS)
-    except ValueError:
-        raise InputError("the form is no URL-encoded text, or has too many fields", code="bad_request") from None
-    return {name: values[-1] for name, values in found.items()}
+    return read_form(await request.body())
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]
+"""The body's fields. That our own page sent them and how much it may be, the gate has checked."""

@@ -18,6 +18,7 @@ from service.api.steering import Action, steer
 from service.api.views import PageView, SearchView
 from service.dashboard.building import searches_page, stored_search_page
 from service.dashboard.contexts import SearchesPage, SearchPage, TrialTable
+from service.dashboard.forms import Form
 from service.dashboard.links import compare_href, configuration_href, configuration_text
 from service.dashboard.rendering import render
 from service.dashboard.trials import trial_table
@@ -123,6 +124,16 @@ def searches_html(page: SearchesContext) -> HTMLResponse:
 @router.get("/searches/{search_id}", response_class=HTMLResponse, include_in_schema=False)
 def search_html(page: SearchContext) -> HTMLResponse:
     return render("search.html", page=page, section="Searches")
+
+
+@router.post("/searches/{search_id}/budget", include_in_schema=False)
+def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
+    """Let the search run more or less."""
+    text = values.get("budget_runs", "")
+    if not text.isdecimal():
+        raise InputError(f"{text!r} is no number of runs", field="budget_runs")
+    store.change_budget(search_id=search_id, budget_runs=int(text))
+    return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 
 @router.post("/searches/{search_id}/{action}", include_in_schema=False)

@@ -45,9 +45,9 @@ def process(*arguments: str, database_url: str, home: Path) -> Iterator[subproce
 
 
 @contextmanager
-def api(*, database_url: str, home: Path) -> Iterator[str]:
+def api(*, database_url: str, home: Path, port: int | None = None) -> Iterator[str]:
     """A ready API; its URL."""
-    port = free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with process("serve", "--port", str(port), database_url=database_url, home=home) as serving:
         wait_for(lambda: serving.poll() is not None or _ready(url), timeout_s=60)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hp_tool import schema
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
+from service.dashboard.forms import read_form
 from service.dashboard.new.fields import fields
-from service.dashboard.new.forms import read_form, to_query, to_values
+from service.dashboard.new.forms import to_query, to_values
 
 Query = dict[str, Any]
 FILLED = {

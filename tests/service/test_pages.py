@@ -147,12 +147,25 @@ def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
 def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query) -> None:
     search = submit(http, query)
     page = http.get(f"/searches/{search}").text
-    assert re.findall(r'method="post" action="(.*?)"', page) == [f"/searches/{search}/pause", f"/searches/{search}/cancel"]
+    assert re.findall(r'method="post" action="(.*?)"', page) == [
+        f"/searches/{search}/{each}" for each in ("pause", "cancel", "budget")
+    ]
     response = http.post(f"/searches/{search}/cancel", follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, f"/searches/{search}")
     assert store.get_search(search_id=search).state is SearchState.CANCELLED
+    forged = http.post(f"/searches/{search}/budget", content="budget_runs=9", headers={"Origin": "https://evil.example"})
+    assert forged.status_code == 403
     forged = http.post(f"/searches/{search}/clone", headers={"Origin": "https://evil.example"})
     assert forged.status_code == 403
+
+
+def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query: Query) -> None:
+    search = submit(http, query)
+    page = http.get(f"/searches/{search}").text
+    assert f'action="/searches/{search}/budget"' in page
+    assert http.post(f"/searches/{search}/budget", content="budget_runs=9", follow_redirects=False).status_code == 303
+    assert store.get_search(search_id=search).query["search"]["budget_runs"] == 9
+    assert http.post(f"/searches/{search}/budget", content="budget_runs=many").json()["field"] == "budget_runs"
 
 
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:

@@ -22,5 +22,7 @@ def test_its_pages_and_trials_are_served(tmp_path):
         assert len(trials) == 2 and all(trial["calibrated"]["step_s"] > 0 for trial in trials)
         best = client.get(f"/v1/searches/{found.search.id}/result").json()["recommendations"][0]
         assert best["measurement"]["serving"]["tpot_s"] > 0
+        columns = client.get(f"/searches/{found.search.id}/trials.json").json()
+        assert len(columns["arithmetic"]) == 2 and columns["best"] is not None
         for page in (f"/searches/{found.search.id}", "/measurements", "/calibration"):
             assert client.get(page).status_code == 200, page

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 import yaml
 
@@ -15,16 +14,6 @@ from service.dashboard.new.fields import Field, Kind, fields
 
 EXTRA = "extra"
 """The form's last field: what it does not ask for, as YAML."""
-MAX_FIELDS = 100
-
-
-def read_form(body: str) -> dict[str, str]:
-    """The filled fields of a posted form, or of a query string, by name. Raises InputError."""
-    try:
-        pairs = parse_qsl(body, max_num_fields=MAX_FIELDS)
-    except ValueError as error:
-        raise InputError(f"the form cannot be read: {error}") from None
-    return {name: value.strip() for name, value in pairs if value.strip()}
 
 
 def kind_of(values: Mapping[str, str]) -> Kind:

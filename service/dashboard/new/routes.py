@@ -12,30 +12,20 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog, schema
 from hp_tool.domain.ports import Store
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError
 from hp_tool.tuning import resolve_search
 from service.api.answers import json_response
 from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
 from service.api.queries import resolve
+from service.dashboard.forms import Form, read_form
 from service.dashboard.new.contexts import NewSearchPage, Preview
 from service.dashboard.new.fields import sections
-from service.dashboard.new.forms import kind_of, read_form, to_query, to_values
+from service.dashboard.new.forms import kind_of, to_query, to_values
 from service.dashboard.new.preview import preview
 from service.dashboard.rendering import render
 
 router = APIRouter(prefix="/searches/new", tags=["dashboard"])
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
-
-
-async def posted(request: Request) -> dict[str, str]:
-    """The form's filled fields."""
-    try:
-        return read_form((await request.body()).decode())
-    except UnicodeDecodeError:
-        raise InputError("the form is not UTF-8") from None
-
-
-Posted = Annotated[dict[str, str], Depends(posted)]
 
 
 def form_context(
@@ -68,7 +58,7 @@ def form_page(values: Mapping[str, str], *, store: Store, error: HpToolError | N
     )
 
 
-def preview_context(values: Posted, request: Request, find: FindDep, corrections: CorrectionsDep) -> Preview:
+def preview_context(values: Form, request: Request, find: FindDep, corrections: CorrectionsDep) -> Preview:
     return preview(values, find=find, corrections=corrections, server=str(request.base_url).rstrip("/"))
 
 
@@ -99,7 +89,7 @@ def preview_html(page: PreviewContext) -> HTMLResponse:
 
 
 @router.post("", include_in_schema=False)
-def submit(values: Posted, store: StoreDep, find: FindDep) -> Response:
+def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
     """Queue the search and show it; a mistake comes back at its field."""
     try:
         query = resolve(schema.parse_query(to_query(values)), find=find)
