@@ -23,7 +23,7 @@ def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView
 def calibrated_predictions(record: SearchRecord) -> dict[ParallelConfig, dict[str, Any]]:
     """What the result of a search predicts of its configurations, after all that was learnt."""
     return {
-        _stored(row["parallel"]): _prediction(row["calibrated_estimate"])
+        stored_parallel(row["parallel"]): _prediction(row["calibrated_estimate"])
         for row in (record.result or {}).get("recommendations", ())
         if row.get("calibrated_estimate")
     }
@@ -42,7 +42,7 @@ def _serves(parallel: dict[str, Any]) -> bool:
     return "max_num_seqs" in parallel
 
 
-def _stored(parallel: dict[str, Any]) -> ParallelConfig:
+def stored_parallel(parallel: dict[str, Any]) -> ParallelConfig:
     """A result's configuration as its run is stored; of serving one replica, see hp_tool.search.serving."""
     if _serves(parallel):
         return replica(schema.adapter(ServingConfig).validate_python(parallel))

@@ -15,6 +15,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.exports import TRAINING
+from hp_tool.formats.engines import ENGINES
 from service.api.trials import recommended
 from service.api.views import PageView, SearchView
 from service.dashboard.contexts import Action, Best, SearchesPage, SearchPage, SearchRow, Tone
@@ -63,7 +64,7 @@ def search_page(*, view: SearchView, best_run: RunRecord | None, recommended: Re
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
-        export_formats=tuple(TRAINING),
+        export_formats=tuple(ENGINES if view.query.get("kind") == "inference" else TRAINING),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         state=view.state,
         tone=SEARCH_TONES[view.state],

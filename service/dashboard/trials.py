@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import RunFigures, SearchRecord
-from service.api.trials import calibrated_predictions
+from service.api.trials import calibrated_predictions, stored_parallel
 from service.dashboard.contexts import Axis, AxisValue, Tone, TrialTable
 from service.dashboard.formats import arithmetic, details
 
@@ -83,7 +82,7 @@ def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
         return next((index for index, run in enumerate(runs) if run.id == best_run), None)
     if not rows[0].get("measurement"):
         return None
-    chosen = schema.adapter(ParallelConfig).validate_python(rows[0]["parallel"])
+    chosen = stored_parallel(rows[0]["parallel"])
     measured = [index for index, run in enumerate(runs) if run.parallel == chosen and run.status == "ok"]
     return min(measured, key=lambda index: (not runs[index].fidelity.is_whole, -index), default=None)
 
