@@ -13,6 +13,8 @@ from hp_tool.calibration.prior import Prior
 from hp_tool.calibration.robust import maximum_a_posteriori, weights
 
 _MIN_BYTES = 1.0
+_WIDEST = 1e6
+"""Of an interval's bounds to its median: what is wider says nothing either, and infinity could not be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class MemoryPrediction:
         """(low, high), each (n,): should hold the measured bytes with this probability."""
         from scipy.special import stdtrit
 
-        half_width = stdtrit(self.degrees_of_freedom, 0.5 + confidence / 2) * self.log_sd
+        half_width = np.minimum(stdtrit(self.degrees_of_freedom, 0.5 + confidence / 2) * self.log_sd, np.log(_WIDEST))
         return self.median_bytes * np.exp(-half_width), self.median_bytes * np.exp(half_width)
 
     def fit_probability(self, capacity_bytes: FloatArray | float) -> FloatArray:
