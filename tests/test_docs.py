@@ -135,8 +135,8 @@ def test_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert "--tensor-model-parallel-size" in printed
 
 
-ELSEWHERE = {"search.md"}
-"""Pages whose Python runs in the tests of what they explain."""
+ELSEWHERE = {"search.md", "service.md"}
+"""Pages whose Python runs in the tests of what they explain: it needs a study, a server."""
 PYTHON = [
     (page.name, block)
     for page in PAGES
