@@ -62,7 +62,7 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "gpt-pp2-v2": {"parallel": PP2_V2},
     "gpt-dp2": {"parallel": DP2},
     "gpt-dp2-zero0": {"parallel": {**DP2, "zero_stage": 0}},
-    "llama-tp2-sp": {"model": LLAMA, "parallel": TP2_SP},
+    "llama-tp2-sp": {"model": LLAMA, "parallel": TP2_SP, "breakdown": True},
     "qwen-tp2": {"model": QWEN, "parallel": TP2},
     "qwen-tp2-sp": {"model": QWEN, "parallel": TP2_SP},
     "gpt-cp2": {"parallel": CP2},
@@ -119,3 +119,11 @@ def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
     assert found.peak_memory_source == "resident_set_growth"
     assert found.hardware is not None and (found.hardware.gpu, found.hardware.num_gpus) == ("cpu", 2)
     assert {"torch", "megatron-core", "python"} <= found.versions.keys()
+
+
+def test_a_step_is_taken_apart_on_request(measured: dict[str, Measurement]) -> None:
+    assert measured["gpt-tp2-sp"].breakdown_s is None
+    found = measured["llama-tp2-sp"].breakdown_s
+    assert found is not None and {"compute", "all_gather", "all_reduce", "idle"} <= found.keys()
+    assert found["compute"] > 0 and min(found.values()) >= 0
+    assert sum(found.values()) > 0.5 * min(measured["llama-tp2-sp"].step_times_s)

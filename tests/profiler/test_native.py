@@ -41,7 +41,7 @@ DOUBLE = {
     "llama-tp2-per_op": fsdp(model=LLAMA, parallel={**TP2, "recompute": "per_op"}),
     "llama-pp2": fsdp(model=LLAMA, parallel=PP2),
     "llama-pp2-v2": fsdp(model=LLAMA, parallel={**PP2, "virtual_pipeline_parallel_size": 2}),
-    "qwen-tp2-sp": fsdp(model=QWEN, parallel=TP2_SP),
+    "qwen-tp2-sp": fsdp(model=QWEN, parallel=TP2_SP, breakdown=True),
 }
 
 
@@ -70,6 +70,9 @@ def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
     assert found.status == "ok" and len(found.step_times_s) == 2 and len(found.losses) == 3
     assert found.tokens_per_second_per_gpu == pytest.approx(4 * 32 / (found.step_s or 0.0) / 2)
     assert len(found.peak_memory_bytes_per_rank) == 2 and min(found.peak_memory_bytes_per_rank) > 0
+    parts = found.breakdown_s
+    assert parts is not None and {"compute", "idle"} < parts.keys()  # and what gloo calls its collectives
+    assert parts["compute"] > 0 and sum(parts.values()) > 0.5 * min(found.step_times_s)
 
 
 @pytest.mark.parametrize("case", [*SINGLE.values(), *DOUBLE.values()])
