@@ -132,7 +132,7 @@ def test_the_audit_log_tells_who_changed_what_and_who_was_refused(
     told = [(row["owner"], row["action"], row["resource"], row["outcome"]) for row in reversed(rows)]
     assert told == [
         ("ada", "POST /v1/searches", "/v1/searches", "202"),
-        ("ada", "POST /v1/searches/{search_id}/{action}", f"{path}/cancel", "200"),
+        ("ada", "POST /v1/searches/{search_id}/cancel", f"{path}/cancel", "200"),
         ("ada", "GET /v1/keys", "/v1/keys", "403"),
         (None, "POST /v1/keys", "/v1/keys", "201"),
     ]
