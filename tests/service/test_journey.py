@@ -1,0 +1,87 @@
+"""From the form to the answer in a real browser, against a real server and a real worker."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import skip_or_fail
+from tests.service.processes import api, free_port, process, wait_for
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.distributed
+PATIENCE_MS = 240_000
+MODEL = """model: {name: gpt-tiny, num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 512}
+search: {steps: 2, warmup_steps: 1}
+training: {precision: fp32}"""
+
+
+@pytest.fixture
+def database_url(tmp_path: Path) -> str:
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
+        skip_or_fail(component="MEGATRON", reason="the profiler extra is not installed")
+    return f"sqlite:///{tmp_path / 'hp.sqlite3'}"
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that fails its test if a script threw; the server's absence it reports itself."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    opened = context.new_page()
+    opened.set_default_timeout(PATIENCE_MS)
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    yield opened
+    context.close()
+    assert problems == []
+
+
+def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    with api(database_url=database_url, home=tmp_path, port=port) as url:
+        page.goto(f"{url}/searches/new")
+        for label, value in (
+            ("GPU", "cpu"),
+            ("GPUs", "many"),
+            ("GPUs a node", "2"),
+            ("Sequence length", "64"),
+            ("Global batch size", "4"),
+        ):
+            page.get_by_label(label, exact=True).fill(value)
+        page.get_by_text("Everything else").click()
+        page.get_by_label("Further fields of the query, as YAML").fill(MODEL)
+        page.locator("[data-error='cluster.num_gpus']", has_text="many").wait_for()
+        page.get_by_label("GPUs", exact=True).fill("2")
+        page.get_by_role("heading", name="Best by the cost model").wait_for()
+        page.get_by_text("Profile runs", exact=True).click()
+        page.get_by_label("Profile runs at most").fill("2")
+        page.get_by_role("button", name="Start the search").click()
+        page.locator("h1 + .state", has_text="queued").wait_for()
+        search = page.url
+    # Nobody answers now; the page says so, and comes back by itself.
+    page.get_by_text("The server is away").wait_for()
+    with api(database_url=database_url, home=tmp_path, port=port), process("worker", database_url=database_url, home=tmp_path):
+        page.locator("h1 + .state", has_text="succeeded").wait_for()
+        assert page.url == search
+        wait_for(lambda: page.locator("#connection").inner_text() == "", timeout_s=30)
+        page.locator("tr.chosen").wait_for()
+        best = page.locator(".arithmetic").inner_text()
+        assert best.endswith("= 2 GPUs")
+        assert page.locator("tr.chosen a").inner_text() == best
+        assert page.locator("tbody[data-part=rows] > tr").count() == 2
+        page.get_by_role("button", name="Show").click()
+        page.locator("#exported", has_text="--tensor-model-parallel-size").wait_for()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download").click()
+        assert "--tensor-model-parallel-size" in Path(download.value.path()).read_text()
+        for box in page.get_by_role("checkbox").all():
+            box.check()
+        page.get_by_role("link", name="Compare the two").click()
+        page.wait_for_url("**/compare?**")
+        assert page.locator("h1").inner_text()
