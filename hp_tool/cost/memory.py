@@ -1,7 +1,7 @@
 """Bytes on the pipeline's first and last stage; the worse one counts.
 
-With equal numbers of layers a middle stage holds fewer micro-batches than the first and neither embedding nor logits,
-so only the ends can be the worst.
+With equal layers a middle stage holds fewer micro-batches than the first and neither embedding nor logits, so only the ends
+can be the worst; `middle` looks at the second stage where the first has less.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from hp_tool.cost.exchange_overlap import merged_share, merges_passes
 from hp_tool.cost.head import HeadTime, head_time
 from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
 from hp_tool.cost.memory import memory
+from hp_tool.cost.middle import fuller, middle_stages
 from hp_tool.cost.modules import layer_axes
 from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.schedules.costs import splits_backward
@@ -154,16 +155,22 @@ def training_costs(
         times = _mix(times, sparse_times, stages.pace_moe_fraction)
     states = state_costs(**machine, candidates=candidates)
 
-    held = memory(
-        model=model,
-        workload=workload,
-        profile=profile,
-        candidates=candidates,
-        layers=(first, last),
-        stages=stages,
-        states=states,
-        micro_batches=m,
-    )
+    asked: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "micro_batches": m}
+    held = memory(**asked, candidates=candidates, layers=(first, last), stages=stages, states=states)
+    between = middle_stages(model, workload, candidates, stages=stages)
+    if between is not None:
+        inner = stage_layers(model, between, framework=workload.framework)
+        first, last = sizes, sizes
+        if model.num_experts:
+            first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (inner.first, inner.last))
+        held_between = memory(
+            **asked,
+            candidates=between,
+            layers=(first, last),
+            stages=inner,
+            states=state_costs(**machine, candidates=between),
+        )
+        held = fuller(held, held_between, candidates=candidates)
     parts = time_parts(
         **machine,
         candidates=candidates,

@@ -43,6 +43,18 @@ CASES: dict[str, dict[str, Any]] = {
             "virtual_pipeline_parallel_size": 2,
         },
     },
+    "ends a layer shorter": {
+        "model": "llama-3.1-405b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
+        "training": {"sequence_length": 8192, "global_batch_size": 512},
+        "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 16},
+    },
+    "dense layer first": {
+        "model": "deepseek-v2",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 240},
+        "training": {"sequence_length": 4096, "global_batch_size": 480},
+        "parallel": {"pipeline_parallel_size": 10, "expert_parallel_size": 8, "recompute": "full"},
+    },
     "offloaded": {
         "training": GPT["training"] | {"offload": "optimizer"},
         "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8},
