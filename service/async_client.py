@@ -57,8 +57,8 @@ class AsyncClient:
     async def search(self, *, search_id: str) -> SearchView:
         return await self._do(calls.search(search_id=search_id))
 
-    async def trials(self, *, search_id: str) -> TrialsView:
-        return await self._do(calls.trials(search_id=search_id))
+    async def trials(self, *, search_id: str, **filters: Any) -> TrialsView:
+        return await self._do(calls.trials(search_id=search_id, **filters))
 
     async def act(self, *, search_id: str, action: str) -> SearchView:
         """`action`: cancel, pause, resume or clone."""

@@ -94,8 +94,9 @@ def search(*, search_id: str) -> Call[SearchView]:
     return Call(method="GET", path=f"/v1/searches/{search_id}", answer=SearchView)
 
 
-def trials(*, search_id: str) -> Call[TrialsView]:
-    return Call(method="GET", path=f"/v1/searches/{search_id}/trials", answer=TrialsView)
+def trials(*, search_id: str, **filters: Any) -> Call[TrialsView]:
+    options = {"params": _given(filters)}
+    return Call(method="GET", path=f"/v1/searches/{search_id}/trials", answer=TrialsView, options=options)
 
 
 def act(*, search_id: str, action: str) -> Call[SearchView]:

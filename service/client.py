@@ -111,9 +111,9 @@ class Client:
         """Where one search stands."""
         return self._do(calls.search(search_id=search_id))
 
-    def trials(self, *, search_id: str) -> TrialsView:
-        """Its profile runs, predicted and measured side by side."""
-        return self._do(calls.trials(search_id=search_id))
+    def trials(self, *, search_id: str, limit: int | None = None, cursor: str | None = None, **filters: str) -> TrialsView:
+        """Its profile runs, predicted and measured side by side; filters: state, status, since, until, order."""
+        return self._do(calls.trials(search_id=search_id, limit=limit, cursor=cursor, **filters))
 
     def cancel(self, *, search_id: str) -> SearchView:
         """Ask its worker to stop for good."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from service.budget_command import budget
 from service.key_commands import keys
 from service.report_command import report
 
@@ -13,9 +14,10 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL; default H
 
 
 def register(app: typer.Typer) -> None:
-    """Add `serve`, `worker`, `keys` and `report`. Imports stay inside: the command line starts without the web framework."""
+    """Add `serve`, `worker`, `keys`, `report` and `budget`. Imports stay inside: the command line starts without the web framework."""
     app.add_typer(keys, name="keys")
     app.command()(report)
+    app.command()(budget)
 
     @app.command()
     def serve(

@@ -29,6 +29,7 @@ from hp_tool.domain.records import (
     RegistrationRecord,
     RunFigures,
     RunRecord,
+    RunState,
     SearchRecord,
     SearchState,
 )
@@ -238,6 +239,20 @@ class Store(Protocol):
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         """All runs of a search in order of intent, with their measurements."""
+
+    def list_runs(
+        self,
+        *,
+        search_id: str,
+        state: RunState | None = None,
+        status: MeasurementStatus | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool = True,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[RunRecord]:
+        """The same in pages; every filter given must hold. `status`: of what was measured."""
 
     def count_open_runs(self, *, cluster: str) -> int:
         """Runs that have not ended, of all searches on the registered cluster of this name."""

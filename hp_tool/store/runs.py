@@ -10,14 +10,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, RunFigures, RunRecord, RunState
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
 from hp_tool.store.codec import decode, decode_text, encode
 from hp_tool.store.measurements import insert_measurement
+from hp_tool.store.paging import fetch_page
 from hp_tool.store.quotas import SEARCH, on_cluster
 from hp_tool.store.searches import read_search
 from hp_tool.store.types import new_id, row_dict
@@ -128,6 +129,39 @@ class Runs(StoreBase):
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
             return [run_record(row) for row in rows]
+
+    def list_runs(
+        self,
+        *,
+        search_id: str,
+        state: RunState | None = None,
+        status: MeasurementStatus | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool = True,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[RunRecord]:
+        query = WITH_MEASUREMENT.where(RUN.c.search_id == search_id)
+        if state is not None:
+            query = query.where(RUN.c.state == state)
+        if status is not None:
+            query = query.where(MEASURED.status == status)
+        with self._reading() as connection:
+            page = fetch_page(
+                connection,
+                table=RUN,
+                query=query,
+                limit=limit,
+                cursor=cursor,
+                record=run_record,
+                since=since,
+                until=until,
+                oldest_first=oldest_first,
+            )
+            if not page.items:
+                read_search(connection, search_id)  # none of this kind is one thing, no such search another
+            return page
 
     def count_open_runs(self, *, cluster: str) -> int:
         open_run = RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))

@@ -116,16 +116,34 @@ class Paging:
     cursor: str | None
 
 
+Since = Annotated[AwareDatetime | None, Query(description="Created at this instant or later")]
+Until = Annotated[AwareDatetime | None, Query(description="Created before this instant")]
+Order = Literal["newest", "oldest"]
+FIRST = "What comes first"
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
+
+
 async def get_paging(
-    since: Annotated[AwareDatetime | None, Query(description="Created at this instant or later")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Created before this instant")] = None,
-    order: Annotated[Literal["newest", "oldest"], Query(description="What comes first")] = "newest",
-    cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")] = None,
+    since: Since = None,
+    until: Until = None,
+    order: Annotated[Order, Query(description=FIRST)] = "newest",
+    cursor: Cursor = None,
 ) -> Paging:
     """The parameters that long lists share."""
     return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
 
 
+async def get_trial_paging(
+    since: Since = None,
+    until: Until = None,
+    order: Annotated[Order, Query(description=FIRST)] = "oldest",
+    cursor: Cursor = None,
+) -> Paging:
+    """The same for the runs of one search, whose order is that of their intent."""
+    return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
+
+
+TrialPagingDep = Annotated[Paging, Depends(get_trial_paging)]
 PagingDep = Annotated[Paging, Depends(get_paging)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]

@@ -12,11 +12,12 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import schema
-from hp_tool.domain.records import SearchRecord, SearchState
+from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.tuning import resolve_search
 from service.api import openapi
 from service.api.answers import search_answer
-from service.api.dependencies import PagingDep, SettingsDep, StoreDep
+from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
 from service.api.steering import Action, steer
 from service.api.trials import trials_of
@@ -100,10 +101,20 @@ def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budge
 
 
 @router.get("/{search_id}/trials")
-def get_trials(search_id: str, store: StoreDep) -> TrialsView:
-    """Its profile runs: predicted before, predicted after calibration, measured."""
+def get_trials(
+    search_id: str,
+    store: StoreDep,
+    paging: TrialPagingDep,
+    state: RunState | None = None,
+    status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> TrialsView:
+    """Its profile runs: predicted before, predicted after calibration, measured. Every filter given must hold."""
     record = store.get_search(search_id=search_id)
-    return TrialsView(search_id=search_id, state=record.state, trials=trials_of(record, store.runs(search_id=search_id)))
+    page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **asdict(paging))
+    return TrialsView(
+        search_id=search_id, state=record.state, trials=trials_of(record, page.items), next_cursor=page.next_cursor
+    )
 
 
 @router.get("/{search_id}/result", responses={202: {"model": SearchView, "description": "Not ended yet"}})

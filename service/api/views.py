@@ -123,11 +123,13 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsView:
-    """All trials of a search, in order of intent."""
+    """Trials of a search, in order of intent unless asked otherwise."""
 
     search_id: str
     state: SearchState
     trials: list[TrialView]
+    next_cursor: str | None = None
+    """Give it as `cursor` to get what follows; None on the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

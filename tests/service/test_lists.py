@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.store import SqlStore
+from tests.service.coordinator import claim, one_run
 
 
 def pages(http: TestClient, path: str, **given: Any) -> list[str]:
@@ -64,3 +67,37 @@ def test_an_unknown_parameter_names_its_nearest(http: TestClient) -> None:
 @pytest.mark.parametrize("path", ["/v1/searches", "/v1/measurements"])
 def test_an_empty_list_is_a_page(http: TestClient, path: str) -> None:
     assert http.get(path, params={"order": "oldest"}).json() == {"items": [], "next_cursor": None}
+
+
+def test_trials_by_order_state_and_outcome(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+    search = http.post("/v1/searches", json=query).json()["id"]
+    lease, path = claim(store, search), f"/v1/searches/{search}/trials"
+    assert http.get(path).json()["trials"] == []
+    for tensor, status in ((1, "ok"), (2, "oom"), (4, "ok")):
+        step_s = 0.4 if status == "ok" else None
+        parallel = ParallelConfig(tensor_parallel_size=tensor, sequence_parallel=tensor > 1)
+        one_run(store, lease, Measurement(status=status, step_s=step_s), parallel)
+    open_run = ParallelConfig(pipeline_parallel_size=2)
+    store.intend_run(lease=lease, parallel=open_run, fidelity=Fidelity(), predicted={"step_s": 1.0})
+
+    def numbers(**given: Any) -> list[int]:
+        found: list[int] = []
+        cursor: str | None = None
+        while True:
+            page = http.get(path, params={"limit": 2, **given, **({"cursor": cursor} if cursor else {})}).json()
+            assert len(page["trials"]) <= 2
+            found += [trial["number"] for trial in page["trials"]]
+            if (cursor := page["next_cursor"]) is None:
+                return found
+
+    assert numbers() == [0, 1, 2, 3]
+    assert numbers(order="newest") == [3, 2, 1, 0]
+    assert (numbers(status="ok"), numbers(status="oom"), numbers(state="intended")) == ([0, 2], [1], [3])
+    assert numbers(status="timeout") == []
+    third = store.runs(search_id=search)[2].created_at.isoformat()
+    assert (numbers(until=third), numbers(since=third)) == ([0, 1], [2, 3])
+    whole = http.get(path).json()
+    assert (len(whole["trials"]), whole["next_cursor"], whole["state"]) == (4, None, "running")
+    for wrong in ({"status": "fine"}, {"state": "asleep"}, {"cursor": "x"}, {"limit": 0}, {"sort": "step_s"}):
+        assert http.get(path, params=wrong).status_code == 422, wrong
+    assert http.get("/v1/searches/nope/trials").status_code == 404
