@@ -14,7 +14,7 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL; default H
 
 
 def register(app: typer.Typer) -> None:
-    """Add `serve`, `worker`, `keys`, `report` and `budget`. Imports stay inside: the command line starts without the web framework."""
+    """Add the service's commands. Imports stay inside: the command line starts without the web framework."""
     app.add_typer(keys, name="keys")
     app.command()(report)
     app.command()(budget)

@@ -119,14 +119,14 @@ class Paging:
 Since = Annotated[AwareDatetime | None, Query(description="Created at this instant or later")]
 Until = Annotated[AwareDatetime | None, Query(description="Created before this instant")]
 Order = Literal["newest", "oldest"]
-FIRST = "What comes first"
+FIRST = Query(description="What comes first")
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
 
 
 async def get_paging(
     since: Since = None,
     until: Until = None,
-    order: Annotated[Order, Query(description=FIRST)] = "newest",
+    order: Annotated[Order, FIRST] = "newest",
     cursor: Cursor = None,
 ) -> Paging:
     """The parameters that long lists share."""
@@ -136,7 +136,7 @@ async def get_paging(
 async def get_trial_paging(
     since: Since = None,
     until: Until = None,
-    order: Annotated[Order, Query(description=FIRST)] = "oldest",
+    order: Annotated[Order, FIRST] = "oldest",
     cursor: Cursor = None,
 ) -> Paging:
     """The same for the runs of one search, whose order is that of their intent."""
