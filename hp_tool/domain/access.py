@@ -54,6 +54,14 @@ class GpuSecondsLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRunsLimit:
+    """Profile runs that may be open at a time, of all searches on a registered cluster."""
+
+    cluster: str
+    runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
     """Something that was changed, or refused: who, when, what, and how it ended."""
 

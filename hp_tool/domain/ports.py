@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from hp_tool.domain.access import GpuSecondsLimit
+from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
@@ -226,8 +226,19 @@ class Store(Protocol):
         """Oldest first, those with seq > after."""
 
     # Runs
-    def intend_run(self, *, lease: Lease, parallel: ParallelConfig, fidelity: Fidelity, predicted: JsonObject) -> RunRecord:
-        """The run of this configuration, stored before it is submitted; a new attempt only where the last was abandoned."""
+    def intend_run(
+        self,
+        *,
+        lease: Lease,
+        parallel: ParallelConfig,
+        fidelity: Fidelity,
+        predicted: JsonObject,
+        limit: OpenRunsLimit | None = None,
+    ) -> RunRecord:
+        """The run of this configuration, stored before it is submitted; a new attempt only where the last was abandoned.
+
+        LimitError `cluster_full` where a new run would pass `limit`; runs intended at once are counted one after another.
+        """
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord: ...
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
-from hp_tool.errors import InputError, LauncherError
+from hp_tool.errors import InputError, LauncherError, LimitError
 from hp_tool.search.fidelity import extrapolated, num_gpus
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
 from hp_tool.search.problem import Question
@@ -64,13 +65,13 @@ class Coordinator:
         poll_s: float = 0.25,
         report: Report = lambda kind, payload: None,
         should_release: Callable[[], bool] = lambda: False,
-        has_room: Callable[[], bool] = lambda: True,
+        limit: OpenRunsLimit | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `should_release`: this
         process is asked to end; the search goes back to the queue with its job running, for the next one to adopt.
-        `has_room`: whether the cluster takes one more run, of whichever search."""
+        `limit`: the runs that the cluster takes at a time, of all searches."""
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
         self._planner = Planner(
@@ -80,7 +81,7 @@ class Coordinator:
             reusable=reusable or {},
         )
         self._lease_s, self._poll_s = lease_s, poll_s
-        self._report, self._should_release, self._has_room = report, should_release, has_room
+        self._report, self._should_release, self._limit = report, should_release, limit
         self._sleep, self._clock = sleep, clock
         self._renewed_at = -float("inf")
         self._started_at: dict[str, float] = {}
@@ -96,7 +97,10 @@ class Coordinator:
                 unfinished = open_runs(runs)
                 pausing = record is not None and record.requested == "pause"
                 room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
-                reason = self._next(runs) if room else None
+                try:
+                    reason = self._next(runs) if room else None
+                except LimitError:  # another search was faster
+                    room, reason = False, None
                 if room and reason is None:
                     continue
                 if unfinished:
@@ -126,7 +130,11 @@ class Coordinator:
         if isinstance(decision, Nothing):
             return decision.reason
         run = self._store.intend_run(
-            lease=self._lease, parallel=decision.parallel, fidelity=decision.fidelity, predicted=decision.predicted
+            lease=self._lease,
+            parallel=decision.parallel,
+            fidelity=decision.fidelity,
+            predicted=decision.predicted,
+            limit=self._limit,
         )
         if decision.trial is not None and decision.calibration is not None:
             self._projection.bind(trial=decision.trial, run=run)
@@ -136,6 +144,10 @@ class Coordinator:
             learnt = {"calibration": decision.calibration.summary()}
             self._store.append_event(lease=self._lease, kind="proposed", payload={**payload, **learnt})
         return None
+
+    def _has_room(self) -> bool:
+        """Whether the cluster takes one more run, of whichever search: asked before one is thought up. The store decides."""
+        return self._limit is None or self._store.count_open_runs(cluster=self._limit.cluster) < self._limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
         """Start what was only intended, wherever an earlier coordinator left it, and wait until one of the jobs has ended."""

@@ -1,4 +1,4 @@
-"""GPU-seconds per day: what is used, what is promised to searches under way, and whether one more search fits."""
+"""What bounds searches: GPU-seconds per day, used and promised to searches under way, and runs at a time on a cluster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import ANY_KEY, GpuSecondsLimit
-from hp_tool.domain.records import JsonObject, SearchState
+from hp_tool.domain.access import ANY_KEY, GpuSecondsLimit, OpenRunsLimit
+from hp_tool.domain.records import JsonObject, RunState, SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store import tables
 
@@ -16,7 +16,10 @@ SEARCH, RUN = tables.searches, tables.runs
 OPEN = (SearchState.QUEUED, SearchState.RUNNING, SearchState.PAUSED)
 ADMISSION_LOCK = 0x68705F61646D6974
 """PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
+RUNS_LOCK = 0x6870_7275
+"""The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's hash."""
 BUDGET_FIELD = "search.budget_gpu_seconds"
+FULL_RETRY_S = 1.0
 
 
 def admit(
@@ -46,6 +49,29 @@ def admit(
                 code="quota_exhausted",
                 retry_after_s=(_midnight(at) + timedelta(days=1) - at).total_seconds(),
             )
+
+
+def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
+    """Raise LimitError `cluster_full` where the cluster has all the runs it takes.
+
+    Held until the transaction ends, so that the run is stored before the next one is looked at.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(RUNS_LOCK, sa.func.hashtext(limit.cluster))))
+    if open_runs_on(connection, limit.cluster) >= limit.runs:
+        raise LimitError(
+            f"cluster {limit.cluster} has all of the {limit.runs} runs that it takes at a time",
+            field="cluster",
+            code="cluster_full",
+            retry_after_s=FULL_RETRY_S,
+        )
+
+
+def open_runs_on(connection: sa.Connection, cluster: str) -> int:
+    """Runs that have not ended, of all searches on the cluster."""
+    open_run = RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
+    query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+    return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
 
 
 def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
@@ -19,7 +20,7 @@ from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
 from hp_tool.store.codec import decode, decode_text, encode
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import fetch_page
-from hp_tool.store.quotas import SEARCH, on_cluster
+from hp_tool.store.quotas import admit_run, open_runs_on
 from hp_tool.store.searches import read_search
 from hp_tool.store.types import new_id, row_dict
 
@@ -56,7 +57,15 @@ FIGURES = sa.select(
 class Runs(StoreBase):
     """The part of `Store` about profile runs."""
 
-    def intend_run(self, *, lease: Lease, parallel: ParallelConfig, fidelity: Fidelity, predicted: JsonObject) -> RunRecord:
+    def intend_run(
+        self,
+        *,
+        lease: Lease,
+        parallel: ParallelConfig,
+        fidelity: Fidelity,
+        predicted: JsonObject,
+        limit: OpenRunsLimit | None = None,
+    ) -> RunRecord:
         digest = configuration_digest(parallel=parallel, fidelity=fidelity)
         values = {
             "parallel": encode(parallel, field="parallel"),
@@ -70,6 +79,8 @@ class Runs(StoreBase):
             last = connection.execute(same.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
             if last is not None and last.state != RunState.ABANDONED:
                 return read_run(connection, last.id)
+            if limit is not None:
+                admit_run(connection, limit)
             number = connection.execute(sa.select(sa.func.count()).where(RUN.c.search_id == search_id)).scalar_one()
             at = now(connection)
             run_id = new_id()
@@ -164,10 +175,8 @@ class Runs(StoreBase):
             return page
 
     def count_open_runs(self, *, cluster: str) -> int:
-        open_run = RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
-        query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
         with self._reading() as connection:
-            return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
+            return open_runs_on(connection, cluster)
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
         with self._reading() as connection:

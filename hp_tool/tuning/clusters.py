@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.cluster_runs import cluster_name, cluster_runs
-from hp_tool.domain.access import GpuSecondsLimit
+from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
@@ -100,7 +100,7 @@ def _runs_of(query: JsonObject) -> ClusterRuns | None:
     return None if name is None else cluster_runs(name)
 
 
-def most_runs(query: Query) -> tuple[str, int] | None:
-    """The registered cluster's name and how many runs it takes at a time; None where nothing is said."""
+def runs_limit(query: Query) -> OpenRunsLimit | None:
+    """How many runs the query's registered cluster takes at a time; None where nothing is said."""
     runs, name = cluster_runs(query.cluster), cluster_name(query.cluster)
-    return None if runs is None or name is None else (name, runs.max_concurrent_runs)
+    return None if runs is None or name is None else OpenRunsLimit(cluster=name, runs=runs.max_concurrent_runs)

@@ -29,7 +29,7 @@ from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.trainers import TrainerLauncher
-from hp_tool.tuning.clusters import create_launcher, daily_limits, most_runs, within_limits
+from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.heartbeat import Heartbeat
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
@@ -148,7 +148,7 @@ def run_search(
             lease_s=lease_s,
             report=on_event,
             should_release=heartbeat.watched(should_release),
-            has_room=_room(store, query),
+            limit=runs_limit(query),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)
@@ -177,16 +177,6 @@ def _outcome_stored(store: Store, lease: Lease) -> Iterator[None]:
             raise StoreError(f"the study's database: {type(bug).__name__}") from bug
         _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"))
         raise
-
-
-def _room(store: Store, query: Query) -> Callable[[], bool]:
-    """Whether the query's cluster takes one more run. Asked before each: of two searches that ask in the same instant both may
-    begin one."""
-    most = most_runs(query)
-    if most is None:
-        return lambda: True
-    name, runs = most
-    return lambda: store.count_open_runs(cluster=name) < runs
 
 
 def study_storage(database_url: str | None) -> BaseStorage:

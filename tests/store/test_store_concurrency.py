@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
+from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import NewMeasurement, SearchState
+from hp_tool.domain.records import Lease, NewMeasurement, SearchState
+from hp_tool.errors import LimitError
 from hp_tool.store import SqlStore, open_store, schema
 
 PROCESSES = 4
@@ -85,6 +87,29 @@ def test_threads_racing_with_one_run_store_it_once(store: SqlStore, new_measurem
     with ThreadPoolExecutor(THREADS) as pool:
         assert len(set(pool.map(whole_run, range(THREADS)))) == 1
     assert len(store.runs(search_id=lease.search_id)) == len(store.measurements().items) == 1
+
+
+def test_searches_racing_for_a_clusters_last_places_get_no_more(store: SqlStore) -> None:
+    leases = []
+    for n in range(THREADS):
+        search = store.create_search(query={"cluster": "busy" if n % 2 else {"node_type": "busy", "num_gpus": 2}})
+        claim = store.claim_search(holder="w", lease_s=60.0, search_id=search.id)
+        assert claim is not None
+        leases.append(claim[1])
+    limit = OpenRunsLimit(cluster="busy", runs=3)
+
+    def intend(lease: Lease) -> str | None:
+        try:
+            run = store.intend_run(lease=lease, parallel=ParallelConfig(), fidelity=Fidelity(), predicted={}, limit=limit)
+        except LimitError as full:
+            assert full.code == "cluster_full"
+            return None
+        return run.id
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        first = list(pool.map(intend, leases))
+    assert len([run for run in first if run]) == store.count_open_runs(cluster="busy") == 3
+    assert [intend(lease) for lease in leases] == first  # what is intended stays so on a full cluster
 
 
 def test_threads_with_one_idempotency_key_make_one_search(store: SqlStore) -> None:
