@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +11,8 @@ from hp_tool.domain.pools import PoolRecommendation
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.errors import HpToolError, UnsupportedError
-
-log = logging.getLogger(__name__)
+from hp_tool.errors import UnsupportedError
+from hp_tool.single import calibrated, predicted, single
 
 Task = Literal["estimate", "recommend"]
 Front = app.Front | Literal["throughput"]
@@ -83,8 +79,11 @@ def estimate_answer(
     asked = schema.query_mapping(query) if with_query else None
     if query.kind == "inference":
         return EstimateAnswer(id=query.id, estimate=serving.estimate(query=query), query=asked)
-    found = app.estimate(query=query, with_mends=with_mends)
-    learnt = None if corrections is uncalibrated else app.calibrated(query=query, found=found, corrections=corrections)
+    one = single(query)
+    found = predicted(asked=one)
+    if with_mends:
+        found = app.with_mends_of(asked=one, found=found)
+    learnt = calibrated(asked=one, corrections=corrections)
     return EstimateAnswer(id=query.id, estimate=found, calibrated_estimate=learnt, query=asked)
 
 
@@ -131,37 +130,3 @@ def _serving_answer(query: Query, *, top: int, with_query: bool, pareto: Front |
         disaggregated=pools,
         query=schema.query_mapping(query) if with_query else None,
     )
-
-
-def answer_line(
-    line: bytes,
-    *,
-    task: Task,
-    top: int,
-    read: Callable[[bytes], Query] = schema.parse_query,
-    corrections: Corrections = uncalibrated,
-) -> str:
-    """One line of a batch, answered on one line. Whatever is wrong with it, or `read` raises, stays in it.
-
-    Estimates come without mends, which would cost more than the rest of a batch together.
-    """
-    try:
-        query = read(line)
-        if task == "estimate":
-            return schema.to_json(estimate_answer(query, with_mends=False, with_query=False, corrections=corrections))
-        return schema.to_json(recommend_answer(query, top=top, with_query=False, corrections=corrections))
-    except HpToolError as error:
-        return error_line(line, error)
-    except Exception:  # a bug that one query finds must not take the answers of all others with it
-        log.exception("unhandled error on a batch line")
-        return error_line(line, HpToolError("an internal error occurred; it has been logged"))
-
-
-def error_line(line: bytes, error: HpToolError) -> str:
-    """The answer of a line that cannot be answered, with the id it came with if that can be read."""
-    try:
-        data = json.loads(line)
-        identity = data.get("id") if isinstance(data, dict) else None
-    except (ValueError, RecursionError):
-        identity = None
-    return json.dumps({"id": identity if isinstance(identity, str) else None, "status": "error", "error": error.as_dict()})

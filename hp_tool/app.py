@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from hp_tool.correction import Corrections, corrected_estimate
-from hp_tool.cost.breakdown import estimate_alone
-from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.feasibility import explain, legality
-from hp_tool.described import described, described_misses, with_missed_targets
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
-from hp_tool.domain.pipeline_layout import parse_layout
+from hp_tool.correction import Corrections
+from hp_tool.described import described, described_misses
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
@@ -21,7 +17,8 @@ from hp_tool.mends import mends
 from hp_tool.misses import nearest_misses, with_all_zero_stages
 from hp_tool.problem import resolve_training
 from hp_tool.ranking import cost_space
-from hp_tool.space import scheduled_chunks
+from hp_tool.single import Single, predicted, single
+from hp_tool.single import single_config as single_config
 
 MAX_TOP = 1_000
 Front = Literal["memory", "gpus"]
@@ -45,36 +42,16 @@ def estimate(*, query: Query, with_mends: bool = True) -> Estimate:
     One that is illegal, too large or too slow is an Estimate with feasible=False, its reasons and what mends it, not an
     error. Mends cost a few hundred estimates of neighbours: where speed counts, leave them out.
     """
-    problem = resolve_training(query)
-    config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
-    candidate = Candidates.alone(config)
-    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    code = int(legality(**nouns, candidates=candidate, strategy=problem.strategy))
-    if code:
-        reasons = explain(code, **nouns, config=config, strategy=problem.strategy)
-        found = Estimate(feasible=False, reasons=reasons, parallel=config)
-    else:
-        found = estimate_alone(
-            costs=problem.costs(candidate), candidate=candidate, profile=problem.profile, strategy=problem.strategy, **nouns
-        )
-        found = replace(found, parallel=config)
-        found = with_missed_targets(found, problem)
-    if found.feasible or not with_mends:
+    asked = single(query)
+    found = predicted(asked=asked)
+    return with_mends_of(asked=asked, found=found) if with_mends else found
+
+
+def with_mends_of(*, asked: Single, found: Estimate) -> Estimate:
+    """The estimate, with what mends it where it is infeasible."""
+    if found.feasible:
         return found
-    return replace(found, mends=mends(query=query, problem=problem, asked=found))
-
-
-def calibrated(*, query: Query, found: Estimate, corrections: Corrections) -> Estimate | None:
-    """The estimate `found` for this query after what is known of its cluster; None where that is nothing, or it is illegal."""
-    if found.parallel is None or found.time is None:
-        return None
-    problem = resolve_training(query)
-    correction = corrections(problem)
-    if correction is None:
-        return None
-    one = Candidates.from_configs([found.parallel])
-    corrected = corrected_estimate(0, costs=problem.costs(one), candidates=one, problem=problem, correction=correction)
-    return replace(corrected, parallel=found.parallel)
+    return replace(found, mends=mends(query=asked.query, problem=asked.problem, asked=found))
 
 
 def recommend(*, query: Query, top: int = 10, corrections: Corrections = lambda problem: None) -> RecommendationResult:
@@ -124,48 +101,6 @@ def pareto(*, query: Query, against: Front, corrections: Corrections = lambda pr
     found = devices_front(query=query, problem=problem, correction=correction)
     rows = [row for smaller, space in found for row in described(space.candidates, smaller, correction)]
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
-
-
-def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core") -> ParallelConfig:
-    """The one configuration a query fixes, data_parallel_size derived, zero_stage the framework's own.
-
-    Raises InputError where an axis is a list, or the schedule is not that of the model chunks.
-    """
-    values: dict[str, Any] = {}
-    for name in ParallelConfig.__slots__:
-        value = getattr(parallel, name)
-        if isinstance(value, tuple) and name not in OF_THE_QUERY:
-            if len(value) != 1:
-                raise InputError(f"parallel.{name} is a list; an estimate wants one value", field=f"parallel.{name}")
-            value = value[0]
-        if value is not None:
-            values[name] = value
-    values.setdefault("zero_stage", default_zero_stage(framework))
-    if parallel.pipeline_layout is not None:
-        values = _laid_out(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
-    schedule = values.get("pipeline_schedule")
-    chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule == "zbv" else 1)
-    scheduled_chunks((chunks,), schedule=schedule)
-    if schedule in ("1f1b", "interleaved"):  # what the number of chunks says already
-        del values["pipeline_schedule"]
-    t = values.get("tensor_parallel_size", 1)
-    if parallel.data_parallel_size is None:
-        ranks = t * values.get("pipeline_parallel_size", 1) * values.get("context_parallel_size", 1)
-        values["data_parallel_size"] = max(num_gpus // ranks, 1)
-    values["sequence_parallel"] = t > 1 and values.get("sequence_parallel", True)
-    if values.get("data_parallel_shard_size") == values.get("data_parallel_size", parallel.data_parallel_size):
-        values["data_parallel_shard_size"] = 0  # the whole group
-    return ParallelConfig(**values)
-
-
-def _laid_out(values: dict[str, Any], *, chunks: int) -> dict[str, Any]:
-    """The values with the number of stages or of chunks a stage that a pipeline layout implies, where only one is given;
-    with neither, every chunk is a stage.
-    """
-    p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
-    if p is None:
-        return values | {"pipeline_parallel_size": max(chunks // (v or 1), 1)}
-    return values if v is not None else values | {"virtual_pipeline_parallel_size": max(chunks // p, 1)}
 
 
 def config_query(config: ParallelConfig) -> ParallelQuery:

@@ -46,6 +46,9 @@ FLOORS = (
         "doctor",
         "learning",
         "fronts",
+        "lines",
+        "single",
+        "together",
     },
     {"cli", "service"},
 )

@@ -20,9 +20,10 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from benchmarks.service.mutations import mutated
-from hp_tool.answers import answer_line, estimate_answer
+from hp_tool.answers import estimate_answer
 from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
+from hp_tool.lines import answer_line
 from hp_tool.schema import to_json
 from hp_tool.store import open_store
 from service.api.queries import read_query

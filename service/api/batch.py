@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from hp_tool.answers import Task, answer_line, error_line
-from hp_tool.errors import HpToolError
+from hp_tool.answers import Task
+from hp_tool.lines import answer_lines
 from service.api.dependencies import CorrectionsDep, FindDep
-from service.api.ndjson import MEDIA_TYPE, Line
+from service.api.ndjson import MEDIA_TYPE
 from service.api.queries import read_query
-from service.api.streaming import answer_lines
+from service.api.streaming import stream_answers
 
 router = APIRouter(tags=["estimates"])
 
@@ -33,10 +33,4 @@ async def batch(
 ) -> StreamingResponse:
     """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
     read = functools.partial(read_query, find=find)
-
-    def answer(line: Line) -> str:
-        if isinstance(line, HpToolError):
-            return error_line(b"", line)
-        return answer_line(line, task=task, top=top, read=read, corrections=corrections)
-
-    return answer_lines(request, answer)
+    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, corrections=corrections))

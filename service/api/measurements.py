@@ -17,13 +17,13 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.errors import HpToolError
 from hp_tool.learning import read_report
+from hp_tool.lines import Line
 from service.api import openapi
 from service.api.dependencies import FindDep, PagingDep, StoreDep
 from service.api.ndjson import MEDIA_TYPE as NDJSON
-from service.api.ndjson import Line
 from service.api.queries import resolve
 from service.api.searches import KEY_REUSED, IdempotencyKey
-from service.api.streaming import answer_lines
+from service.api.streaming import stream_answers
 from service.api.views import MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
@@ -75,7 +75,7 @@ async def report_many(
         except HpToolError as error:
             return json.dumps({"status": "error", "error": error.as_dict()})
 
-    return answer_lines(request, answer)
+    return stream_answers(request, lambda lines: [answer(line) for line in lines])
 
 
 @router.get("")

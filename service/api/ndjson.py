@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from hp_tool.errors import HpToolError
+from hp_tool.lines import Line
 
 MEDIA_TYPE = "application/x-ndjson"
-
-Line = bytes | HpToolError
-"""A line, or in place of one that is too long its error."""
 
 
 class LineSplitter:

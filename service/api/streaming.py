@@ -11,7 +11,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from hp_tool.errors import HpToolError
-from service.api.ndjson import MEDIA_TYPE, Line, LineSplitter
+from hp_tool.lines import Line
+from service.api.ndjson import MEDIA_TYPE, LineSplitter
 from service.settings import Settings
 
 LINES_A_TURN = 64
@@ -29,12 +30,12 @@ class Duplex(StreamingResponse):
         await self.stream_response(send)
 
 
-def answer_lines(request: Request, answer: Callable[[Line], str]) -> StreamingResponse:
-    """One answer for each line of the body, in order; an overlong line comes as its error. `answer` runs in a thread."""
+def stream_answers(request: Request, answers_of: Callable[[list[Line]], list[str]]) -> StreamingResponse:
+    """One answer for each line of the body, in order; an overlong line comes as its error. `answers_of` runs in a thread."""
     settings: Settings = request.app.state.settings
 
     def turn(lines: list[Line]) -> bytes:
-        return b"".join(answer(line).encode() + b"\n" for line in lines)
+        return b"".join(answer.encode() + b"\n" for answer in answers_of(lines))
 
     async def answers() -> AsyncIterator[bytes]:
         splitter = LineSplitter(limit=settings.max_body_bytes)

@@ -102,3 +102,12 @@ def test_grids_multiply(axes: list[list[int]]) -> None:
     for axis in axes:
         size *= len(axis)
     assert len({json.dumps(query["parallel"]) for query in found}) == len({query["id"] for query in found}) == size
+
+
+def test_what_was_read_before_reading_failed_is_answered(entry_point: Run, tmp_path: Path) -> None:
+    rows = ["model,cluster.gpu,cluster.num_gpus", *["gpt-22b,a100-sxm-80gb,8"] * 3, "x" * 1_100_000]
+    (tmp_path / "grid.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "base.yaml").write_text(BASE)
+    result = entry_point("batch", "grid.csv", "--base=base.yaml", "--output=answers.jsonl")
+    assert result.returncode == 2
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3

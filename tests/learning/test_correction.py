@@ -13,6 +13,7 @@ from hp_tool.correction import Correction, corrected_costs, corrected_estimate
 from hp_tool.cost.candidates import Candidates
 from hp_tool.learning.evidence import evidence_of
 from hp_tool.learning.reports import read_report
+from hp_tool.lines import answer_line, answer_lines
 from hp_tool.problem import resolve_training
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
 
@@ -101,3 +102,11 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
     steps = [row.calibrated_estimate.time.step_s for row in ranked]
     assert steps == sorted(steps)
     assert ranked[0].parallel != first
+
+
+def test_lines_of_a_batch_are_corrected_as_each_is_alone(learnt):
+    lines = [schema.to_json(schema.parse_query(QUERY | {"parallel": parallel})).encode() for parallel in CONFIGURATIONS] * 2
+    told = {"task": "estimate", "top": 1, "corrections": lambda problem: Correction(calibration=learnt)}
+    answers = answer_lines(lines, **told)
+    assert answers == [answer_line(line, **told) for line in lines]
+    assert all('"calibrated_estimate":{' in answer for answer in answers)

@@ -102,16 +102,16 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 
 
 def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hp_tool import app
+    from hp_tool import lines
 
-    honest = app.estimate
+    honest = lines.single
 
-    def estimate(*, query: Any, with_mends: bool) -> Any:
+    def single(query: Any) -> Any:
         if query.id == "bug":
             raise ZeroDivisionError("secret")
-        return honest(query=query, with_mends=with_mends)
+        return honest(query)
 
-    monkeypatch.setattr(app, "estimate", estimate)
+    monkeypatch.setattr(lines, "single", single)
     content = "\n".join(json.dumps(query | {"id": name}) for name in ("a", "bug", "c"))
     answers = [json.loads(line) for line in http.post("/v1/batch", content=content).text.splitlines()]
     assert [answer["status"] for answer in answers] == ["ok", "error", "ok"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from hp_tool.correction import Corrections
 
 LINES_A_TURN = 64
-"""Queries that go to a process at a time: enough to make the way cheap, few enough to come back soon."""
+"""Queries that are answered at a time: enough to cost those alike together, few enough to come back soon."""
 TURNS_AHEAD = 4
 """Turns in flight for each process; how far reading may run ahead of writing."""
 
@@ -41,8 +40,8 @@ class Asked:
 def here(items: Iterator[Item], asked: Asked) -> Iterator[str]:
     """By this process."""
     with stored_corrections(wanted=asked.calibration) as corrections:
-        for item in items:
-            yield _answer(item, asked, corrections)
+        for turn in _turns(items, asked):
+            yield from _answers(turn, asked, corrections)
 
 
 def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[str]:
@@ -52,7 +51,7 @@ def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[
     pool = ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_start, initargs=(asked,))
     waiting: deque[Future[list[str]]] = deque()
     try:
-        while turn := list(itertools.islice(items, LINES_A_TURN)):
+        for turn in _turns(items, asked):
             waiting.append(pool.submit(_turn, turn))
             if len(waiting) >= TURNS_AHEAD * jobs:
                 yield from waiting.popleft().result()
@@ -66,7 +65,7 @@ def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[
 
 def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[str]:
     """By a server. What is no query at all is told here, in its place."""
-    from hp_tool.answers import error_line
+    from hp_tool.lines import error_line
     from service.client import Client
 
     errors: deque[tuple[int, InputError]] = deque()
@@ -87,6 +86,25 @@ def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[s
             yield answer
             place += 1
         yield from (error_line(b"", error) for _, error in errors)
+
+
+def _turns(items: Iterator[Item], asked: Asked) -> Iterator[list[Item]]:
+    """The queries some at a time; recommendations, which take longer than their way, one by one. Where reading fails, what was
+    read before is answered first.
+    """
+    size = LINES_A_TURN if asked.task == "estimate" else 1
+    turn: list[Item] = []
+    try:
+        for item in items:
+            turn.append(item)
+            if len(turn) == size:
+                yield turn
+                turn = []
+    except InputError:
+        yield turn
+        raise
+    if turn:
+        yield turn
 
 
 _worker: tuple[Asked, Corrections] | None = None
@@ -110,12 +128,10 @@ def _end_with_parent() -> None:
 
 def _turn(items: list[Item]) -> list[str]:
     assert _worker is not None  # the pool's initializer has run
-    return [_answer(item, *_worker) for item in items]
+    return _answers(items, *_worker)
 
 
-def _answer(item: Item, asked: Asked, corrections: Corrections) -> str:
-    from hp_tool import answers
+def _answers(items: list[Item], asked: Asked, corrections: Corrections) -> list[str]:
+    from hp_tool.lines import answer_lines
 
-    if isinstance(item, InputError):
-        return answers.error_line(b"", item)
-    return answers.answer_line(item, task=asked.task, top=asked.top, corrections=corrections)
+    return answer_lines(items, task=asked.task, top=asked.top, corrections=corrections)

@@ -16,6 +16,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.layouts import serving_arithmetic
 from hp_tool.problem import resolve_training
+from hp_tool.single import calibrated, predicted, single
 from service.dashboard import formats
 from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView, Fact, MendRow
 from service.dashboard.configuration.metrics import serving_metrics, training_metrics
@@ -59,8 +60,11 @@ def configuration_view(
     if query.kind == "inference":
         served = serving.estimate(query=query)
         return _serving_view(query, served), served
-    found = app.estimate(query=query, with_mends=with_mends)
-    learnt = app.calibrated(query=query, found=found, corrections=corrections)
+    asked = single(query)
+    found = predicted(asked=asked)
+    if with_mends:
+        found = app.with_mends_of(asked=asked, found=found)
+    learnt = calibrated(asked=asked, corrections=corrections)
     return _training_view(query, found, learnt), found
 
 
