@@ -51,4 +51,6 @@ def described_misses(
 def with_missed_targets(found: Estimate, problem: TrainingProblem) -> Estimate:
     """The estimate, infeasible where it misses a limit, each of those among its reasons."""
     missed = missed_targets(found, problem)
-    return replace(found, feasible=found.feasible and not missed, reasons=found.reasons + missed)
+    if not missed:
+        return found
+    return replace(found, feasible=False, reasons=found.reasons + missed)

@@ -236,6 +236,12 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
 BUDGET_RANGES = {name: _RANGES["search"][name] for name in ("budget_runs", "budget_gpu_seconds")}
 """Of what may change while a search runs."""
 _PARALLEL_SIZE = (1, 1 << 20)
+_PARALLEL_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys((name for name in ParallelQuery.__slots__ if name.endswith("_size")), _PARALLEL_SIZE),
+    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens"), _PARALLEL_SIZE),
+    "zero_stage": (0, 3),
+    "data_parallel_shard_size": (0, _PARALLEL_SIZE[1]),
+}
 
 
 def _check(query: Query) -> None:
@@ -253,7 +259,8 @@ def _check(query: Query) -> None:
         for name in section.split("."):
             values = getattr(values, name, None)
         for name, limits in ranges.items() if values is not None else ():
-            check_range(getattr(values, name), limits, field=f"{section}.{name}")
+            if (value := getattr(values, name)) is not None:
+                check_range(value, limits, field=f"{section}.{name}")
     if query.training is not None and query.training.reliability is not None:
         check_reliability(query.training.reliability, field="training.reliability")
     check_parallel(query.parallel)
@@ -285,12 +292,13 @@ def check_parallel(parallel: ParallelQuery) -> None:
     """Sizes in range, no empty list. Raises InputError."""
     for name in parallel.__slots__:
         value = getattr(parallel, name)
+        if value is None:
+            continue
         if value == ():
             raise InputError(
                 f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value"
             )
-        if not name.endswith("_size") and name not in ("zero_stage", "max_num_seqs", "max_num_batched_tokens"):
+        if (limits := _PARALLEL_RANGES.get(name)) is None:
             continue
-        limits = {"zero_stage": (0, 3), "data_parallel_shard_size": (0, _PARALLEL_SIZE[1])}.get(name, _PARALLEL_SIZE)
         for one in value if isinstance(value, tuple) else (value,):
             check_range(one, limits, field=f"parallel.{name}")

@@ -94,8 +94,10 @@ def _node_type(entry: library.Entry) -> NodeType:
 
 def _checked(spec: S, *, field: str) -> S:
     """The spec itself, where each number is in its range."""
-    for attribute in dataclasses.fields(spec):
-        name, value = attribute.name, getattr(spec, attribute.name)
+    for name in spec.__slots__:
+        value = getattr(spec, name)
+        if value is None or isinstance(value, str):
+            continue
         for number in value.values() if isinstance(value, dict) else (value,):
             if not isinstance(number, int | float):
                 continue
@@ -114,6 +116,7 @@ def _checked(spec: S, *, field: str) -> S:
     return spec
 
 
+@functools.cache
 def _range(name: str) -> tuple[float, float]:
     """Smallest and largest value of a field; prices, powers and latencies may be zero."""
     if name in ("num_gpus", "gpus_per_node", "nvlink_domain_size", "nodes_per_leaf"):

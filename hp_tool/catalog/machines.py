@@ -75,6 +75,7 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
     return MachineProfile(gpu=gpu_constants(fields, origin=path), network=link)
 
 
+@functools.lru_cache(maxsize=1024)
 def _file_name(cluster: str) -> str:
     return f"{_slug(cluster)}.yaml"
 

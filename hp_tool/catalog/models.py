@@ -31,10 +31,10 @@ def model(name: str, *, allow_files: bool = True) -> ModelSpec:
     A file is a config.json (or the folder that holds one), or a YAML or JSON file of ModelSpec's fields. A service
     that takes names from strangers passes allow_files=False. NotFoundError names the nearest names.
     """
-    path = Path(name)
-    if is_file_name(name) or (allow_files and _holds_config(path)):
+    if is_file_name(name) or (allow_files and _holds_config(Path(name))):
         if not allow_files:
             raise InputError(f"model {name!r} is a file; send its content as a mapping instead", field="model")
+        path = Path(name)
         return _from_file(path / "config.json" if path.is_dir() else path)
     return _from_entry(library.entry("models", name))
 
