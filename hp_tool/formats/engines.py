@@ -12,7 +12,11 @@ from collections.abc import Callable
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import ServingSetup, headline
 
-VERSIONS = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.0"}
+VERSIONS = {"vllm": "0.12.0", "sglang": "0.5.6.post2", "trtllm": "1.0"}
+QUANTIZATION = {"fp8": "fp8"}
+"""Weights narrowed while loading; other narrow checkpoints say themselves what they are."""
+MODEL_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""Words of --dtype, the same in vLLM and SGLang."""
 Options = dict[str, str | None]
 """Value behind each option; None: a switch."""
 
@@ -31,20 +35,22 @@ def vllm(setup: ServingSetup) -> tuple[str, Options]:
     if c.attention_data_parallel_size > 1:
         options["--data-parallel-size"] = str(c.attention_data_parallel_size)
     if c.expert_parallel_size > 1:
+        _refuse_partial_experts(setup)
         options["--enable-expert-parallel"] = None
-    options |= _named("--quantization", w.precision, {"bf16": None, "fp8": "fp8", "int8": None, "int4": None, "nvfp4": None})
-    options |= _named("--kv-cache-dtype", w.kv_cache_precision, {"bf16": None, "fp8": "fp8"})
+    options |= _number_formats(setup, engine="vllm", cache={"fp8": "fp8"})
     return f"vllm serve {shlex.quote(setup.model_path)}", options
 
 
 def sglang(setup: ServingSetup) -> tuple[str, Options]:
-    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data parallelism TP counts all ranks."""
+    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data parallelism TP counts all ranks, and
+    limits are divided by the attention groups.
+    """
     c, w = setup.parallel, setup.workload
     options: Options = {
         "--tp-size": str(c.tensor_parallel_size * c.attention_data_parallel_size),
         "--pp-size": str(c.pipeline_parallel_size),
         "--max-running-requests": str(c.max_num_seqs * c.attention_data_parallel_size),
-        "--chunked-prefill-size": str(c.max_num_batched_tokens),
+        "--chunked-prefill-size": str(c.max_num_batched_tokens * c.attention_data_parallel_size),
         "--context-length": str(w.input_length + w.output_length),
         "--mem-fraction-static": f"{setup.memory_fraction:g}",
     }
@@ -52,8 +58,7 @@ def sglang(setup: ServingSetup) -> tuple[str, Options]:
         options |= {"--enable-dp-attention": None, "--dp-size": str(c.attention_data_parallel_size)}
     if c.expert_parallel_size > 1:
         options["--ep-size"] = str(c.expert_parallel_size)
-    options |= _named("--quantization", w.precision, {"bf16": None, "fp8": "fp8", "int8": None, "int4": None, "nvfp4": None})
-    options |= _named("--kv-cache-dtype", w.kv_cache_precision, {"bf16": None, "fp8": "fp8_e4m3"})
+    options |= _number_formats(setup, engine="sglang", cache={"bf16": "bf16", "fp8": "fp8_e4m3"})
     return f"python -m sglang.launch_server --model-path {shlex.quote(setup.model_path)}", options
 
 
@@ -124,7 +129,31 @@ def command(setup: ServingSetup, *, engine: str) -> str:
     )
 
 
-def _named(option: str, precision: str | None, words: dict[str, str | None]) -> Options:
-    """The option where the engine must be told; a checkpoint's own quantization needs no word."""
-    word = words.get(precision or "bf16")
-    return {} if word is None else {option: word}
+def _number_formats(setup: ServingSetup, *, engine: str, cache: dict[str, str]) -> Options:
+    """Weights, activations and cache as the estimate took them. `auto`, a cache in the model's own type, is vLLM's only word
+    for 16 and 32 bits: `bfloat16` is for models that cache in fp8 by themselves (vllm/config/cache.py).
+    """
+    weights, kept = setup.workload.precision, setup.workload.kv_cache_precision or "bf16"
+    options: Options = {"--dtype": MODEL_TYPES.get(weights, "bfloat16")}
+    if weights in QUANTIZATION:
+        options["--quantization"] = QUANTIZATION[weights]
+    word = cache.get(kept) or ("auto" if options["--dtype"] == MODEL_TYPES.get(kept) else None)
+    if word is None:
+        raise UnsupportedError(
+            f"{engine} {VERSIONS[engine]} has no word for a cache in {kept} beside weights in {weights}; "
+            f"set inference.kv_cache_precision to {' or '.join(dict.fromkeys(('bf16', *cache)))}",
+            field="inference.kv_cache_precision",
+        )
+    return options | {"--kv-cache-dtype": word}
+
+
+def _refuse_partial_experts(setup: ServingSetup) -> None:
+    """vLLM spreads whole experts over all ranks of a stage, or splits every expert over them."""
+    c = setup.parallel
+    ranks = c.tensor_parallel_size * c.attention_data_parallel_size
+    if c.expert_parallel_size != ranks:
+        raise UnsupportedError(
+            f"vllm divides experts over all {ranks} ranks of a stage or over none; "
+            f"set expert_parallel_size to {ranks} or 1, or choose sglang",
+            field="parallel.expert_parallel_size",
+        )
