@@ -44,8 +44,14 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     limit = "bounded by the KV cache" if estimate.kv_cache_limited else "all that are in flight"
     console.print(
         f"{estimate.output_tokens_per_second_per_gpu:,.0f} output tokens/s/GPU, {estimate.running_requests:,.0f} requests "
-        f"running ({limit}), at most {estimate.max_concurrency:,}"
+        f"running ({limit}), at most {estimate.max_concurrency:,}; never preempted up to "
+        f"{estimate.max_concurrency_without_preemption:,}"
     )
+    if estimate.goodput is not None:
+        good = estimate.goodput
+        console.print(
+            f"goodput: {good.requests_per_second_per_gpu:,.3g} requests/s/GPU within the targets, {good.fraction:.0%} of all"
+        )
     if estimate.cost_per_million_output_tokens is not None:
         console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens")
 

@@ -123,11 +123,23 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tails:
-    """Seconds. They spread by a request's place in its wave alone: lengths are equal and arrivals closed."""
+    """Seconds, of equal lengths. In a closed load they spread by a request's place in its wave alone; at a request rate by the
+    load and the prompts that a request meets, and the request latency is that of one late in both: a bound.
+    """
 
     ttft_s: Tail
     tpot_s: Tail
     request_latency_s: Tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingGoodput:
+    """Requests that keep to every bound of the targets, of a request: the tighter of a latency's p90 and p99 targets, or, where
+    neither is named, the mean's."""
+
+    fraction: float
+    """Of all requests."""
+    requests_per_second_per_gpu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +177,9 @@ class InferenceEstimate:
     """Requests completed a second, all replicas together."""
     max_concurrency: int | None = None
     """Requests that can run at once over all GPUs: memory or max_num_seqs, whichever is less."""
+    max_concurrency_without_preemption: int | None = None
+    """Of those, requests that have room to their last token even if all are at it. Between this and max_concurrency requests of
+    mixed ages fit; where ages meet, the engine puts some back into the queue and computes them again."""
     running_requests: float | None = None
     """Requests that do run at once, the rest of the concurrency waits."""
     kv_cache_limited: bool | None = None
@@ -172,6 +187,8 @@ class InferenceEstimate:
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
     tails: Tails | None = None
+    goodput: ServingGoodput | None = None
+    """None without targets."""
     intervals: ServingIntervals | None = None
     provenance: dict[str, object] = field(default_factory=dict)
 

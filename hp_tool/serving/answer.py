@@ -128,8 +128,10 @@ def _cost_space(query: Query, problem: ServingProblem) -> CostedServing:
     fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
     for first in range(0, n, CHUNK):
         rows = slice(first, first + CHUNK)
-        costs = problem.costs(space.candidates.take(rows))
-        fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, meets_targets(costs, problem)
+        chunk = space.candidates.take(rows)
+        costs = problem.costs(chunk)
+        fits[rows], sustained[rows] = costs.fits, costs.sustained
+        met[rows] = meets_targets(costs, candidates=chunk, problem=problem)
         score[rows] = _score(costs, query.objective, problem)
     rejections = dict(space.rejections)
     reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}

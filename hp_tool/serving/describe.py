@@ -8,12 +8,12 @@ from typing import Any
 from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.serving import ServingCosts
-from hp_tool.cost.inference.tails import tpot_quantile, ttft_quantile
 from hp_tool.cost.inference.window import seen_tokens
 from hp_tool.cost.simplified import simplified
 from hp_tool.domain.result import Reason
-from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory, Tail, Tails
+from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
 from hp_tool.serving.problem import ServingProblem
+from hp_tool.serving.quantiles import goodput, tails
 from hp_tool.serving.targets import target_values
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 
@@ -32,6 +32,7 @@ def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, p
     memory = _memory(row, costs, problem)
     schedulers = int(candidates.schedulers[row])
     most = int(costs.max_running[row]) * schedulers if costs.fits[row] else 0
+    whole = _without_preemption(row, costs, candidates, problem)
     if not costs.fits[row] or not costs.sustained[row]:
         late = _overloaded(row, costs, problem) if costs.fits[row] else _too_large(row, costs, memory, problem)
         return InferenceEstimate(
@@ -41,13 +42,14 @@ def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, p
             replicas=replicas,
             memory=memory,
             max_concurrency=most,
+            max_concurrency_without_preemption=whole if costs.fits[row] else 0,
             provenance=_provenance(problem),
         )
     ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
     throughput = float(costs.output_tokens_per_second_per_gpu[row])
     latency = float(costs.request_latency_s[row])
     price = problem.cluster.price_per_gpu_hour
-    reasons = _missed(row, costs, problem)
+    reasons = missed_targets(row, costs=costs, candidates=candidates, problem=problem)
     return InferenceEstimate(
         feasible=not reasons,
         reasons=reasons,
@@ -62,10 +64,12 @@ def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, p
         output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
         request_rate_per_second=throughput * problem.cluster.num_gpus / problem.nouns.output_length,
         max_concurrency=most,
+        max_concurrency_without_preemption=whole,
         running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
         kv_cache_limited=bool(costs.kv_limited[row]),
         cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
-        tails=_tails(row, costs, problem),
+        tails=tails(row, costs=costs, candidates=candidates, problem=problem),
+        goodput=goodput(row, costs=costs, candidates=candidates, problem=problem),
         intervals=_intervals(ttft, tpot, throughput, problem),
         provenance=_provenance(problem),
     )
@@ -86,6 +90,13 @@ def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMe
         **fixed,
         kv_cache_capacity_bytes=max(room, 0.0),
     )
+
+
+def _without_preemption(row: int, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> int:
+    """Requests that find room for prompt and answer even if all are at their last token."""
+    length = seen_tokens(problem.model, problem.nouns.input_length + problem.nouns.output_length)
+    rooms = max(float(costs.bytes.kv_capacity[row]), 0.0) / (length * float(costs.bytes.kv_per_token[row]))
+    return int(min(rooms, float(candidates.max_num_seqs[row]))) * int(candidates.schedulers[row])
 
 
 def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: ServingProblem) -> Reason:
@@ -113,28 +124,20 @@ def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reaso
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
 
-def _missed(row: int, costs: ServingCosts, problem: ServingProblem) -> tuple[Reason, ...]:
+def missed_targets(
+    row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem
+) -> tuple[Reason, ...]:
+    """Each target of the query that the configuration misses, and by how much."""
     reasons = []
     for name in problem.targets.__slots__:
         limit = getattr(problem.targets, name)
         if limit is None:
             continue
-        value = float(target_values(name, costs=costs, problem=problem)[row])
+        value = float(target_values(name, costs=costs, candidates=candidates, problem=problem)[row])
         if value > limit:
             message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
             reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
     return tuple(reasons)
-
-
-def _tails(row: int, costs: ServingCosts, problem: ServingProblem) -> Tails:
-    wave, output = problem.wave_share, problem.nouns.output_length
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    ttft = {name: float(ttft_quantile(costs, share=q, wave_share=wave)[row]) for name, q in shares.items()}
-    tpot = {
-        name: float(tpot_quantile(costs, share=q, wave_share=wave, output_length=output)[row]) for name, q in shares.items()
-    }
-    latency = float(costs.request_latency_s[row])
-    return Tails(ttft_s=Tail(**ttft), tpot_s=Tail(**tpot), request_latency_s=Tail(p50=latency, p90=latency, p99=latency))
 
 
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
@@ -165,7 +168,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "engine_efficiency_measured": problem.engine.measured,
         "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
         if problem.concurrency is not None
-        else f"open, {problem.request_rate_per_second} requests a second, equal lengths, mean queueing",
+        else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
         "matmul_precision": nouns.compute_precision,
         "weight_bytes_each": nouns.weight_bytes,
         "kv_element_bytes": nouns.kv_element_bytes,

@@ -43,9 +43,10 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
     for first in range(0, n, CHUNK):
         rows = slice(first, first + CHUNK)
-        costs = problem.costs(space.candidates.take(rows))
+        chunk = space.candidates.take(rows)
+        costs = problem.costs(chunk)
         tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
-        good[rows] = costs.fits & meets_targets(costs, problem)
+        good[rows] = costs.fits & meets_targets(costs, candidates=chunk, problem=problem)
     kept = np.flatnonzero(good)
     chosen = space.candidates.take(kept[undominated(tpot[kept], throughput[kept])])
     if len(chosen) == 0:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.candidates import BoolArray, FloatArray
+from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.serving import ServingCosts
-from hp_tool.cost.inference.tails import tpot_quantile, ttft_quantile
 from hp_tool.serving.problem import ServingProblem
+from hp_tool.serving.quantiles import quantiles
 
 
-def meets_targets(costs: ServingCosts, problem: ServingProblem) -> BoolArray:
+def meets_targets(costs: ServingCosts, *, candidates: ServingCandidates, problem: ServingProblem) -> BoolArray:
     """True where every latency target is met."""
     met = np.ones(len(costs.ttft_s), dtype=bool)
     for name in problem.targets.__slots__:
         limit = getattr(problem.targets, name)
         if limit is not None:
-            met &= target_values(name, costs=costs, problem=problem) <= limit
+            met &= target_values(name, costs=costs, candidates=candidates, problem=problem) <= limit
     return met
 
 
-def target_values(name: str, *, costs: ServingCosts, problem: ServingProblem) -> FloatArray:
+def target_values(name: str, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> FloatArray:
     """The predicted values that target `name` bounds: a mean, or a quantile such as ttft_p99_s."""
     latency, _, quantile = name.removesuffix("_s").partition("_p")
     if not quantile.isdigit():
         values: FloatArray = getattr(costs, name)
         return values
-    share, wave = int(quantile) / 100.0, problem.wave_share
-    if latency == "ttft":
-        return ttft_quantile(costs, share=share, wave_share=wave)
-    return tpot_quantile(costs, share=share, wave_share=wave, output_length=problem.nouns.output_length)
+    found = quantiles(int(quantile) / 100.0, costs=costs, candidates=candidates, problem=problem)
+    return found.ttft_s if latency == "ttft" else found.tpot_s

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hp_tool.cost.inference.arrivals import steady
 from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.serving import ServingCosts, serving_costs
 
@@ -18,12 +19,12 @@ def costs_at_rate(
     Independent arrivals start in no common wave. Where not even full batches reach the rate, `sustained` is False and the
     rest is of full batches: the true queue grows without end.
     """
-    steady = replace(nouns, engine=replace(nouns.engine, wave_share=0.0))
+    calm = steady(nouns)
     devices = nouns.cluster.num_gpus
 
     def at(concurrency: np.ndarray) -> tuple[ServingCosts, np.ndarray]:
         loaded = replace(candidates, concurrency=concurrency)
-        costs = serving_costs(nouns=steady, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        costs = serving_costs(nouns=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
         return costs, costs.output_tokens_per_second_per_gpu * devices / nouns.output_length
 
     ones = np.ones(len(candidates), dtype=np.int64)
