@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 
 from service import calls
-from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView
+from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
 from service.calls import Call, JsonObject
 from service.client import connection
 from service.patience import AsyncPatient
@@ -48,8 +48,13 @@ class AsyncClient:
     async def size(self, *, query: Mapping[str, Any]) -> JsonObject:
         return await self._do(calls.size(query=query))
 
-    async def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
-        return await self._do(calls.submit_search(query=query, idempotency_key=idempotency_key))
+    async def submit_search(
+        self, *, query: Mapping[str, Any], idempotency_key: str | None = None, webhook: str | None = None
+    ) -> SearchView:
+        return await self._do(calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook))
+
+    async def webhook(self, *, search_id: str) -> WebhookView:
+        return await self._do(calls.webhook(search_id=search_id))
 
     async def searches(self, **filters: Any) -> PageView[SearchView]:
         return await self._do(calls.searches(**filters))

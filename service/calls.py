@@ -22,7 +22,7 @@ from hp_tool.errors import (
     StoreError,
     UnsupportedError,
 )
-from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView
+from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -80,10 +80,13 @@ def size(*, query: Mapping[str, Any]) -> Call[JsonObject]:
     return Call(method="POST", path="/v1/sizings", answer=JsonObject, options={"json": query})
 
 
-def submit_search(*, query: Mapping[str, Any], idempotency_key: str | None) -> Call[SearchView]:
-    return Call(
-        method="POST", path="/v1/searches", answer=SearchView, options={"json": query, "headers": _once(idempotency_key)}
-    )
+def submit_search(*, query: Mapping[str, Any], idempotency_key: str | None, webhook: str | None) -> Call[SearchView]:
+    options = {"json": query, "headers": _once(idempotency_key), "params": _given({"webhook": webhook})}
+    return Call(method="POST", path="/v1/searches", answer=SearchView, options=options)
+
+
+def webhook(*, search_id: str) -> Call[WebhookView]:
+    return Call(method="GET", path=f"/v1/searches/{search_id}/webhook", answer=WebhookView)
 
 
 def searches(**filters: Any) -> Call[PageView[SearchView]]:

@@ -20,7 +20,7 @@ import httpx
 from hp_tool.errors import HpToolError, InputError
 from service import calls
 from service.api.ndjson import MEDIA_TYPE as NDJSON
-from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView
+from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
 from service.calls import BATCH_BYTES, BATCH_LINES, Call, JsonObject
 from service.patience import Patient
 from service.settings import read_secret
@@ -97,9 +97,18 @@ class Client:
         if number != due:
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
 
-    def submit_search(self, *, query: Mapping[str, Any], idempotency_key: str | None = None) -> SearchView:
-        """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search."""
-        return self._do(calls.submit_search(query=query, idempotency_key=idempotency_key))
+    def submit_search(
+        self, *, query: Mapping[str, Any], idempotency_key: str | None = None, webhook: str | None = None
+    ) -> SearchView:
+        """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search.
+
+        `webhook`: https URL that is told when it ends; `service.webhooks.verify` tells the service's messages from others'.
+        """
+        return self._do(calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook))
+
+    def webhook(self, *, search_id: str) -> WebhookView:
+        """How far the telling of its end has come."""
+        return self._do(calls.webhook(search_id=search_id))
 
     def searches(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, **filters: str

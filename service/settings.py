@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from hp_tool.errors import InputError
 from service.logs import Form
+from service.webhooks import policy
+from service.webhooks.policy import WebhookSettings
 
 MIB = 2**20
 T = TypeVar("T", bound=str)
@@ -40,6 +42,8 @@ class Settings:
     """json: a line each; text: for people."""
     log_level: str = "info"
     """debug also tells of every quick successful read."""
+    webhooks: WebhookSettings | None = None
+    """How searches may tell of their end; None: they may not."""
     max_body_bytes: int = MIB
     """Largest request body, and largest line of a batch."""
     max_batch_bytes: int = 256 * MIB
@@ -105,6 +109,7 @@ def from_environment(
         requests_per_second=_amount(environment, "HP_REQUESTS_PER_SECOND") or 100.0,
         log_form=log_form,
         log_level=log_level,
+        webhooks=webhook_settings(environment),
         max_gpu_seconds_per_search=_amount(environment, "HP_MAX_GPU_SECONDS_PER_SEARCH"),
         max_gpu_seconds_per_day=_amount(environment, "HP_MAX_GPU_SECONDS_PER_DAY"),
         allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
@@ -115,6 +120,12 @@ def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, str
     """Form and level of the logs, of API and workers alike."""
     forms: tuple[Form, ...] = ("json", "text")
     return _choice(environment, "HP_LOG_FORMAT", forms), _choice(environment, "HP_LOG_LEVEL", ("info", "debug", "warning"))
+
+
+def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
+    """Of API and workers alike: HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS."""
+    secret = read_secret(environment, "HP_WEBHOOK_SECRET")
+    return policy.read(secret=secret, networks=environment.get("HP_WEBHOOK_NETWORKS", ""))
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:

@@ -22,6 +22,8 @@ from hp_tool.errors import HpToolError
 from hp_tool.learning import Follower
 from hp_tool.tuning.run import default_holder
 from service import logs
+from service.settings import webhook_settings
+from service.webhooks.delivery import Deliveries
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -134,9 +136,13 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     url = stores.database_url(database_url)
+    webhooks = webhook_settings()
     store = stores.open_store(url)
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
+        if webhooks is not None:
+            deliveries = Deliveries(store=store, settings=webhooks, stopping=stopping)
+            threading.Thread(target=deliveries.run, name="webhooks", daemon=True).start()
         Worker(
             store=store,
             storage=tuning.study_storage(url),

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from hp_tool.domain.access import ANY_KEY, AuditRecord, DatabaseState, KeyRecord, Scope, Usage
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Page
+from hp_tool.domain.records import Page, SearchRecord
+from hp_tool.domain.webhooks import WebhookRecord
 
 
 class AccessStore(Store, Protocol):
@@ -54,6 +55,15 @@ class AccessStore(Store, Protocol):
         """Forget what is older, in small steps: events of ended searches, audit rows, idempotency keys, ends of logs of failed
         runs. Searches, runs, measurements and calibrations stay. How many of each.
         """
+
+    def claim_webhook(self) -> tuple[WebhookRecord, SearchRecord] | None:
+        """Begin the next attempt that is due to tell of a search's end, and put off the one after; None: nothing is due.
+
+        Two callers never get the same attempt. One that is not settled is followed by the next.
+        """
+
+    def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
+        """What came of a claimed attempt; None: it was taken. Nothing, where a later attempt has begun."""
 
     def usage(self) -> Usage:
         """Searches and runs by state, GPU-seconds, and how long the queue is."""

@@ -34,6 +34,7 @@ from hp_tool.domain.records import (
     SearchState,
 )
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.webhooks import WebhookRecord
 
 
 class JobState(StrEnum):
@@ -135,8 +136,10 @@ class Store(Protocol):
         idempotency_key: str | None = None,
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
+        webhook: str | None = None,
     ) -> SearchRecord:
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
+        `webhook`: a URL that a worker of a service tells when the search has ended.
 
         The same owner's idempotency key answers the first search again; with another query it is a ConflictError.
         Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
@@ -186,6 +189,9 @@ class Store(Protocol):
         """Let a search that has not ended spend more or less; None leaves a budget as it is. Its coordinator follows with its
         next heartbeat. What it may spend on top is held against `limits`; ConflictError where it succeeded or was cancelled.
         """
+
+    def get_webhook(self, *, search_id: str) -> WebhookRecord:
+        """NotFoundError where the search has none."""
 
     # Searches: their coordinator
     def claim_search(

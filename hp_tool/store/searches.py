@@ -19,6 +19,7 @@ from hp_tool.store.paging import fetch_page
 from hp_tool.store.quotas import admit, budget_of, gpu_seconds_of
 from hp_tool.store.turns import cluster_of
 from hp_tool.store.types import new_id, row_dict
+from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
 
@@ -36,6 +37,7 @@ class Searches(StoreBase):
         idempotency_key: str | None = None,
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
+        webhook: str | None = None,
     ) -> SearchRecord:
         query = encode(query, field="query")
         with self._writing() as connection:
@@ -46,7 +48,7 @@ class Searches(StoreBase):
                 scope="searches",
                 owner=owner,
                 key=idempotency_key,
-                fingerprint=json_digest(query),
+                fingerprint=json_digest(query if webhook is None else [query, webhook]),
                 resource_id=new,
                 at=at,
             )
@@ -69,6 +71,8 @@ class Searches(StoreBase):
                 "updated_at": at,
             }
             connection.execute(sa.insert(SEARCH).values(checked(SEARCH, values)))
+            if webhook is not None:
+                add_webhook(connection, search_id=new, url=webhook, at=at)
             add_event(connection, search_id=new, kind="state", payload={"state": state}, at=at)
             return read_search(connection, new)
 
@@ -150,6 +154,7 @@ class Searches(StoreBase):
             elif row.state != SearchState.QUEUED:
                 if row.state == SearchState.FAILED:  # it had ended, so what is left of its budget was no longer reserved
                     admit(connection, limits, query=row.query, at=at, spent=gpu_seconds_of(connection, search_id))
+                    reset_webhook(connection, search_id=search_id, at=at)
                 fresh = {"error": None, "stopped_because": None, "finished_at": None, "requested": None}
                 update_search(connection, search_id, at=at, state=SearchState.QUEUED, **fresh)
             return read_search(connection, search_id)

@@ -64,6 +64,20 @@ events = sa.Table(
     sa.Column("at", UtcDateTime, nullable=False),
 )
 
+webhooks = sa.Table(
+    "hp_webhooks",
+    metadata,
+    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("url", sa.String(2000), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_attempt_at", UtcDateTime, nullable=False),
+    sa.Column("last_error", sa.String(500)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("delivered_at", UtcDateTime),
+    sa.Index(None, "state", "next_attempt_at"),
+)
+
 runs = sa.Table(
     "hp_runs",
     metadata,

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from hp_tool import schema
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
+from hp_tool.errors import InputError
 from hp_tool.tuning import resolve_search
 from service.api import openapi
 from service.api.answers import search_answer
@@ -21,7 +22,8 @@ from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagi
 from service.api.queries import QueryBody
 from service.api.steering import Action, steer
 from service.api.trials import trials_of
-from service.api.views import PageView, SearchView, TrialsView
+from service.api.views import PageView, SearchView, TrialsView, WebhookView
+from service.webhooks.policy import LONGEST_URL
 
 router = APIRouter(prefix="/searches", tags=["searches"])
 
@@ -39,13 +41,24 @@ KEY_REUSED = "The Idempotency-Key came with another request before"
 def submit(
     query: QueryBody,
     store: StoreDep,
+    settings: SettingsDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
     priority: Annotated[int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")] = 0,
+    webhook: Annotated[
+        str | None, Query(max_length=LONGEST_URL, description="https URL that is told, signed, when the search ends")
+    ] = None,
 ) -> SearchView:
     """Queue a search; a worker runs it. `Location` is where to look."""
+    if webhook is not None:
+        if settings.webhooks is None:
+            mend = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
+            raise InputError(f"this service sends no webhooks; {mend}", field="webhook", code="webhooks_disabled")
+        settings.webhooks.check(webhook)
     resolve_search(query)  # unknown names and what is not modelled or run are told now, while the sender listens
-    record = store.create_search(query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key)
+    record = store.create_search(
+        query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
+    )
     return _accepted(record, response)
 
 
@@ -115,6 +128,12 @@ def get_trials(
     return TrialsView(
         search_id=search_id, state=record.state, trials=trials_of(record, page.items), next_cursor=page.next_cursor
     )
+
+
+@router.get("/{search_id}/webhook")
+def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
+    """Whether its end was told to the URL that it was submitted with; 404 where it was submitted with none."""
+    return WebhookView.of(store.get_webhook(search_id=search_id))
 
 
 @router.get("/{search_id}/result", responses={202: {"model": SearchView, "description": "Not ended yet"}})

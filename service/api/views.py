@@ -20,6 +20,7 @@ from hp_tool.domain.records import (
     SearchRecord,
     SearchState,
 )
+from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 T = TypeVar("T")
 
@@ -130,6 +131,34 @@ class TrialsView:
     trials: list[TrialView]
     next_cursor: str | None = None
     """Give it as `cursor` to get what follows; None on the last page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookView:
+    """How far the telling of a search's end has come."""
+
+    search_id: str
+    url: str
+    state: WebhookState
+    attempts: int
+    """Begun so far, since the search last ended."""
+    next_attempt_at: datetime | None
+    """At the earliest; None once it is delivered or given up."""
+    last_error: str | None
+    """Why the last attempt failed."""
+    delivered_at: datetime | None
+
+    @classmethod
+    def of(cls, record: WebhookRecord) -> WebhookView:
+        return cls(
+            search_id=record.search_id,
+            url=record.url,
+            state=record.state,
+            attempts=record.attempts,
+            next_attempt_at=record.next_attempt_at if record.state is WebhookState.PENDING else None,
+            last_error=record.last_error,
+            delivered_at=record.delivered_at,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

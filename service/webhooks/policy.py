@@ -1,0 +1,87 @@
+"""Where webhooks may go. A URL comes from a user and is asked for from inside, so it must not open what only insiders reach."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from hp_tool.errors import InputError
+from service.webhooks.signing import secret_bytes
+
+LONGEST_URL = 2000
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "fec0::/10")))
+"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4), perhaps to a private one, and old site-local addresses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """What an operator says about webhooks."""
+
+    key: bytes = field(repr=False)
+    """Of the HMAC."""
+    networks: tuple[Network, ...] = ()
+    """Those that are not public and that webhooks may go to nevertheless."""
+
+    def check(self, url: str) -> httpx.URL:
+        """The URL, if it may be asked for as far as it says itself; what its name resolves to is judged on connecting.
+
+        https, or http to a loopback address among `networks`; neither user nor fragment. InputError otherwise.
+        """
+        try:
+            parsed = httpx.URL(url)
+            address = _literal(parsed.host)
+        except (httpx.InvalidURL, UnicodeError):
+            raise _refused("it is not a URL") from None
+        if len(url) > LONGEST_URL or not url.isprintable():
+            raise _refused(f"it has above {LONGEST_URL} characters, or some that do not print")
+        if not parsed.host or parsed.userinfo or parsed.fragment:
+            raise _refused("it must name a host, and neither a user nor a fragment")
+        is_here = parsed.host == "localhost" or (address is not None and address.is_loopback)
+        if parsed.scheme != "https" and not (parsed.scheme == "http" and is_here and self._reaches_loopback):
+            raise _refused("its scheme must be https")
+        if address is not None and not self.admits(address, encrypted=parsed.scheme == "https"):
+            raise _refused("its address is not public")
+        return parsed
+
+    def admits(self, address: Address, *, encrypted: bool) -> bool:
+        """Whether a connection to this address may be made; unencrypted only to a loopback one."""
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        address = mapped or address
+        if not encrypted and not address.is_loopback:
+            return False
+        if any(address in network for network in self.networks):
+            return True
+        return address.is_global and not address.is_multicast and not any(address in carrier for carrier in CARRIERS)
+
+    @property
+    def _reaches_loopback(self) -> bool:
+        return any(network.is_loopback for network in self.networks)
+
+
+def read(*, secret: str | None, networks: str) -> WebhookSettings | None:
+    """Settings from the texts of the environment; None without a secret: nothing is sent. InputError where one is malformed."""
+    if secret is None:
+        return None
+    try:
+        parsed = tuple(ipaddress.ip_network(part.strip()) for part in networks.split(",") if part.strip())
+    except ValueError as error:
+        raise InputError(
+            f"HP_WEBHOOK_NETWORKS: {error}; give networks as 10.0.0.0/8,::1/128", field="HP_WEBHOOK_NETWORKS"
+        ) from None
+    return WebhookSettings(key=secret_bytes(secret), networks=parsed)
+
+
+def _literal(host: str) -> Any:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _refused(why: str) -> InputError:
+    return InputError(f"no webhook can go there: {why}", field="webhook", code="webhook_refused")

@@ -1,0 +1,290 @@
+"""Webhooks: signed, told over a real socket until they are taken, and never to where only insiders reach."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.records import SearchState
+from hp_tool.errors import InputError
+from hp_tool.store import SqlStore
+from service.app import create_app
+from service.settings import Settings, from_environment
+from service.webhooks import policy, sending, verify
+from service.webhooks.delivery import Deliveries, message, message_id
+from service.webhooks.policy import WebhookSettings
+from service.webhooks.sending import DeliveryError, post
+from service.webhooks.signing import signed_headers
+from tests.service.coordinator import claim, finish
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+"""Of the specification's own example."""
+
+
+def settings_of(networks: str) -> WebhookSettings:
+    found = policy.read(secret=SECRET, networks=networks)
+    assert found is not None
+    return found
+
+
+PUBLIC, HERE = settings_of(""), settings_of("127.0.0.0/8, ::1/128")
+
+
+class Receiver(HTTPServer):
+    """Answers with the statuses it is given, then with 204; keeps what came."""
+
+    def __init__(self, *statuses: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.statuses = list(statuses)
+        self.came: list[tuple[str, dict[str, str], bytes]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook?token=t"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.came.append((self.path, dict(self.headers.items()), body))
+        status = self.server.statuses.pop(0) if self.server.statuses else 204
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", self.server.url)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def hooked(store: SqlStore) -> Iterator[TestClient]:
+    with TestClient(create_app(Settings(webhooks=HERE), store=store), base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"test": 2432232314}'
+    headers = signed_headers(key=PUBLIC.key, message_id="msg_p5jXN8AQM9LWM0D4loKWxJek", timestamp=1614265330, body=body)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    monkeypatch.setattr(time, "time", lambda: 1614265330.0 + 299)
+    verify(secret=SECRET, headers=headers, body=body)
+    verify(secret=SECRET, headers=headers | {"webhook-signature": f"v1,x {headers['webhook-signature']}"}, body=body)
+    later = {"webhook-timestamp": "1614265331"}
+    for changed, content in (
+        ({}, body + b" "),
+        ({"webhook-id": "other"}, body),
+        (later, body),
+        ({"webhook-signature": ""}, body),
+    ):
+        with pytest.raises(InputError):
+            verify(secret=SECRET, headers=headers | changed, body=content)
+    with pytest.raises(InputError):
+        verify(secret="whsec_" + "A" * 32, headers=headers, body=body)
+    monkeypatch.setattr(time, "time", lambda: 1614265330.0 + 301)
+    with pytest.raises(InputError, match="another time"):
+        verify(secret=SECRET, headers=headers, body=body)
+
+
+def test_an_end_is_told_until_it_is_taken(
+    hooked: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hp_tool.store.deliveries.wait_s", lambda *, attempt: 0.05)
+    receiver.statuses = [503, 302]
+    search = hooked.post("/v1/searches", json=query, params={"webhook": receiver.url}).json()["id"]
+    stopping = threading.Event()
+    worker = threading.Thread(target=Deliveries(store=store, settings=HERE, stopping=stopping, poll_s=0.02).run)
+    worker.start()
+    try:
+        pending = hooked.get(f"/v1/searches/{search}/webhook").json()
+        assert (pending["state"], pending["attempts"], receiver.came) == ("pending", 0, [])
+        finish(store, claim(store, search))
+        deadline = time.monotonic() + 10
+        while (told := hooked.get(f"/v1/searches/{search}/webhook").json())["state"] == "pending":
+            assert time.monotonic() < deadline, told
+            time.sleep(0.02)
+    finally:
+        stopping.set()
+        worker.join()
+    assert (told["state"], told["attempts"], told["last_error"], told["next_attempt_at"]) == ("delivered", 3, None, None)
+    assert [path for path, _, _ in receiver.came] == ["/hook?token=t"] * 3
+    for _, headers, body in receiver.came:
+        verify(secret=SECRET, headers=headers, body=body)
+    assert len({headers["webhook-id"] for _, headers, _ in receiver.came}) == 1
+    content = json.loads(receiver.came[-1][2])
+    assert (content["type"], content["data"]["search_id"], content["data"]["state"]) == ("search.ended", search, "succeeded")
+    assert hooked.get(content["data"]["result"]).json()["status"] == "ok"
+
+
+def test_what_fails_is_kept_and_told(store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
+    receiver.statuses = [302]
+    search = store.create_search(query=query, webhook=receiver.url)
+    store.request_cancel(search_id=search.id)
+    deliveries = Deliveries(store=store, settings=HERE, stopping=threading.Event())
+    assert deliveries.step()
+    assert not deliveries.step()  # the next attempt is not due
+    assert store.get_webhook(search_id=search.id).last_error == "answered 302"
+    assert len(receiver.came) == 1
+    refused = store.create_search(query=query, webhook=receiver.url)  # by settings that have changed since
+    store.request_cancel(search_id=refused.id)
+    assert Deliveries(store=store, settings=PUBLIC, stopping=threading.Event()).step()
+    assert "https" in str(store.get_webhook(search_id=refused.id).last_error)
+    assert len(receiver.came) == 1
+
+
+def test_a_message_is_small_whatever_went_wrong(store: SqlStore, query: dict[str, Any]) -> None:
+    search = store.create_search(query=query | {"id": "é" * 5000})
+    error = {"code": "x", "message": "m" * 100_000, "field": None}
+    failed = store.finish_search(lease=claim(store, search.id), state=SearchState.FAILED, error=error)
+    content = json.loads(message(failed))
+    assert len(message(failed)) < 10_000
+    assert content["data"]["error"] == {"code": "x", "message": "m" * 1000, "field": None}
+    assert message_id(failed).startswith(search.id)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/", "ftp://example.com/", "https://", "https://user:pass@example.com/", "https://example.com/#part",
+        "https://127.0.0.1/", "https://10.1.2.3/", "https://169.254.169.254/latest/meta-data", "https://[::1]/", "https://0.0.0.0/",
+        "https://[::ffff:10.0.0.1]/", "https://[64:ff9b::a00:1]/", "https://[2002:a00:1::]/", "https://100.64.0.1/",
+        "https://224.0.0.1/", "http://127.0.0.1/", "http://localhost/", "x", "https://a\nb/",
+    ],
+)  # fmt: skip
+def test_what_only_insiders_reach_is_refused(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PUBLIC.check(url)
+    assert (caught.value.field, caught.value.code) == ("webhook", "webhook_refused")
+
+
+def test_settings_admit_what_they_name() -> None:
+    for url in ("https://example.com/a?b=c", "https://8.8.8.8/", "https://[2606:4700::1]/"):
+        assert str(PUBLIC.check(url)) == url
+    for url in ("http://127.0.0.1:8080/x", "http://localhost/x", "http://[::1]/x", "https://127.0.0.2/"):
+        HERE.check(url)
+    for url in ("http://10.0.0.1/", "http://example.com/"):
+        with pytest.raises(InputError, match="https"):
+            settings_of("10.0.0.0/8,127.0.0.0/8").check(url)
+    for name in ("http://127.0.0.1/", "http://localhost/"):
+        with pytest.raises(InputError):
+            settings_of("10.0.0.0/8").check(name)
+    assert not HERE.admits(ipaddress.ip_address("93.184.216.34"), encrypted=False)
+    assert HERE.admits(ipaddress.ip_address("::ffff:127.0.0.1"), encrypted=False)
+
+
+@pytest.mark.parametrize("answers", [["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::ffff:127.0.0.1"], ["169.254.169.254"]])
+def test_a_name_for_a_private_address_is_not_connected_to(
+    answers: list[str], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = receiver.server_address[1]
+    found = [(0, 0, 0, "", (address, port)) for address in answers]
+    monkeypatch.setattr(sending.socket, "getaddrinfo", lambda *given, **options: found)
+    with pytest.raises(DeliveryError, match="public addresses"):
+        post(PUBLIC.check(f"https://rebound.example:{port}/"), settings=PUBLIC, body=b"{}", headers={})
+    assert receiver.came == []
+
+
+def test_a_receiver_that_drips_ends_with_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stop = threading.Event()
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not stop.wait(0.05):
+                    try:
+                        connection.sendall(b"x: y\r\n")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(DeliveryError, match="Timeout"):
+            url = HERE.check(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+            post(url, settings=HERE, body=b"{}", headers={}, limit_s=0.4)
+        assert time.monotonic() - began < 3
+        stop.set()
+        thread.join()
+
+
+def test_certificates_are_held_against_the_name(receiver: Receiver, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ("-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    command = ["openssl", "req", "-x509", *made, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(certificate, key)
+    receiver.socket = serving.wrap_socket(receiver.socket, server_side=True)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    port = receiver.server_address[1]
+    here = settings_of("127.0.0.0/8,::1/128")
+
+    def send(host: str, context: ssl.SSLContext | None) -> None:
+        post(here.check(f"https://{host}:{port}/"), settings=here, body=b"{}", headers={}, ssl_context=context)
+
+    send("localhost", trusting)
+    assert receiver.came[0][1]["Host"] == f"localhost:{port}"
+    for host, context in (("localhost", None), ("127.0.0.1", trusting)):  # unknown issuer; another name
+        with pytest.raises(DeliveryError, match="CERTIFICATE_VERIFY_FAILED"):
+            send(host, context)
+    assert len(receiver.came) == 1
+
+
+def test_webhooks_over_http(http: TestClient, hooked: TestClient, query: dict[str, Any]) -> None:
+    def refused(client: TestClient, url: str) -> tuple[int, str, str]:
+        answer = client.post("/v1/searches", json=query, params={"webhook": url})
+        return answer.status_code, answer.json()["code"], answer.json()["field"]
+
+    assert refused(http, "https://example.com/") == (422, "webhooks_disabled", "webhook")
+    assert refused(hooked, "https://10.0.0.1/") == (422, "webhook_refused", "webhook")
+    assert refused(hooked, "https://example.com/" + "x" * 2000)[::2] == (422, "webhook")
+    assert http.get("/v1/searches").json()["items"] == []
+    plain = http.post("/v1/searches", json=query).json()["id"]
+    assert http.get(f"/v1/searches/{plain}/webhook").status_code == 404
+    assert http.get("/v1/searches/nope/webhook").status_code == 404
+
+
+def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    assert from_environment({}).webhooks is None
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    environment = {"HP_WEBHOOK_SECRET_FILE": str(tmp_path / "secret"), "HP_WEBHOOK_NETWORKS": "10.0.0.0/8"}
+    settings = from_environment(environment)
+    assert settings.webhooks == settings_of("10.0.0.0/8")
+    assert str(PUBLIC.key) not in repr(settings) and SECRET not in repr(settings)
+    for wrong in (
+        {"HP_WEBHOOK_SECRET": "short"},
+        {"HP_WEBHOOK_SECRET": "whsec_?"},
+        environment | {"HP_WEBHOOK_NETWORKS": "10.0.0.1/8"},
+    ):
+        with pytest.raises(InputError):
+            from_environment(wrong)
