@@ -79,6 +79,7 @@ HOMES = {
     "starlette": {"service"},
     "uvicorn": {"service"},
     "httpx": {"service"},
+    "httpcore": {"service"},
     "prometheus_client": {"service"},
     "typer": {"cli", "service"},
     "ray": {"launchers"},
