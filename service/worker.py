@@ -140,12 +140,13 @@ def work(
     store = stores.open_store(url)
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
+        storage = tuning.study_storage(url)  # imports the rest of SQLAlchemy, before a second thread uses it
         if webhooks is not None:
             deliveries = Deliveries(store=store, settings=webhooks, stopping=stopping)
             threading.Thread(target=deliveries.run, name="webhooks", daemon=True).start()
         Worker(
             store=store,
-            storage=tuning.study_storage(url),
+            storage=storage,
             holder=holder,
             lease_s=lease_s,
             per_cluster=per_cluster,

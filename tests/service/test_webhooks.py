@@ -29,6 +29,7 @@ from service.webhooks.policy import WebhookSettings
 from service.webhooks.sending import DeliveryError, post
 from service.webhooks.signing import signed_headers
 from tests.service.coordinator import claim, finish
+from tests.service.processes import process, wait_for
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 """Of the specification's own example."""
@@ -259,6 +260,19 @@ def test_certificates_are_held_against_the_name(receiver: Receiver, tmp_path: Pa
         with pytest.raises(DeliveryError, match="CERTIFICATE_VERIFY_FAILED"):
             send(host, context)
     assert len(receiver.came) == 1
+
+
+def test_a_workers_process_tells(
+    store: SqlStore, query: dict[str, Any], receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HP_WEBHOOK_SECRET", SECRET)
+    monkeypatch.setenv("HP_WEBHOOK_NETWORKS", "127.0.0.0/8")
+    search = store.create_search(query=query, webhook=receiver.url)
+    store.request_cancel(search_id=search.id)
+    with process("worker", database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", home=tmp_path):
+        wait_for(lambda: store.get_webhook(search_id=search.id).delivered_at, timeout_s=60)
+    assert store.get_webhook(search_id=search.id).attempts == 1
+    assert json.loads(receiver.came[0][2])["data"]["state"] == "cancelled"
 
 
 def test_webhooks_over_http(http: TestClient, hooked: TestClient, query: dict[str, Any]) -> None:
