@@ -1,4 +1,4 @@
-"""The second stage of a pipeline, where the first holds less than it: a layer fewer, or leading dense layers in place of experts.
+"""The second stage of a pipeline, where the first holds less: a layer fewer, or leading dense layers in place of experts.
 
 It keeps one micro-batch fewer than the first, p - 1, but of more layers, or with more parameters: Llama 3.1 405B at TP 8 and
 PP 16 needs 6 % more memory there. Stages behind it hold no more than it does.
