@@ -78,7 +78,7 @@ def estimate_answer(
     """The answer to a query of one configuration. Raises HpToolError."""
     asked = schema.query_mapping(query) if with_query else None
     if query.kind == "inference":
-        return EstimateAnswer(id=query.id, estimate=serving.estimate(query=query), query=asked)
+        return EstimateAnswer(id=query.id, estimate=serving.estimate(query=query, with_mends=with_mends), query=asked)
     one = single(query)
     found = predicted(asked=one)
     if with_mends:

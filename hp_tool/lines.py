@@ -45,7 +45,7 @@ def answer_lines(
         if task == "recommend":
             return schema.to_json(recommend_answer(query, top=top, with_query=False, corrections=corrections))
         if query.kind == "inference":
-            return schema.to_json(estimate_answer(query, with_query=False))
+            return schema.to_json(estimate_answer(query, with_mends=False, with_query=False))
         return single(query)
 
     def ended(asked: Single, row: Row | None) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.pools import PoolRecommendation
-from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingMend, ServingRecommendation
 from hp_tool.layouts import serving_arithmetic
 from hp_tool.units import duration, gib
 
@@ -30,6 +30,8 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         for name in ("weights", "kv_cache", "activations", "logits", "overhead"):
             table.add_row(name.replace("_", " "), gib(getattr(memory, f"{name}_bytes")))
         console.print(table)
+    if not estimate.feasible:
+        _print_mends(console, estimate.mends)
     if estimate.tails is None or estimate.intervals is None:
         return
     table = Table(title="latency")
@@ -54,6 +56,27 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         )
     if estimate.cost_per_million_output_tokens is not None:
         console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens")
+
+
+def _print_mends(console: Console, mends: Sequence[ServingMend]) -> None:
+    if not mends:
+        console.print("no small change mends it; `hp-tool recommend` ranks the whole space")
+        return
+    table = Table(title="what would mend it")
+    table.add_column("change")
+    for name in ("TTFT", "TPOT", "request", "tokens/s/GPU", "change", "memory"):
+        table.add_column(name, justify="right")
+    for mend in mends:
+        change = mend.throughput_change_fraction
+        table.add_row(
+            mend.change, duration(mend.ttft_s), duration(mend.tpot_s), duration(mend.request_latency_s),
+            f"{mend.output_tokens_per_second_per_gpu:,.0f}", "-" if change is None else f"{change:+.1%}",
+            gib(mend.memory_total_bytes),
+        )  # fmt: skip
+    console.print(table)
+    for mend in mends:
+        for reason in mend.remaining:
+            console.print(f"{mend.change} is the nearest, yet [red]{reason.code}[/red]: {reason.message}")
 
 
 def print_serving_recommendations(answer: RecommendAnswer) -> None:

@@ -154,6 +154,29 @@ class ServingIntervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMend:
+    """A small change that makes an infeasible serving configuration feasible, and what it gives."""
+
+    change: str
+    """In words, such as `TP 4 -> 8 (DP 2 -> 1)`; what follows from the change stands in brackets."""
+    changed: tuple[str, ...]
+    """Fields of parallel that differ from the configuration asked for."""
+    parallel: ServingConfig
+    """All of the mended configuration: valid input."""
+    num_gpus: int
+    """Devices it runs on; more than the query has where the change says so."""
+    memory_total_bytes: float
+    ttft_s: float
+    tpot_s: float
+    request_latency_s: float
+    output_tokens_per_second_per_gpu: float
+    throughput_change_fraction: float | None = None
+    """0.03: 3 % more tokens per second and GPU than what was asked for; None where that has no throughput."""
+    remaining: tuple[Reason, ...] = ()
+    """Targets that it misses too: the nearest that was found is told where no change meets them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEstimate:
     """A prediction for one serving configuration under one load. Means over requests unless named otherwise."""
 
@@ -189,6 +212,8 @@ class InferenceEstimate:
     tails: Tails | None = None
     goodput: ServingGoodput | None = None
     """None without targets."""
+    mends: tuple[ServingMend, ...] = ()
+    """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None
     provenance: dict[str, object] = field(default_factory=dict)
 

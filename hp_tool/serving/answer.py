@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.serving.describe import OVERLOADED, described
+from hp_tool.serving.mends import mends
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.serving.targets import meets_targets
 from hp_tool.space.serving import serving_space
@@ -49,10 +50,11 @@ class CostedServing:
     rejections: dict[str, int]
 
 
-def estimate(*, query: Query) -> InferenceEstimate:
+def estimate(*, query: Query, with_mends: bool = True) -> InferenceEstimate:
     """Predict the one configuration that `query.parallel` describes; sizes left out are 1, batch limits the engine's.
 
-    An illegal or too large configuration, or one that misses a target, is an estimate with feasible=False and reasons.
+    An illegal or too large configuration, or one that misses a target, is an estimate with feasible=False, its reasons and what
+    mends it. Mends cost some thousand estimates of neighbours: where speed counts, leave them out.
     """
     problem = resolve_serving(query)
     if query.inference is not None and query.inference.disaggregated is not None:
@@ -66,8 +68,12 @@ def estimate(*, query: Query) -> InferenceEstimate:
     code = int(legality(model=problem.model, num_gpus=num_gpus, candidates=candidate)[0])
     if code:
         reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
-        return InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
-    return described(0, costs=problem.costs(candidate), candidates=candidate, problem=problem)
+        found = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
+    else:
+        found = described(0, costs=problem.costs(candidate), candidates=candidate, problem=problem)
+    if found.feasible or not with_mends:
+        return found
+    return replace(found, mends=mends(query=query, problem=problem, asked=found))
 
 
 def recommend(*, query: Query, top: int = 10) -> ServingRecommendations:

@@ -24,6 +24,14 @@ def test_an_estimate_and_recommendations_are_what_the_library_says(http: TestCli
     assert found["recommendations"] == expected["recommendations"] and len(found["recommendations"]) > 1
 
 
+def test_a_missed_target_comes_with_what_mends_it_and_in_a_batch_without(http: TestClient) -> None:
+    late = QUERY | {"parallel": {"tensor_parallel_size": 1}, "targets": {"tpot_s": 0.006}}
+    told = http.post("/v1/estimates", json=late).json()["estimate"]
+    assert not told["feasible"] and told["mends"] and all(mend["tpot_s"] <= 0.006 for mend in told["mends"])
+    lines = http.post("/v1/batch", content=json.dumps(late), headers={"Content-Type": "application/x-ndjson"})
+    assert json.loads(lines.text)["estimate"]["mends"] == []
+
+
 def test_a_batch_mixes_kinds(http: TestClient, query: dict[str, Any]) -> None:
     query["parallel"] = {"tensor_parallel_size": 2, "micro_batch_size": 2}
     lines = "\n".join(json.dumps(line) for line in (QUERY, query, QUERY | {"inference": {}}))

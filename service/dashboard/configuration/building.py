@@ -58,7 +58,7 @@ def configuration_view(
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
     """What is shown of a configuration wherever it is shown, and the estimate it comes from."""
     if query.kind == "inference":
-        served = serving.estimate(query=query)
+        served = serving.estimate(query=query, with_mends=False)
         return _serving_view(query, served), served
     asked = single(query)
     found = predicted(asked=asked)
