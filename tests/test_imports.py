@@ -44,6 +44,7 @@ FLOORS = (
         "correction",
         "described",
         "doctor",
+        "doctor_clusters",
         "learning",
         "fronts",
         "lines",

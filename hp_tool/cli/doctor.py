@@ -20,10 +20,11 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Check database, folders, profiler, GPUs and Slurm; changes nothing. Exit 1 where something fails."""
+    """Check database, folders, profiler, GPUs, Slurm and clusters; changes nothing. Exit 1 where something fails."""
     from hp_tool.doctor import examine
+    from hp_tool.doctor_clusters import clusters
 
-    checks = examine(database_url=database_url)
+    checks = [*examine(database_url=database_url), *clusters()]
     sound = all(check.status != "failed" for check in checks)
     if as_json:
         typer.echo(json.dumps({"ok": sound, "checks": [asdict(check) for check in checks]}))

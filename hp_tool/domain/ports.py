@@ -85,6 +85,9 @@ class Launcher(Protocol):
     def hardware(self) -> Hardware:
         """What jobs would run on; num_gpus is what the engine can give one job."""
 
+    def answers(self) -> str:
+        """What the engine says to a harmless question, for people. LauncherError where it would take no job from here."""
+
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan: ...
 
     def describe(self, plan: LaunchPlan) -> str:

@@ -42,6 +42,13 @@ class KubernetesLauncher:
     def hardware(self) -> Hardware:
         return self._share(self._options.num_gpus)
 
+    def answers(self) -> str:
+        namespace = self._options.namespace
+        for kind in ("jobs.batch", "configmaps", "services"):
+            if self._kubectl("auth", "can-i", "create", kind, refused="no").strip() != "yes":
+                raise LauncherError(f"this user may not create {kind} in the namespace {namespace}")
+        return f"Kubernetes answers: Jobs may be created in the namespace {namespace}"
+
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Pure. Raises InputError where the request is for other devices or more of them than one job may have."""
         options = self._options
@@ -160,7 +167,8 @@ class KubernetesLauncher:
         made: dict[str, Any] = json.loads(self._kubectl("create", "-f", "-", "-o", "json", given=json.dumps(content)))
         return made
 
-    def _kubectl(self, *arguments: str, given: str | None = None) -> str:
+    def _kubectl(self, *arguments: str, given: str | None = None, refused: str | None = None) -> str:
+        """What kubectl prints. `refused`: an answer with which it fails although it was answered."""
         options = self._options
         context = [] if options.context is None else [f"--context={options.context}"]
         command = [options.kubectl, *context, f"--namespace={options.namespace}", *arguments]
@@ -171,7 +179,7 @@ class KubernetesLauncher:
         except (OSError, subprocess.TimeoutExpired) as error:
             self._away_since = self._away_since if self._away_since is not None else time.monotonic()
             raise LauncherError(f"{options.kubectl} cannot be run: {error}") from error
-        if done.returncode != 0:
+        if done.returncode != 0 and (refused is None or done.stdout.strip() != refused):
             said = " ".join(done.stderr.split())[:500]
             if "Unable to connect" in said or "connection" in said:
                 self._away_since = self._away_since if self._away_since is not None else time.monotonic()

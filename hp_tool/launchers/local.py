@@ -43,6 +43,9 @@ class LocalLauncher:
     def hardware(self) -> Hardware:
         return self._hardware
 
+    def answers(self) -> str:
+        return f"this host: {self._hardware.num_gpus} x {self._hardware.gpu}"
+
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Pure. Raises InputError where the request is for other devices or more of them than this host has."""
         here = self.hardware()

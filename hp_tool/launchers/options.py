@@ -35,18 +35,26 @@ def load(adapter: TypeAdapter[T], *, launcher: str, words: str) -> T:
 
     Raises InputError where there is none, which names what stands in one (`words`), or one with a mistake in it.
     """
-    from platformdirs import user_config_path
-
-    variable = f"HP_{launcher.upper()}_CONFIG"
-    named = os.environ.get(variable)
-    path = Path(named) if named else user_config_path("hp-tool") / f"{launcher}.yaml"
+    path = config_path(launcher)
     if not path.is_file():
         raise InputError(
             f"no {launcher.capitalize()} cluster is described: {path} does not exist; write {words} there, name another file "
-            f"by {variable}, or register the cluster and name it in the query",
+            f"by {_variable(launcher)}, or register the cluster and name it in the query",
             field="search.launcher",
         )
     return parse(adapter, documents.parse(documents.read_text(path), origin=path), launcher=launcher, origin=str(path))
+
+
+def config_path(launcher: str) -> Path:
+    """Where a launcher's options are looked for; there need be no file."""
+    from platformdirs import user_config_path
+
+    named = os.environ.get(_variable(launcher))
+    return Path(named) if named else user_config_path("hp-tool") / f"{launcher}.yaml"
+
+
+def _variable(launcher: str) -> str:
+    return f"HP_{launcher.upper()}_CONFIG"
 
 
 def check(good: object, field: str, expectation: str) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import shlex
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
@@ -35,6 +37,7 @@ _OURS = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
 """Errors of a job that ran: how it went, its own words tell."""
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 _DRIVER = "ray_nodes.py"
+_CONNECT_LIMIT_S = 10.0
 
 
 class RayLauncher:
@@ -53,6 +56,16 @@ class RayLauncher:
 
     def hardware(self) -> Hardware:
         return self._share(self._options.num_gpus)
+
+    def answers(self) -> str:
+        at = urlsplit(self._options.address)
+        port = at.port or (443 if at.scheme == "https" else 80)
+        try:  # Ray's own client would wait for minutes
+            socket.create_connection((at.hostname or "", port), timeout=_CONNECT_LIMIT_S).close()
+        except OSError as error:
+            raise LauncherError(f"Ray at {self._options.address}: {error}") from error
+        known = self._ask(lambda client: client.list_jobs())
+        return f"Ray at {self._options.address} answers: {len(known)} jobs in its memory"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Pure. Raises InputError where the request is for other devices or more of them than one job may have."""

@@ -1,4 +1,5 @@
-"""Jobs on a Slurm cluster: a folder on a shared file system and a batch job each, no daemon, no state in memory."""
+"""Jobs on a Slurm cluster: a folder and a batch job each, no daemon, no state in memory. The nodes share the folder or, where
+`logs` are all they share, print into those."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import jobs, slurm_folder, slurm_options, slurm_script, torchrun
+from hp_tool.launchers import jobs, slurm_folder, slurm_logs, slurm_options, slurm_script, torchrun
 from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import Controller, ControllerAway, Job
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
@@ -41,6 +42,9 @@ class SlurmLauncher:
     def hardware(self) -> Hardware:
         return self._share(self._options.num_gpus)
 
+    def answers(self) -> str:
+        return f"Slurm answers: {len(self._controller.jobs(fresh=True))} jobs of this user in its memory"
+
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Pure. Raises InputError where the request is for other devices or more of them than one job may have."""
         options = self._options
@@ -64,7 +68,12 @@ class SlurmLauncher:
     def submit(self, plan: LaunchPlan) -> str:
         """Raises LauncherError where Slurm refuses the job. One that it cannot be asked about waits here for its answer."""
         folder = self._folder(plan.job_name)
-        job = {"environment": dict(plan.environment), "num_gpus": plan.num_gpus, "timeout_s": plan.timeout_s}
+        job = {
+            "environment": dict(plan.environment),
+            "num_gpus": plan.num_gpus,
+            "timeout_s": plan.timeout_s,
+            "returns": list(plan.returns),
+        }
         script = slurm_script.render(self._options, plan=plan)
         jobs.create_folder(folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)})
         with contextlib.suppress(ControllerAway):  # poll() goes on trying
@@ -105,12 +114,14 @@ class SlurmLauncher:
         if state in _OPEN:
             raise LauncherError(f"job {handle} is still {state}")
         if job is not None and job.state in ("COMPLETED", "FAILED"):
-            slurm_folder.await_files(folder)
+            slurm_folder.await_files(folder, bring=lambda: slurm_logs.bring(folder, options=self._options))
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=asked["timeout_s"])
         return measure(folder, ending=ending, timeout_s=asked["timeout_s"], hardware=self._share(asked["num_gpus"]))
 
     def output(self, handle: str, *, name: str | None = None) -> str:
-        return jobs.output(self._folder(handle), name=name)
+        folder = self._folder(handle)
+        slurm_logs.bring(folder, options=self._options)
+        return jobs.output(folder, name=name)
 
     def _share(self, num_gpus: int) -> Hardware:
         return Hardware(gpu=self._options.gpu, num_gpus=num_gpus, hosts=(self._options.name,))
@@ -123,6 +134,7 @@ class SlurmLauncher:
         if not (folder / JOB).exists():
             return JobState.LOST, None
         cancelled = (folder / CANCEL).exists()
+        slurm_logs.bring_claim(folder, options=self._options)
         try:
             if not (folder / SUBMITTED).exists() and not (folder / CLAIM).exists():
                 if cancelled:
@@ -139,7 +151,10 @@ class SlurmLauncher:
         except ControllerAway:
             if self._controller.away_s > self._options.patience_s:
                 raise
+            slurm_logs.bring(folder, options=self._options)
             return slurm_folder.state(folder), None
+        if job is None or job_state(job.state, cancelled_by_us=cancelled) not in _OPEN:
+            slurm_logs.bring(folder, options=self._options)
         if job is not None:
             state = job_state(job.state, cancelled_by_us=cancelled)
         elif (folder / ENDED).exists():

@@ -17,11 +17,13 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hp_tool.domain.ports import JobState
 from hp_tool.launchers import jobs
-from hp_tool.launchers.outcome import Ending
+from hp_tool.launchers.outcome import Ending, recorded
 from hp_tool.launchers.slurm_controller import Job
 
 JOB = "job.json"
@@ -31,6 +33,7 @@ REFUSED = "refused"
 CLAIM = "claim"
 CANCEL = "cancel"
 ENDED = "ended.json"
+RANK_RESULTS = "result.rank*.json"
 SLURM_LOG = "slurm.log"
 """What the batch step itself and Slurm's own programs say; the job's own words are in job.log."""
 _FILES_LAG_S = 10.0
@@ -57,10 +60,14 @@ def state(folder: Path) -> JobState:
     return JobState.RUNNING if (folder / CLAIM).exists() else JobState.QUEUED
 
 
-def await_files(folder: Path) -> None:
-    """Wait for what an ended job has written: a shared file system may lag seconds behind the scheduler."""
+def await_files(folder: Path, *, bring: Callable[[], None]) -> None:
+    """Wait for what an ended job has written: a shared file system may lag seconds behind the scheduler.
+
+    `bring` fetches what is not written into the folder itself.
+    """
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
+        bring()
         names = os.listdir(folder)  # noqa: PTH208 - opening the folder makes a network file system look again
         if ENDED in names or jobs.RESULT in names:
             return
@@ -70,7 +77,7 @@ def await_files(folder: Path) -> None:
 def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) -> Ending:
     """How a job that is over ended: Slurm's word where Slurm ended it, else the job's own record."""
     record = jobs.read_json(folder / ENDED)
-    wall_s = max(record["ended_at"] - record["started_at"], 0.0) if record else job.elapsed_s if job else None
+    wall_s = _wall_s(record) if record else job.elapsed_s if job else None
     word = job.state if job else ""
     if state is JobState.CANCELLED:
         return Ending(reason="cancelled", wall_s=wall_s)
@@ -85,11 +92,19 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     if word == "OUT_OF_MEMORY":
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
+    if not_begun := _NOT_BEGUN.search(slurm_log):
+        return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     if record is None or not (folder / jobs.LOG).exists():
         said = jobs.last_line(slurm_log)
         return Ending(reason="failed_to_start", wall_s=wall_s, error=f"the batch script ended before the job began: {said}")
-    if not_begun := _NOT_BEGUN.search(slurm_log):
-        return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
+    if "reason" in record:  # by the supervisor, whose word came through the log
+        return recorded(record)
     if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
         return Ending(reason="timeout", wall_s=wall_s)
     return Ending(reason="exited", exit_code=record["exit_code"], wall_s=wall_s)
+
+
+def _wall_s(record: Mapping[str, Any]) -> float | None:
+    if "wall_s" in record:
+        return float(record["wall_s"])
+    return max(record["ended_at"] - record["started_at"], 0.0) if "ended_at" in record else None

@@ -20,6 +20,8 @@ from hp_tool.launchers.options import check, check_devices, check_environment, c
 
 _ARGUMENT = re.compile(r"--[a-z][a-z0-9-]*(=[\w.,:;@%+&|*()\[\]/=-]{1,512})?", re.ASCII)
 
+_LOGS = re.compile(r"/[\w.,:@+/-]{0,256}", re.ASCII)  # Slurm's own words in a log's name begin with %
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
@@ -30,7 +32,24 @@ class Container:
     image: str
     """What `srun --container-image` takes: a registry reference or the path of a squashfs file."""
     mounts: tuple[str, ...] = ()
-    """`source:destination[:flags]` each; the job's folder is always mounted where it is."""
+    """`source:destination[:flags]` each; a shared job's folder is always mounted where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """The one folder that jobs write and this host reads, where the jobs' own folders are not shared."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    folder: str
+    """As the nodes see it. It exists; each job writes a few files there."""
+    here: str | None = None
+    """As this host sees it, to read at least. By default under the same path."""
+
+    @property
+    def seen_here(self) -> str:
+        """Its path on this host."""
+        return self.here if self.here is not None else self.folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +92,8 @@ class SlurmOptions:
     folder: str | None = None
     """Where the jobs' folders live, on a file system that the nodes see under the same path. By default HP_RUNS_DIR, else
     the user's data folder."""
+    logs: Logs | None = None
+    """For nodes that do not see `folder`: a job's files travel in its script, and what it left comes back in its logs."""
     poll_s: float = 5.0
     """The controller is asked for all jobs at once, and no more often than this."""
     patience_s: float = 900.0
@@ -99,6 +120,9 @@ class SlurmOptions:
             value = getattr(self, name)
             good = value is None or (Path(value).is_absolute() and value.isprintable())
             check(good, f"slurm.{name}", "must be an absolute path")
+        if self.logs is not None:
+            for path in (self.logs.folder, self.logs.seen_here):
+                check(_LOGS.fullmatch(path), "slurm.logs", "must be absolute paths of letters, digits and _ . , : @ + / -")
 
     @property
     def num_gpus(self) -> int:

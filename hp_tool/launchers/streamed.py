@@ -79,13 +79,15 @@ def parse(text: str) -> Printed:
 
 
 def together(nodes: Sequence[Printed]) -> Printed:
-    """One job over several nodes: their words and files, and of their ends the first that is none of a part that went well."""
+    """One job over several nodes: their words and files, and of their ends the first that is none of a part that went well,
+    nor of one that was only ended because of it."""
     files: dict[str, str] = {}
     for node in reversed(nodes):
         files |= node.files
     ends = [node.ended for node in nodes if node.ended is not None]
     bad = [end for end in ends if end.get("reason") != "exited" or end.get("exit_code")]
-    return Printed(log="\n".join(node.log for node in nodes), files=files, ended=next(iter(bad or ends), None))
+    own = [end for end in bad if end.get("reason") != "terminated"]
+    return Printed(log="\n".join(node.log for node in nodes), files=files, ended=next(iter(own or bad or ends), None))
 
 
 def by_node(text: str) -> list[str]:

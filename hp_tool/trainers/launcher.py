@@ -35,6 +35,9 @@ class TrainerLauncher:
     def hardware(self) -> Hardware:
         return self._launcher.hardware()
 
+    def answers(self) -> str:
+        return self._launcher.answers()
+
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """As the launcher itself. Raises UnsupportedError too, where an export cannot say the configuration."""
         assert isinstance(request, ProfileRequest)  # a search over a trainer asks for trainings

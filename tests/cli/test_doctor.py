@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hp_tool import doctor
+from hp_tool import doctor, doctor_clusters
+from hp_tool.catalog import library
 from hp_tool.cli.main import build
 from hp_tool.domain.access import DatabaseState
 from hp_tool.launchers import devices
@@ -96,6 +97,41 @@ def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.Mon
         for tool in doctor.SLURM_TOOLS:
             program(tmp_path / tool, f"echo '{answer}'")
         assert (doctor.slurm().status, doctor.slurm().detail) == (status, answer)
+
+
+def test_clusters_that_are_named_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "catalogue" / "clusters"
+    folder.mkdir(parents=True)
+    node = {"gpu": "cpu", "gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "x", "num_gpus": 2}
+    kubernetes = {"image": "r.example/hp:1", "kubectl": str(tmp_path / "kubectl")}
+    runs = {
+        "here": {"launcher": "local"},
+        "pods": {"launcher": "kubernetes", "options": kubernetes},
+        "away": {"launcher": "ray", "options": {"address": "http://127.0.0.1:1"}},
+        "wrong": {"launcher": "slurm", "options": {"partion": "gpu"}},
+    }
+    for name, each in runs.items():
+        (folder / f"{name}.yaml").write_text(json.dumps({**node, "runs": each}))
+    program(tmp_path / "kubectl", "echo yes")
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path / "catalogue"))
+    for name in ("RAY", "SLURM", "KUBERNETES"):
+        monkeypatch.setenv(f"HP_{name}_CONFIG", str(tmp_path / f"{name}.yaml"))
+    (tmp_path / "RAY.yaml").write_text("gpu: cpu\n")
+    library.clear_cache()
+    try:
+        found = {check.name: check for check in doctor_clusters.clusters()}
+    finally:
+        library.clear_cache()
+    told = {name: check.status for name, check in found.items()}
+    assert told == {
+        "cluster here": "ok",
+        "cluster pods": "ok",
+        "cluster away": "warning",
+        "cluster wrong": "failed",
+        "ray": "failed",
+    }
+    assert "refused" in found["cluster away"].detail and "partion" in found["cluster wrong"].detail
+    assert "gpus_per_node" in found["ray"].detail
 
 
 def program(path: Path, script: str) -> None:

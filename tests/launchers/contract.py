@@ -121,6 +121,10 @@ class LauncherContract:
         assert wait(other, handle, until=_ENDED) is JobState.FINISHED
         assert other.fetch(handle).status == "ok"
 
+    def test_an_engine_that_is_there_answers(self, launcher: Launcher) -> None:
+        assert launcher.answers()
+        assert launcher.find("job-1") is None
+
     def test_a_job_nobody_submitted_is_not_found(self, launcher: Launcher) -> None:
         assert launcher.find("never") is None
         assert launcher.poll(["never"]) == {"never": JobState.LOST}

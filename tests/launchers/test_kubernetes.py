@@ -45,6 +45,14 @@ class TestKubernetesLauncher(LauncherContract):
         given = {"gpu": "cpu", "gpus_per_node": 1, "max_nodes": 2, "poll_s": 0.05, "python": sys.executable}
         return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
 
+    def test_a_user_who_may_not_create_jobs_is_told(self, launcher: Launcher, tmp_path: Path) -> None:
+        (tmp_path / "forbidden.configmaps").touch()
+        with pytest.raises(LauncherError, match="may not create configmaps in the namespace default"):
+            launcher.answers()
+        (tmp_path / "kubectl").write_text("#!/bin/sh\necho 'Unable to connect to the server' >&2; exit 1\n")
+        with pytest.raises(LauncherError, match="Unable to connect"):
+            launcher.answers()
+
     def test_a_job_over_two_pods(self, launcher: Launcher) -> None:
         script = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n" + GOOD
         handle = launcher.submit(replace(plan(script), num_gpus=2))

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.errors import InputError
-from hp_tool.launchers import create, slurm_options
-from hp_tool.launchers.slurm_options import Container, SlurmOptions
+from hp_tool.launchers import create, slurm_logs, slurm_options
+from hp_tool.launchers.slurm_options import Container, Logs, SlurmOptions
 from hp_tool.launchers.slurm_script import render
 from tests.profiler.requests import request
 
@@ -166,6 +167,32 @@ def test_an_option_is_a_plain_word_or_refused(value: str, name: str) -> None:
     assert not set(value) & set("$`\"'\\\n\r ;<>") or name == "sbatch_arguments"
 
 
+@given(command=st.lists(HOSTILE, min_size=1, max_size=3), text=HOSTILE)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_files_that_travel_in_the_script_arrive_as_they_were(command: list[str], text: str) -> None:
+    """What stands between the script and the node is played by `cat`: the here-document's text reaches it unchanged."""
+    plan = LaunchPlan(
+        job_name="s1", command=tuple(command), environment={"A": text}, files={"f": text}, num_gpus=4, timeout_s=9.0
+    )
+    step = slurm_logs.step(plan, srun="played() { cat; }; played", python="python3")
+    arrived = subprocess.run(["bash", "-c", step], capture_output=True, text=True, check=True).stdout
+    files = json.loads(arrived)
+    assert files["f"] == text
+    assert json.loads(files["job.json"])["command"] == command and json.loads(files["job.json"])["environment"] == {"A": text}
+
+
+def test_a_job_whose_folder_is_not_shared_names_only_its_logs(tmp_path: Path) -> None:
+    options = SlurmOptions(gpu="cpu", gpus_per_node=2, max_nodes=2, logs=Logs(folder="/far/logs", here=str(tmp_path)))
+    script = render(options, plan=_plan("train", num_gpus=4))
+    assert "--output=/far/logs/s1.r1.t1.slurm.log" in _header(script)
+    assert "--output=/far/logs/s1.r1.t1.%n.log" in script
+    assert str(tmp_path) not in script and "result.json" not in script.split("<<")[0]
+    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    with pytest.raises(InputError, match="a batch script should carry"):
+        render(options, plan=replace(_plan("train"), files={"data": "x" * 10**6}))
+
+
 def test_the_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "slurm.yaml"
     path.write_text(
@@ -188,6 +215,8 @@ def test_the_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
         ('gpu: cpu\ngpus_per_node: 2\nsetup: ["a\\nb"]\n', "setup must be a list of single lines"),
         ("gpu: cpu\ngpus_per_node: 2\nenvironment: {'A=B': c}\n", "environment"),
         ("gpu: cpu\ngpus_per_node: 2\nfolder: relative\n", "folder must be an absolute path"),
+        ("gpu: cpu\ngpus_per_node: 2\nlogs: {folder: /logs/%j}\n", "logs must be absolute paths"),
+        ("gpu: cpu\ngpus_per_node: 2\nlogs: {folder: /logs, here: logs}\n", "logs must be absolute paths"),
         ("[", "not valid YAML"),
     ],
 )
