@@ -142,6 +142,9 @@ def test_an_end_is_told_until_it_is_taken(
     content = json.loads(receiver.came[-1][2])
     assert (content["type"], content["data"]["search_id"], content["data"]["state"]) == ("search.ended", search, "succeeded")
     assert hooked.get(content["data"]["result"]).json()["status"] == "ok"
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    shown = json.loads(page.split("```json\n", 1)[1].split("```", 1)[0])
+    assert (list(shown), list(shown["data"])) == (list(content), list(content["data"]))
 
 
 def test_what_fails_is_kept_and_told(store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
