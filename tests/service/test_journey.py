@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hp_tool.store import schema
 from tests.conftest import skip_or_fail
 from tests.service.processes import api, free_port, process, wait_for
 
@@ -22,11 +23,15 @@ search: {steps: 2, warmup_steps: 1}
 training: {precision: fp32}"""
 
 
-@pytest.fixture
-def database_url(tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="the profiler extra is not installed")
-    return f"sqlite:///{tmp_path / 'hp.sqlite3'}"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'hp.sqlite3'}"
+    url: str = request.getfixturevalue("postgres_url")
+    schema.upgrade(url)
+    return url
 
 
 @pytest.fixture
