@@ -21,17 +21,23 @@ def skip_or_fail(*, component: str, reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+COORDINATED = ("tests/launchers/", "tests/service/")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n, all tests that start real jobs go to one process: two jobs at once would share the processor and measure
-    each other. Other files go wherever there is room.
+    """With -n, all tests that start real jobs to measure them go to one process: two at once would share the processor and
+    measure each other. So do those about launchers and services, which have fixed ports and measure nothing. Other files go
+    wherever there is room.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "real jobs" if starts_real_jobs(config.rootpath / file) else file
+            if not starts_real_jobs(config.rootpath / file):
+                return file
+            return "coordinated jobs" if file.startswith(COORDINATED) else "measured jobs"
 
     return Scheduler(config, log)
 

@@ -66,7 +66,7 @@ class TestRayLauncher(LauncherContract):
         assert wait(launcher, second, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_over_two_ray_nodes(ray_cluster: RayCluster, tmp_path: Path) -> None:
     """Real Megatron Core steps, one process a node."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):

@@ -87,6 +87,7 @@ def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> No
     assert "NumNodes=2" in nodes and "NodeList=n[1-2]" in nodes
 
 
+@pytest.mark.long
 def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")
     until(lambda: len(search.jobs()) == 2, limit_s=120)

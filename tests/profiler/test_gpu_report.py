@@ -33,7 +33,7 @@ def test_the_grid_is_large_and_some_of_it_fits_on_no_device() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_writes_a_dated_report(tmp_path: Path) -> None:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
         skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")

@@ -121,7 +121,7 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     }
     script = Path(__file__).with_name("answers.py")
     launcher = create("local", root=tmp_path, cpu_only=True)
-    command = torchrun.profiler_command(num_processes=processes)
+    command = torchrun.one_node_command(inference_request(num_gpus=processes))
     plan = LaunchPlan(
         job_name="answers",
         command=(*command[: command.index("-m", 3)], str(script), "."),

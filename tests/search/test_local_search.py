@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.search.local import QUERY, compare
 from hp_tool import schema
 from tests.tuning.cpu_engine import CpuEngine
 
 
+@pytest.mark.long
 def test_the_whole_space_is_measured_and_the_search_is_judged_by_it():
     query = schema.parse_query(QUERY.read_text())
     query = replace(query, parallel=replace(query.parallel, micro_batch_size=(1, 2)))

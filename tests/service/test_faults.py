@@ -38,6 +38,7 @@ def test_faults_on_sqlite(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
+@pytest.mark.long
 def test_faults_on_postgresql(tmp_path: Path) -> None:
     try:
         database = Postgres()

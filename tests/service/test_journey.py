@@ -23,7 +23,7 @@ search: {steps: 2, warmup_steps: 1}
 training: {precision: fp32}"""
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="the profiler extra is not installed")

@@ -22,7 +22,7 @@ from hp_tool.store.tables import metadata
 
 def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> None:
     """At least a row in every table."""
-    store.create_search(query={"model": "größe"}, owner="ada", idempotency_key="k")
+    store.create_search(query={"model": "größe"}, owner="ada", idempotency_key="k", webhook="https://example.org/ended")
     claim = store.claim_search(holder="w", lease_s=60.0)
     assert claim is not None
     run = store.intend_run(lease=claim[1], parallel=ParallelConfig(), fidelity=Fidelity(), predicted={"step_s": 1.25})
