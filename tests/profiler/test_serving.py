@@ -121,11 +121,12 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     }
     script = Path(__file__).with_name("answers.py")
     launcher = create("local", root=tmp_path, cpu_only=True)
-    command = torchrun.one_node_command(inference_request(num_gpus=processes))
+    request = inference_request(num_gpus=processes)
+    command = torchrun.one_node_command(request)
     plan = LaunchPlan(
         job_name="answers",
         command=(*command[: command.index("-m", 3)], str(script), "."),
-        environment={**torchrun.job_environment(gpu="cpu"), "PYTHONPATH": str(script.parents[2])},
+        environment={**torchrun.job_environment(request), "PYTHONPATH": str(script.parents[2])},
         files=files,
         num_gpus=processes,
         timeout_s=120.0,
