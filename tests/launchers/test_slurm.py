@@ -95,6 +95,58 @@ class TestSlurmLauncher(LauncherContract):
         assert launcher.hardware().num_gpus == 16
 
 
+class TestLogs:
+    """Nodes that see the logs' folder alone; a job's own folder is on this host, under another name while the job runs."""
+
+    @pytest.fixture
+    def launcher(self, slurm: SlurmCluster, tmp_path: Path) -> Launcher:
+        (tmp_path / "logs").mkdir()
+        return slurm.launcher(root=tmp_path / "runs", gpus_per_node=1, logs={"folder": str(tmp_path / "logs")})
+
+    def test_a_job_over_two_nodes_that_never_see_its_folder(
+        self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
+        script = "import os; rank = os.environ['PET_NODE_RANK']; print('node', rank)\nif rank == '1': raise SystemExit\n"
+        slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
+        try:
+            handle = launcher.submit(replace(plan(script + GOOD), num_gpus=2, returns=("runs.txt",)))
+            (tmp_path / "runs").rename(tmp_path / "hidden")
+        finally:
+            slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
+        until(lambda: slurm.open_jobs() == [])
+        assert not (tmp_path / "runs").exists()
+        (tmp_path / "hidden").rename(tmp_path / "runs")
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
+        assert launcher.output(handle, name="runs.txt") == "x"
+        assert sorted(launcher.output(handle).split()) == ["0", "1", "node", "node"]
+
+    def test_cancel_and_crash_and_time_limit_are_told_apart(self, launcher: Launcher) -> None:
+        handle = started(launcher)
+        assert "started" in launcher.output(handle)  # while it runs
+        launcher.cancel(handle)
+        assert wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
+        assert processes("job-1") == []
+        assert launcher.fetch(handle).cause == "cancelled on request"
+        crash = launcher.submit(plan("raise ValueError('the fabric is on fire')", job_name="job-2"))
+        late = launcher.submit(plan("import time; print('on', flush=True); time.sleep(300)", job_name="job-3", timeout_s=2.0))
+        for each in (crash, late):
+            assert wait(launcher, each, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        assert launcher.fetch(crash).cause == "exit code 1 without a result: ValueError: the fabric is on fire"
+        measurement = launcher.fetch(late)
+        assert (measurement.status, measurement.cause, measurement.log_tail) == ("timeout", "not done after 2 s", "on\n")
+
+    def test_an_interpreter_that_is_not_there_is_named(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        (tmp_path / "logs").mkdir()
+        launcher = slurm.launcher(root=tmp_path / "runs", logs={"folder": str(tmp_path / "logs")}, python="/no/such/python")
+        handle = launcher.submit(plan(GOOD))
+        wait(launcher, handle, until={JobState.FINISHED})
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, "before the job began" in (measurement.cause or "")) == ("crashed", True)
+        assert "/no/such/python: No such file" in (tmp_path / "runs" / "job-1" / "slurm.log").read_text()
+
+
 class TestPreemption:
     def test_a_preempted_job_is_no_failure(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path)

@@ -7,17 +7,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hp_tool import schema
 from hp_tool.domain.ports import JobState
-from hp_tool.domain.records import RunRecord, RunState
-from hp_tool.store import open_store
+from hp_tool.domain.records import RunRecord, RunState, SearchState
+from hp_tool.store import SqlStore, open_store
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.launchers.slurm_cluster import SlurmCluster, until
 from tests.profiler.requests import request
+from tests.service.processes import process as hp_tool_process
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.slow]
 
@@ -36,10 +41,10 @@ class Search:
 
     def __init__(self, slurm: SlurmCluster, root: Path) -> None:
         self.slurm, self.runs_folder = slurm, root / "runs"
-        self._url = f"sqlite:///{root / 'hp.sqlite3'}"
-        self._environment = {
+        self.url = f"sqlite:///{root / 'hp.sqlite3'}"
+        self.environment = {
             **slurm.environment(),
-            "HP_DATABASE_URL": self._url,
+            "HP_DATABASE_URL": self.url,
             "HP_RUNS_DIR": str(self.runs_folder),
             "HP_SLURM_CONFIG": str(EXAMPLES / "slurm-cluster.yaml"),
             "PYTHONPATH": str(EXAMPLES.parent),
@@ -47,21 +52,18 @@ class Search:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        return subprocess.Popen([*TUNE, *arguments], env=self._environment, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen([*TUNE, *arguments], env=self.environment, stdout=pipe, stderr=pipe, text=True)
+
+    def store(self) -> closing[SqlStore]:
+        return closing(open_store(self.url))
 
     def id(self) -> str:
-        store = open_store(self._url)
-        try:
+        with self.store() as store:
             return store.list_searches().items[0].id
-        finally:
-            store.close()
 
     def runs(self) -> list[RunRecord]:
-        store = open_store(self._url)
-        try:
+        with self.store() as store:
             return store.runs(search_id=store.list_searches().items[0].id)
-        finally:
-            store.close()
 
     def jobs(self) -> list[str]:
         """The folders of all jobs that this search ever had in the queue, one entry a job."""
@@ -72,6 +74,13 @@ class Search:
 @pytest.fixture
 def search(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Search]:
     return Search(slurm, tmp_path)
+
+
+@pytest.fixture
+def environment(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search's environment as this process's own, for workers to inherit."""
+    for name, value in search.environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
@@ -115,3 +124,33 @@ def test_a_search_whose_process_is_killed_adopts_its_running_job(search: Search)
     assert runs[0].job_name == running and runs[0].measurement is not None and runs[0].measurement.status == "ok"
     assert search.jobs() == sorted(run.job_name for run in runs)
     assert json.loads(stdout)["search"]["profile_runs"] == 2
+
+
+def test_a_search_that_is_cancelled_leaves_no_job_behind(search: Search) -> None:
+    process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")
+    until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)
+    with search.store() as store:
+        store.request_cancel(search_id=search.id())
+        process.communicate(timeout=60)
+        assert store.get_search(search_id=search.id()).state is SearchState.CANCELLED
+    until(lambda: search.slurm.open_jobs() == [])
+    assert [run.state for run in search.runs()] == [RunState.ABANDONED]
+    assert search.jobs() == [run.job_name for run in search.runs()]
+
+
+def test_a_restarted_worker_adopts_the_jobs_of_a_killed_one(search: Search, tmp_path: Path, environment: None) -> None:
+    query = yaml.safe_load((EXAMPLES / "slurm.yaml").read_text())
+    query["search"] |= {"budget_runs": 1, "steps": 4}
+    with search.store() as store:
+        asked = store.create_search(query=schema.to_dict(schema.parse_query(query)))
+        worker = partial(hp_tool_process, "worker", "--lease-s", "2", database_url=search.url, home=tmp_path)
+        with worker() as first:
+            until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)
+            first.kill()
+            first.wait()
+        adopted = search.jobs()
+        with worker():
+            until(lambda: store.get_search(search_id=asked.id).state is SearchState.SUCCEEDED, limit_s=120)
+    (run,) = search.runs()
+    assert run.measurement is not None and run.measurement.status == "ok" and run.attempt == 0
+    assert search.jobs() == adopted == [run.job_name]
