@@ -37,6 +37,7 @@ class TestRayLauncher(LauncherContract):
     def new_launcher(self, ray_cluster: RayCluster, prefix: str) -> Callable[[], Launcher]:
         return lambda: ray_cluster.launcher(prefix=prefix)
 
+    @pytest.mark.long
     def test_a_job_over_two_nodes_and_its_end(self, ray_cluster: RayCluster, prefix: str) -> None:
         ray_cluster.add_node()
         launcher = ray_cluster.launcher(prefix=prefix, gpus_per_node=1)

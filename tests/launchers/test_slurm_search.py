@@ -110,6 +110,7 @@ def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
     assert search.jobs() == sorted(run.job_name for run in search.runs())  # nothing lost, nothing doubled
 
 
+@pytest.mark.long
 def test_a_search_whose_process_is_killed_adopts_its_running_job(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "2")
     until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)

@@ -32,6 +32,7 @@ def database_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'hp.sqlite3'}"
 
 
+@pytest.mark.long
 def test_a_search_over_http_is_the_search_of_the_command_line(tmp_path: Path, database_url: str, query: Query) -> None:
     query["search"]["budget_runs"] = 2
     with (
@@ -78,6 +79,7 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path, database_url: st
     wait_for(lambda: not of_home(tmp_path), timeout_s=30)
 
 
+@pytest.mark.long
 def test_a_worker_told_to_end_hands_its_search_over(tmp_path: Path, database_url: str, query: Query) -> None:
     query["search"]["budget_runs"] = 1
     with api(database_url=database_url, home=tmp_path) as url, Client(server=url) as client:
