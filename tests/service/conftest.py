@@ -92,9 +92,9 @@ def query() -> dict[str, Any]:
     return copy.deepcopy(SMALL)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of this process."""
+    """One Chromium for the tests of a file: while Playwright is open, no other test of this process may run an event loop."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:

@@ -33,6 +33,7 @@ def clean(database: Database, faults: list[str], home: Path) -> None:
     assert row["runs"] >= row["searches"] > 0
 
 
+@pytest.mark.long
 def test_faults_on_sqlite(tmp_path: Path) -> None:
     clean(Sqlite(tmp_path), SQLITE, tmp_path)
 

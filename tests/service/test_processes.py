@@ -98,6 +98,7 @@ def test_a_worker_told_to_end_hands_its_search_over(tmp_path: Path, database_url
     assert trials[0].attempt == 0
 
 
+@pytest.mark.long
 @pytest.mark.postgres
 def test_the_compose_layout_as_processes(tmp_path: Path, postgres_url: str, query: Query) -> None:
     """PostgreSQL, then migrate, then the API and two workers, as docker-compose.yml starts them."""
