@@ -4,6 +4,7 @@ export const ABSENT = "–";
 
 export function seconds(value) {
   if (value == null) return ABSENT;
+  if (value !== 0 && Math.abs(value) < 1e-3) return `${digits(value * 1e6)} µs`;
   return Math.abs(value) < 1 ? `${digits(value * 1e3)} ms` : `${significant(value)} s`;
 }
 
@@ -22,7 +23,7 @@ export function percent(value) {
   return `${text.startsWith("-") ? text.replace("-", "−") : `+${text}`} %`;
 }
 
-// Three digits, in the millisecond's case without zeros at the end.
+// Three digits without zeros at the end.
 function digits(value) {
   return String(Number(value.toPrecision(3)));
 }
