@@ -18,8 +18,8 @@ def seconds(value: float | None) -> str:
     if value is None:
         return ABSENT
     if 0 < abs(value) < 1e-3:
-        return f"{value * 1e6:.3g} µs"
-    return f"{value * 1e3:.3g} ms" if abs(value) < 1 else f"{_significant(value)} s"
+        return f"{_digits(value * 1e6)} µs"
+    return f"{_digits(value * 1e3)} ms" if abs(value) < 1 else f"{_significant(value)} s"
 
 
 def count(value: float | None) -> str:
@@ -143,6 +143,11 @@ def details(parallel: ParallelConfig) -> str:
     if parallel.data_parallel_shard_size:
         words.append(f"shard groups of {parallel.data_parallel_shard_size}")
     return ", ".join(words)
+
+
+def _digits(value: float) -> str:
+    """Three significant ones without an exponent, of values up to a thousand: 999.6 is 1000."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def _significant(value: float) -> str:
