@@ -60,7 +60,8 @@ def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[
     except BrokenProcessPool as error:
         raise HpToolError(f"a process of the batch died ({error}); what is written stays, --resume goes on") from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # waits, as the interpreter's own end would: that one may write to a pipe the pool is closing
+        pool.shutdown(cancel_futures=True)
 
 
 def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[str]:
