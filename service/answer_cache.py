@@ -2,12 +2,14 @@
 
 A query's bytes, its route and its parameters are the key; the answer follows from them, the catalogue's files and the stored
 calibrations alone. So an entry is dropped when a file of the catalogue changed, or when a calibration it rests on has a
-successor; both are looked at once a second at most. What names registrations, which differ by owner, is never kept.
+successor; both are looked at once a second at most, and when this process made a calibration itself. What names
+registrations, which differ by owner, is never kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -53,6 +55,7 @@ class AnswerCache:
         self._bytes = 0
         self._catalogue = catalog.revision()
         self._catalogue_checked_at = clock()
+        self._doubted_at = -math.inf
 
     async def get(self, key: Key) -> bytes | None:
         """The answer, if it still holds."""
@@ -65,7 +68,7 @@ class AnswerCache:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if entry.learnt and now - entry.checked_at > CHECK_EVERY_S:
+        if entry.learnt and (now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at):
             if not await run_in_threadpool(self._holds, entry):
                 self._drop(key)
                 return None
@@ -83,6 +86,10 @@ class AnswerCache:
         self._bytes += len(body)
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
+
+    def doubt(self) -> None:
+        """Look at every answer again before it is given: a calibration was made. From any thread."""
+        self._doubted_at = self._clock()
 
     def clear(self) -> None:
         """Forget everything."""

@@ -77,7 +77,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration, searches.BudgetChange)
     openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
-    app.add_middleware(CachedAnswers, cache=AnswerCache(corrections=app.state.calibrations), metrics=metrics)
+    app.state.answers = AnswerCache(corrections=app.state.calibrations)
+    app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(Conditional)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(Observer, metrics=metrics, store=opened)  # the last one added is the outermost

@@ -42,6 +42,10 @@ class StoredCalibrations:
             self._known[series] = (self._clock(), known)
         return known
 
+    def forget(self) -> None:
+        """Ask the database anew: somebody knows that there is something new."""
+        self._known.clear()
+
     def _newest(self, series: Series) -> Correction | None:
         for each in series.nearest_first():
             record = self._store.latest_calibration(

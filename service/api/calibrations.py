@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, status
+from fastapi import APIRouter, Query, Request, status
 
-from hp_tool.learning import calibrate
+from hp_tool.domain.access_store import AccessStore
+from hp_tool.learning import MadeCalibration, calibrate
 from service.api.dependencies import StoreDep, SystemStoreDep
 from service.api.views import CalibrationView, PageView
 
@@ -16,14 +17,25 @@ Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of
 Framework = Annotated[str | None, Query(max_length=100)]
 
 
+def learn(
+    request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
+) -> tuple[MadeCalibration, ...]:
+    """Fit the stored measurements; this process takes up what is new at once."""
+    made = calibrate(store=store, gpu=gpu, framework=framework)
+    request.app.state.calibrations.forget()
+    request.app.state.answers.doubt()
+    return made
+
+
 @router.post("", status_code=status.HTTP_201_CREATED)
-def make(store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
+def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
     """Fit the stored measurements, of one GPU or framework where given: the newest version of every series they speak of.
 
     Whoever may submit may do this: it learns from everybody's measurements, and shows none of them. A series that has
-    learnt nothing since keeps its version. Estimates take up the newest one within seconds.
+    learnt nothing since keeps its version. Estimates take up the newest one: here at once, by other
+    processes within seconds.
     """
-    made = calibrate(store=store, gpu=gpu, framework=framework)
+    made = learn(request, store, gpu=gpu, framework=framework)
     return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
 
 

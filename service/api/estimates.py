@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
-from fastapi import APIRouter, Query
+import anyio
+from anyio import to_thread
+from fastapi import APIRouter, Query, Response
 
 from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, estimate_answer, recommend_answer
 from service.api import openapi
@@ -14,15 +17,23 @@ from service.api.queries import QueryBody
 
 router = APIRouter(tags=["estimates"])
 
+# One thread of each kind computes at a time: more of them take the interpreter and its caches from each other, and all end
+# later; a long ranking is not to hold up the short estimates.
+ESTIMATES, RECOMMENDATIONS = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
+
+
+async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -> Response:
+    return await to_thread.run_sync(lambda: json_response(make()), limiter=limiter)
+
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query"))
-def estimates(query: QueryBody, corrections: RecordedDep) -> Any:
+async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
-    return json_response(estimate_answer(query, corrections=corrections))
+    return await _in_turn(lambda: estimate_answer(query, corrections=corrections), ESTIMATES)
 
 
 @router.post("/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body("Query"))
-def recommendations(
+async def recommendations(
     query: QueryBody,
     corrections: RecordedDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
@@ -30,6 +41,6 @@ def recommendations(
         Front | None,
         Query(description="Also what no other beats in step time and memory, or gpus; of serving, throughput by user and GPU"),
     ] = None,
-) -> Any:
+) -> Response:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return json_response(recommend_answer(query, top=top, corrections=corrections, pareto=pareto))
+    return await _in_turn(lambda: recommend_answer(query, top=top, corrections=corrections, pareto=pareto), RECOMMENDATIONS)

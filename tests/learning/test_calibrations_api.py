@@ -11,7 +11,6 @@ import httpx
 import pytest
 import uvicorn
 
-from hp_tool.learning import stored
 from hp_tool.store import open_store, schema
 from service.app import create_app
 from service.settings import Settings
@@ -36,8 +35,7 @@ def worker(http):
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def http(request, tmp_path, monkeypatch) -> Iterator[httpx.Client]:
-    monkeypatch.setattr(stored, "MAX_AGE_S", 0.0)
+def http(request, tmp_path) -> Iterator[httpx.Client]:
     url = f"sqlite:///{tmp_path / 'hp.sqlite3'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     schema.upgrade(url)
     store = open_store(url)

@@ -43,9 +43,7 @@ def test_errors_are_not_kept(http: TestClient, query: dict[str, Any]) -> None:
     assert served(http) == {"hit": 0, "miss": 2}
 
 
-def test_a_new_calibration_makes_a_new_answer(http: TestClient, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_cache, "CHECK_EVERY_S", 0.0)
-    monkeypatch.setattr("hp_tool.learning.stored.MAX_AGE_S", 0.0)
+def test_a_new_calibration_makes_a_new_answer(http: TestClient, query: dict[str, Any]) -> None:
     query = query | {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2}}
     assert http.post("/v1/estimates", json=query).json()["calibrated_estimate"] is None
     for step_s in (0.5, 0.55):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.errors import InputError, NotFoundError
-from hp_tool.learning import calibrate
 from hp_tool.learning.lessons import lessons
+from service.api.calibrations import learn
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
 from service.dashboard.calibration.building import STATUSES, calibrations_page, measurements_page, series_page
 from service.dashboard.calibration.contexts import CalibrationsPage, MeasurementsPage, SeriesPage
@@ -98,7 +98,7 @@ def measurements_html(page: MeasurementsContext) -> HTMLResponse:
 
 
 @router.post("/calibration", include_in_schema=False)
-def fit(store: SystemStoreDep) -> RedirectResponse:
+def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     """Learn from everybody's measurements, as POST /v1/calibrations does."""
-    calibrate(store=store)
+    learn(request, store)
     return RedirectResponse("/calibration", status_code=303)

@@ -1,6 +1,7 @@
 // Numbers as people read them; the same as service/dashboard/formats.py writes, which a test compares.
 
 export const ABSENT = "–";
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // made once: toLocaleString makes one a number
 
 export function seconds(value) {
   if (value == null) return ABSENT;
@@ -29,6 +30,6 @@ function digits(value) {
 }
 
 function significant(value) {
-  if (Math.abs(value) >= 99.95 || Number.isInteger(value)) return Math.round(value).toLocaleString("en-US");
+  if (Math.abs(value) >= 99.95 || Number.isInteger(value)) return grouped.format(Math.round(value));
   return Math.abs(value) < 0.01 ? digits(value) : value.toPrecision(3);
 }

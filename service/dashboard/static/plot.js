@@ -4,6 +4,7 @@
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const drawn = new Map(); // element -> figure
+const tokens = new Map(); // of custom properties
 let loading;
 
 // Plotly itself, fetched when the first figure needs it: 4.8 MB to parse is not for the first paint.
@@ -45,9 +46,10 @@ export async function twin() {
   return response.json();
 }
 
-// The value of a custom property as it is now.
-export function token(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// The value of a custom property, which stands until light turns dark.
+function token(name) {
+  if (!tokens.has(name)) tokens.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return tokens.get(name);
 }
 
 function layout(own = {}) {
@@ -80,6 +82,7 @@ function coloured(value) {
 }
 
 dark.addEventListener("change", () => {
+  tokens.clear();
   for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure);
 });
 
