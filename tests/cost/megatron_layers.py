@@ -189,4 +189,5 @@ def kept_bytes(case: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported stays: looking through it took nine tenths of the time
     print(json.dumps([kept_bytes(case) for case in json.loads(sys.argv[1])]))
