@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
 
+from hp_tool.errors import StoreError
 from service import calls
 from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
 from service.calls import Call, JsonObject
 from service.client import connection
-from service.patience import AsyncPatient
+from service.patience import PATIENCE_S, Absence, AsyncPatient
 
 T = TypeVar("T")
 
@@ -80,26 +83,55 @@ class AsyncClient:
         response = await self._send(call)
         return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
 
-    async def events(self, *, search_id: str, after: int = 0) -> AsyncIterator[EventView]:
-        call, lines = calls.events(search_id=search_id, after=after), calls.EventLines()
-        async with self._http.stream(call.method, call.path, **call.options) as response:
-            if not response.is_success:
-                await response.aread()
-                calls.raise_problem(response)
-            async for line in response.aiter_lines():
-                if (event := lines.feed(line)) is not None:
-                    yield event
-
-    async def wait(self, *, search_id: str, on_event: Callable[[EventView], object] = lambda event: None) -> JsonObject:
-        seen = 0
+    async def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> AsyncGenerator[EventView]:
+        absence = Absence(patience_s=patience_s)
         while True:
+            stream = calls.EventStream()
             try:
-                async for event in self.events(search_id=search_id, after=seen):
+                connection = self._events(calls.events(search_id=search_id, after=after), stream, absence)
+                async with aclosing(connection) as events:
+                    async for event in events:
+                        after = event.seq
+                        yield event
+                if stream.ended:
+                    return
+                lost = calls.unreachable(self._http.base_url, "the stream was cut off")
+            except StoreError as error:
+                lost = error
+            await asyncio.sleep(absence.wait_s(lost))
+
+    async def _events(self, call: Call[EventView], stream: calls.EventStream, absence: Absence) -> AsyncGenerator[EventView]:
+        try:
+            async with self._http.stream(call.method, call.path, **call.options) as response:
+                if not response.is_success:
+                    await response.aread()
+                    calls.raise_problem(response)
+                absence.over()
+                async for chunk in response.aiter_bytes():
+                    for event in stream.feed(chunk):
+                        yield event
+        except httpx.TransportError as error:
+            raise calls.unreachable(self._http.base_url, error) from error
+
+    async def wait(
+        self,
+        *,
+        search_id: str,
+        on_event: Callable[[EventView], object] = lambda event: None,
+        patience_s: float = PATIENCE_S,
+    ) -> JsonObject:
+        seen, absence = 0, Absence(patience_s=patience_s)
+        while True:
+            async with aclosing(self.events(search_id=search_id, after=seen, patience_s=patience_s)) as events:
+                async for event in events:
                     seen = event.seq
                     on_event(event)
-            except httpx.TransportError:
-                pass  # fall through to the result, which waits and so keeps us from spinning
-            result = await self.result(search_id=search_id, wait_s=10.0)
+            try:
+                result = await self.result(search_id=search_id, wait_s=10.0)
+            except StoreError as error:
+                await asyncio.sleep(absence.wait_s(error))
+                continue
+            absence.over()
             if result is not None:
                 return calls.with_result(result)
 

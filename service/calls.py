@@ -22,7 +22,17 @@ from hp_tool.errors import (
     StoreError,
     UnsupportedError,
 )
-from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
+from service.api.views import (
+    STREAM_END,
+    EventView,
+    MeasurementView,
+    PageView,
+    RegistrationView,
+    SearchView,
+    TrialsView,
+    WebhookView,
+)
+from service.patience import AWAY
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -136,21 +146,43 @@ def register(*, kind: str, name: str, spec: Mapping[str, Any], shared: bool) -> 
 
 
 def events(*, search_id: str, after: int) -> Call[EventView]:
-    """A stream; `EventLines` reads it."""
+    """A stream; `EventStream` reads it."""
     options = {"headers": {"Last-Event-ID": str(after)}, "timeout": httpx.Timeout(30.0, read=SILENCE_S)}
     return Call(method="GET", path=f"/v1/searches/{search_id}/events", answer=EventView, options=options)
 
 
-class EventLines:
-    """Reads a stream of server-sent events, line by line."""
+class Lines:
+    """The lines of a stream as it arrives. httpx's own are also cut at separators that JSON may hold within a line (U+2028)."""
 
     def __init__(self) -> None:
-        self._name = ""
+        self._rest = b""
 
-    def feed(self, line: str) -> EventView | None:
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes."""
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        return [line.decode() for line in whole]
+
+
+class EventStream:
+    """Reads server-sent events as they arrive."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+        self._name = ""
+        self.ended = False
+        """The search has, and so has the stream; one that stops without it was cut off."""
+
+    def feed(self, chunk: bytes) -> Iterator[EventView]:
+        """The events that `chunk` completes."""
+        for line in self._lines.feed(chunk):
+            if (event := self._read(line)) is not None:
+                yield event
+
+    def _read(self, line: str) -> EventView | None:
         """The event that this line tells, if it does; named ones (the stream's end) tell nothing of the search."""
         if line.startswith("event: "):
             self._name = line.removeprefix("event: ")
+            self.ended = self._name == STREAM_END
         elif line.startswith("data: ") and not self._name:
             return parsed(EventView, line.removeprefix("data: "))
         elif not line:
@@ -182,7 +214,7 @@ def with_result(answer: JsonObject) -> JsonObject:
     raise kind(error["message"], code=error["code"], field=error.get("field"))
 
 
-def unreachable(server: object, error: httpx.TransportError) -> StoreError:
+def unreachable(server: object, error: httpx.TransportError | str) -> StoreError:
     return StoreError(f"{server} does not answer: {error}", field="server", code="server_unreachable")
 
 
@@ -198,6 +230,8 @@ def raise_problem(response: httpx.Response) -> None:
             raise LimitError(body["detail"], code=body["code"], field=body.get("field"), retry_after_s=wait_s)
         raise kind(body["detail"], code=body["code"], field=body.get("field"))
     except (ValueError, KeyError, TypeError):
+        if response.status_code in AWAY:  # in a proxy's words, which finds nobody behind it
+            kind = StoreError
         raise kind(f"{response.url} answered {response.status_code} {response.reason_phrase}", code="http_error") from None
 
 

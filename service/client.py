@@ -11,18 +11,19 @@ harm, and a key that asks too often waits as long as it is told (`service.patien
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
 
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, StoreError
 from service import calls
 from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
 from service.calls import BATCH_BYTES, BATCH_LINES, Call, JsonObject
-from service.patience import Patient
+from service.patience import PATIENCE_S, Absence, Patient
 from service.settings import read_secret
 
 __all__ = ["BATCH_BYTES", "BATCH_LINES", "Client"]
@@ -89,9 +90,11 @@ class Client:
         try:
             with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:
                 self._check(response)
-                for answer in response.iter_lines():
-                    yield answer
-                    number += 1
+                lines = calls.Lines()
+                for chunk in response.iter_bytes():
+                    for answer in lines.feed(chunk):
+                        yield answer
+                        number += 1
         except httpx.TransportError as error:
             raise calls.unreachable(self._http.base_url, error) from error
         if number != due:
@@ -153,29 +156,59 @@ class Client:
         response = self._send(call)
         return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
 
-    def events(self, *, search_id: str, after: int = 0) -> Iterator[EventView]:
-        """Its events after seq `after`, live until it ends. A dropped connection raises httpx.TransportError."""
-        call, lines = calls.events(search_id=search_id, after=after), calls.EventLines()
-        with self._http.stream(call.method, call.path, **call.options) as response:
-            self._check(response)
-            for line in response.iter_lines():
-                if (event := lines.feed(line)) is not None:
-                    yield event
+    def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> Iterator[EventView]:
+        """Its events after seq `after`, each once, live until it ends, over as many connections as it takes.
 
-    def wait(self, *, search_id: str, on_event: Callable[[EventView], object] = lambda event: None) -> JsonObject:
-        """Follow a search to its end and return its result; survives dropped connections without losing an event.
-
-        Raises HpToolError where the search ended without any result, as it would have in this process.
+        Raises StoreError where the server is away for `patience_s`.
         """
-        seen = 0
+        absence = Absence(patience_s=patience_s)
         while True:
+            stream = calls.EventStream()
             try:
-                for event in self.events(search_id=search_id, after=seen):
-                    seen = event.seq
-                    on_event(event)
-            except httpx.TransportError:
-                pass  # fall through to the result, which waits and so keeps us from spinning
-            result = self.result(search_id=search_id, wait_s=10.0)
+                for event in self._events(calls.events(search_id=search_id, after=after), stream, absence):
+                    after = event.seq
+                    yield event
+                if stream.ended:
+                    return
+                lost = calls.unreachable(self._http.base_url, "the stream was cut off")
+            except StoreError as error:
+                lost = error
+            time.sleep(absence.wait_s(lost))
+
+    def _events(self, call: Call[EventView], stream: calls.EventStream, absence: Absence) -> Iterator[EventView]:
+        """The events of one connection."""
+        try:
+            with self._http.stream(call.method, call.path, **call.options) as response:
+                self._check(response)
+                absence.over()
+                for chunk in response.iter_bytes():
+                    yield from stream.feed(chunk)
+        except httpx.TransportError as error:
+            raise calls.unreachable(self._http.base_url, error) from error
+
+    def wait(
+        self,
+        *,
+        search_id: str,
+        on_event: Callable[[EventView], object] = lambda event: None,
+        patience_s: float = PATIENCE_S,
+    ) -> JsonObject:
+        """Follow a search to its end and return its result, though connections break and the server restarts meanwhile.
+
+        Raises HpToolError where the search ended without any result, as it would have in this process, and StoreError where
+        the server is away for `patience_s`.
+        """
+        seen, absence = 0, Absence(patience_s=patience_s)
+        while True:
+            for event in self.events(search_id=search_id, after=seen, patience_s=patience_s):
+                seen = event.seq
+                on_event(event)
+            try:
+                result = self.result(search_id=search_id, wait_s=10.0)
+            except StoreError as error:
+                time.sleep(absence.wait_s(error))
+                continue
+            absence.over()
             if result is not None:
                 return calls.with_result(result)
 

@@ -1,4 +1,4 @@
-"""Transports that try again: where a key asked too often and is told when to come back, and where an answer got lost."""
+"""Trying again: where a key asked too often and is told when to come back, where an answer got lost, where a server is away."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
+from hp_tool.errors import StoreError
 from service.routes import COMPUTING, SAFE_METHODS
 
 LONGEST_WAIT_S = 10.0
@@ -18,6 +19,9 @@ FIRST_WAIT_S = 0.2
 """After an answer that got lost; doubled each time."""
 AWAY = frozenset({502, 503, 504})
 """A server that restarts, or whose database does."""
+PATIENCE_S = 300.0
+"""How long a search is followed while nobody answers: longer than an update of the service, or of its database, takes."""
+LONGEST_ABSENT_WAIT_S = 5.0
 
 
 def wait_s(request: httpx.Request, outcome: httpx.Response | httpx.TransportError, *, attempt: int) -> float | None:
@@ -33,6 +37,27 @@ def wait_s(request: httpx.Request, outcome: httpx.Response | httpx.TransportErro
     if lost and _repeatable(request) and attempt < LOST_ATTEMPTS:
         return FIRST_WAIT_S * 2.0 ** (attempt - 1)
     return None
+
+
+class Absence:
+    """A server that is away, as seen by who follows something on it: when to ask again, and when to give up."""
+
+    def __init__(self, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s, self._clock = patience_s, clock
+        self._since: float | None = None
+
+    def over(self) -> None:
+        """It answered."""
+        self._since = None
+
+    def wait_s(self, error: StoreError) -> float:
+        """Seconds until it is asked again: as long as it has been away, within bounds. Raises `error` once patience ends."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        away_s = now - self._since
+        if away_s >= self._patience_s:
+            raise error
+        return min(max(away_s, FIRST_WAIT_S), LONGEST_ABSENT_WAIT_S, self._patience_s)
 
 
 class Patient(httpx.BaseTransport):

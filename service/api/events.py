@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -14,10 +15,10 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, SearchState
 from hp_tool.errors import InputError
 from service.api.dependencies import SettingsDep, StoreDep
-from service.api.views import EventView
+from service.api.views import STREAM_END, EventView
 
-END = "end"
-"""Name of the stream's last event: the search has ended and nothing will follow."""
+LARGEST_SEQ = 2**31 - 1
+"""What the database's column holds."""
 
 router = APIRouter(tags=["searches"])
 
@@ -26,14 +27,14 @@ def start_of(
     store: StoreDep,
     search_id: str,
     last_event_id: Annotated[str | None, Header()] = None,
-    after: Annotated[int, Query(ge=0, description="Events with a greater seq; Last-Event-ID wins")] = 0,
+    after: Annotated[int, Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins")] = 0,
 ) -> int:
     """Where the stream begins. Looked at before it does, while an error can still be answered as one."""
     store.get_search(search_id=search_id)
     if last_event_id is None:
         return after
-    if not last_event_id.isdecimal():
-        raise InputError(f"Last-Event-ID {last_event_id!r} is not an id of this stream", field="Last-Event-ID")
+    if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > LARGEST_SEQ:
+        raise InputError(f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream", field="Last-Event-ID")
     return int(last_event_id)
 
 
@@ -52,7 +53,7 @@ async def events(
         if found:
             continue
         if state.ended:
-            yield ServerSentEvent(event=END, data={"state": state})
+            yield ServerSentEvent(event=STREAM_END, data={"state": state})
             return
         await anyio.sleep(settings.poll_s)
 

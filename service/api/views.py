@@ -23,6 +23,8 @@ from hp_tool.domain.records import (
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 T = TypeVar("T")
+STREAM_END = "end"
+"""Name of an event stream's last event: the search has ended and nothing will follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

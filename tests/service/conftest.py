@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.ports import Store
@@ -18,6 +15,7 @@ from hp_tool.store import open_store
 from service.app import create_app
 from service.settings import Settings
 from tests.conftest import skip_or_fail
+from tests.service.processes import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -74,17 +72,8 @@ def shared_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient
 @pytest.fixture
 def server(store: Store, settings: Settings) -> Iterator[str]:
     """The URL of the application behind a real socket, in a thread of this process, so that tests share its store."""
-    app = create_app(settings, store=store)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run)
-    thread.start()
-    while not running.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-    running.should_exit = True
-    thread.join()
+    with served(create_app(settings, store=store)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The service as processes, the way it is deployed: `hp-tool serve` and `hp-tool worker` over one database."""
+"""The service as processes, the way it is deployed: `hp-tool serve` and `hp-tool worker` over one database; or in a thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+import uvicorn
+from fastapi import FastAPI
 
 
 def hp_tool(*arguments: str) -> list[str]:
@@ -53,6 +56,23 @@ def api(*, database_url: str, home: Path, port: int | None = None) -> Iterator[s
         wait_for(lambda: serving.poll() is not None or _ready(url), timeout_s=60)
         assert serving.poll() is None, "the API ended; see its log"
         yield url
+
+
+@contextmanager
+def served(app: FastAPI, *, port: int = 0) -> Iterator[str]:
+    """An application behind a real socket, in a thread of this process; its URL. In the end open streams are cut off."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join()
 
 
 def _ready(url: str) -> bool:
