@@ -30,7 +30,7 @@ from benchmarks.service.contention import contend
 from benchmarks.service.databases import Database, Postgres, Sqlite
 from benchmarks.service.processes import Service, preload
 from hp_tool.store import tables
-from hp_tool.store.paging import encode_cursor
+from hp_tool.store.paging import Listing
 
 REPEATS = 7
 LIMIT_S = 0.1
@@ -76,7 +76,8 @@ def middle(client: httpx.Client, path: str) -> str:
     """The same list from its middle: the cursor that half of the rows lie behind."""
     newest = client.get(f"{path}&limit=1").json()["items"][0]["created_at"]
     at = bulk.BEGUN + (datetime.fromisoformat(newest) - bulk.BEGUN) / 2
-    return f"{path}&cursor={encode_cursor(at, '0' * 16)}"
+    table = tables.measurements if "measurements" in path else tables.searches
+    return f"{path}&cursor={Listing(table=table).cursor(at, '0' * 16)}"
 
 
 def timed(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dict[str, Any]:

@@ -144,7 +144,8 @@ class Store(Protocol):
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
         `webhook`: a URL that a worker of a service tells when the search has ended.
 
-        The same owner's idempotency key answers the first search again; with another query it is a ConflictError.
+        The same owner's idempotency key answers the first search again; with another query, priority or webhook it is a
+        ConflictError.
         Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
         counted one after another.
         """

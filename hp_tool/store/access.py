@@ -12,7 +12,7 @@ from hp_tool.domain.records import Page
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, now
-from hp_tool.store.paging import fetch_page
+from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.quotas import reserved_by_open_searches, used_today
 from hp_tool.store.types import new_id, row_dict
 
@@ -65,7 +65,14 @@ class Access(StoreBase):
 
     def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
         with self._reading() as connection:
-            return fetch_page(connection, table=KEY, query=sa.select(KEY), limit=limit, cursor=cursor, record=_key_record)
+            return fetch_page(
+                connection,
+                query=sa.select(KEY),
+                listing=Listing(table=KEY),
+                limit=limit,
+                cursor=cursor,
+                record=_key_record,
+            )
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
         with self._writing() as connection:
@@ -102,14 +109,11 @@ class Access(StoreBase):
             connection.execute(sa.insert(AUDIT).values(**values, created_at=now(connection)))
 
     def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
-        query = sa.select(AUDIT)
-        if owner is not None:
-            query = query.where(AUDIT.c.owner == owner)
         with self._reading() as connection:
             return fetch_page(
                 connection,
-                table=AUDIT,
-                query=query,
+                query=sa.select(AUDIT),
+                listing=Listing(table=AUDIT, filters={AUDIT.c.owner: owner}),
                 limit=limit,
                 cursor=cursor,
                 record=lambda row: AuditRecord(**row_dict(row)),

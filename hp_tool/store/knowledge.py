@@ -12,7 +12,7 @@ from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
 from hp_tool.store.codec import encode
-from hp_tool.store.paging import fetch_page
+from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.types import new_id, row_dict
 
 CALIBRATION = tables.calibrations
@@ -57,16 +57,12 @@ class Knowledge(StoreBase):
     def list_calibrations(
         self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[CalibrationRecord]:
-        query = sa.select(CALIBRATION)
-        if cluster_key is not None:
-            query = query.where(CALIBRATION.c.cluster_key == cluster_key)
-        if framework is not None:
-            query = query.where(CALIBRATION.c.framework == framework)
+        filters = {CALIBRATION.c.cluster_key: cluster_key, CALIBRATION.c.framework: framework}
         with self._reading() as connection:
             return fetch_page(
                 connection,
-                table=CALIBRATION,
-                query=query,
+                query=sa.select(CALIBRATION),
+                listing=Listing(table=CALIBRATION, filters=filters),
                 limit=limit,
                 cursor=cursor,
                 record=lambda row: CalibrationRecord(**row_dict(row)),

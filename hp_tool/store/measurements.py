@@ -15,19 +15,21 @@ from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, first_use, now
 from hp_tool.store.codec import decode, encode
-from hp_tool.store.paging import fetch_page
+from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.types import new_id, row_dict
 
 MEASUREMENT = tables.measurements
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
+SENT = ("source", "query", "parallel", "measurement")
+"""What tells a report sent twice from another: the rest, as its prediction, is ours and changes with our version."""
 
 
 class Measurements(StoreBase):
     """The part of `Store` about measurements."""
 
     def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord:
-        fingerprint = json_digest(encode(measurement, field="measurement"))
+        encoded = encode(measurement, field="measurement")
         with self._writing() as connection:
             at = now(connection)
             new = new_id()
@@ -36,7 +38,7 @@ class Measurements(StoreBase):
                 scope="measurements",
                 owner=measurement.owner,
                 key=idempotency_key,
-                fingerprint=fingerprint,
+                fingerprint=json_digest({name: encoded[name] for name in SENT}),
                 resource_id=new,
                 at=at,
             )
@@ -79,21 +81,21 @@ class Measurements(StoreBase):
             "digest": digest,
             "owner": owner,
         }
-        query = sa.select(MEASUREMENT)
-        for name, wanted in filters.items():
-            if wanted is not None:
-                query = query.where(MEASUREMENT.c[name] == wanted)
+        listing = Listing(
+            table=MEASUREMENT,
+            filters={MEASUREMENT.c[name]: wanted for name, wanted in filters.items()},
+            since=since,
+            until=until,
+            oldest_first=oldest_first,
+        )
         with self._reading() as connection:
             return fetch_page(
                 connection,
-                table=MEASUREMENT,
-                query=query,
+                query=sa.select(MEASUREMENT),
+                listing=listing,
                 limit=limit,
                 cursor=cursor,
                 record=measurement_record,
-                since=since,
-                until=until,
-                oldest_first=oldest_first,
             )
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from hp_tool.domain.digests import json_digest
 from hp_tool.domain.records import Page
 from hp_tool.errors import InputError
 from hp_tool.store.types import UtcDateTime
@@ -18,54 +20,88 @@ MAX_LIMIT = 1000
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A list: what is in it, and in which order. A cursor belongs to one, and another does not take it."""
+
+    table: sa.Table
+    filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
+    """What columns must equal; None: anything."""
+    since: datetime | None = None
+    """Created at this instant or later."""
+    until: datetime | None = None
+    """Created before this instant."""
+    oldest_first: bool = False
+
+    def selected(self, query: sa.Select[Any]) -> sa.Select[Any]:
+        """`query`, which must select created_at and id of the table, for what is in the list, in its order."""
+        created_at = self.table.c.created_at
+        for column, wanted in self.filters.items():
+            if wanted is not None:
+                query = query.where(column == wanted)
+        if self.since is not None:
+            query = query.where(created_at >= self.since)
+        if self.until is not None:
+            query = query.where(created_at < self.until)
+        return query.order_by(*(column.asc() if self.oldest_first else column.desc() for column in self._key))
+
+    def after(self, query: sa.Select[Any], cursor: str) -> sa.Select[Any]:
+        """`query` for what comes after the row that the cursor names. InputError for another list's."""
+        at, last = self._decode(cursor)
+        here, there = sa.tuple_(*self._key), sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
+        return query.where(here > there if self.oldest_first else here < there)
+
+    def cursor(self, at: datetime, last: str) -> str:
+        """The cursor of what comes after the row that was created at `at` and has the id `last`."""
+        return base64.urlsafe_b64encode(f"{at.isoformat()}|{last}|{self._digest}".encode()).decode().rstrip("=")
+
+    @property
+    def _key(self) -> tuple[sa.Column[Any], sa.Column[Any]]:
+        return self.table.c.created_at, self.table.c.id
+
+    @property
+    def _digest(self) -> str:
+        filters = {str(column): str(wanted) for column, wanted in self.filters.items() if wanted is not None}
+        span = [None if instant is None else instant.astimezone(UTC).isoformat() for instant in (self.since, self.until)]
+        return json_digest([self.table.name, filters, span, self.oldest_first])[:16]
+
+    def _decode(self, cursor: str) -> tuple[datetime, str]:
+        try:
+            text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+            at, last, digest = text.split("|")
+            instant = datetime.fromisoformat(at)
+            if instant.tzinfo is None or not last.isalnum():
+                raise ValueError("no cursor of ours")
+            instant = instant.astimezone(UTC)
+        except (ValueError, OverflowError, binascii.Error):
+            raise _refused("is not one that an earlier page answered") from None
+        if digest != self._digest:
+            raise _refused("belongs to another list, order or filter")
+        return instant, last
+
+
 def fetch_page(
     connection: sa.Connection,
     *,
-    table: sa.Table,
     query: sa.Select[Any],
+    listing: Listing,
     limit: int,
     cursor: str | None,
     record: Callable[[sa.Row[Any]], T],
-    since: datetime | None = None,
-    until: datetime | None = None,
-    oldest_first: bool = False,
 ) -> Page[T]:
-    """Run `query`, which must select created_at and id of `table`, for one page of what was created from `since` to before
-    `until`."""
+    """One page of a list: the rows of `query` that are in it, from the cursor on."""
     if not 1 <= limit <= MAX_LIMIT:
         raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
-    key = table.c.created_at, table.c.id
-    if since is not None:
-        query = query.where(table.c.created_at >= since)
-    if until is not None:
-        query = query.where(table.c.created_at < until)
+    query = listing.selected(query)
     if cursor is not None:
-        at, last = _decode(cursor)
-        here, there = sa.tuple_(*key), sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
-        query = query.where(here > there if oldest_first else here < there)
-    query = query.order_by(*(column.asc() if oldest_first else column.desc() for column in key)).limit(limit + 1)
-    rows = connection.execute(query).all()
+        query = listing.after(query, cursor)
+    rows = connection.execute(query.limit(limit + 1)).all()
     shown = rows[:limit]
     more = len(rows) > limit
     return Page(
-        items=tuple(map(record, shown)), next_cursor=encode_cursor(shown[-1].created_at, shown[-1].id) if more else None
+        items=tuple(map(record, shown)), next_cursor=listing.cursor(shown[-1].created_at, shown[-1].id) if more else None
     )
 
 
-def encode_cursor(at: datetime, last: str) -> str:
-    """The cursor of what comes after this row."""
-    return base64.urlsafe_b64encode(f"{at.isoformat()}|{last}".encode()).decode().rstrip("=")
-
-
-def _decode(cursor: str) -> tuple[datetime, str]:
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        at, last = text.split("|")
-        instant = datetime.fromisoformat(at)
-        if instant.tzinfo is None:
-            raise ValueError("no time zone")
-    except (ValueError, binascii.Error):
-        raise InputError(
-            "cursor is not one that an earlier page answered; leave it out for the first page", field="cursor"
-        ) from None
-    return instant, last
+def _refused(why: str) -> InputError:
+    return InputError(f"cursor {why}; leave it out for the first page", field="cursor")

@@ -19,7 +19,7 @@ from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
 from hp_tool.store.codec import decode, decode_text, encode
 from hp_tool.store.measurements import insert_measurement
-from hp_tool.store.paging import fetch_page
+from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.quotas import admit_run, open_runs_on
 from hp_tool.store.searches import read_search
 from hp_tool.store.types import new_id, row_dict
@@ -153,22 +153,11 @@ class Runs(StoreBase):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[RunRecord]:
-        query = WITH_MEASUREMENT.where(RUN.c.search_id == search_id)
-        if state is not None:
-            query = query.where(RUN.c.state == state)
-        if status is not None:
-            query = query.where(MEASURED.status == status)
+        filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.status: status}
+        listing = Listing(table=RUN, filters=filters, since=since, until=until, oldest_first=oldest_first)
         with self._reading() as connection:
             page = fetch_page(
-                connection,
-                table=RUN,
-                query=query,
-                limit=limit,
-                cursor=cursor,
-                record=run_record,
-                since=since,
-                until=until,
-                oldest_first=oldest_first,
+                connection, query=WITH_MEASUREMENT, listing=listing, limit=limit, cursor=cursor, record=run_record
             )
             if not page.items:
                 read_search(connection, search_id)  # none of this kind is one thing, no such search another

@@ -15,7 +15,7 @@ from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_search, now
 from hp_tool.store.codec import encode
-from hp_tool.store.paging import fetch_page
+from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.quotas import admit, budget_of, gpu_seconds_of
 from hp_tool.store.turns import cluster_of
 from hp_tool.store.types import new_id, row_dict
@@ -48,7 +48,7 @@ class Searches(StoreBase):
                 scope="searches",
                 owner=owner,
                 key=idempotency_key,
-                fingerprint=json_digest(query if webhook is None else [query, webhook]),
+                fingerprint=_fingerprint(query, priority=priority, webhook=webhook),
                 resource_id=new,
                 at=at,
             )
@@ -92,22 +92,10 @@ class Searches(StoreBase):
         cursor: str | None = None,
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
-        if state is not None:
-            query = query.where(SEARCH.c.state == state)
-        if owner is not None:
-            query = query.where(SEARCH.c.owner == owner)
+        filters = {SEARCH.c.state: state, SEARCH.c.owner: owner}
+        listing = Listing(table=SEARCH, filters=filters, since=since, until=until, oldest_first=oldest_first)
         with self._reading() as connection:
-            return fetch_page(
-                connection,
-                table=SEARCH,
-                query=query,
-                limit=limit,
-                cursor=cursor,
-                record=search_record,
-                since=since,
-                until=until,
-                oldest_first=oldest_first,
-            )
+            return fetch_page(connection, query=query, listing=listing, limit=limit, cursor=cursor, record=search_record)
 
     def count_searches(self) -> dict[SearchState, int]:
         with self._reading() as connection:
@@ -189,6 +177,12 @@ class Searches(StoreBase):
             if not rows:
                 read_search(connection, search_id)  # no news is one thing, no such search another
             return [EventRecord(**row_dict(row)) for row in rows]
+
+
+def _fingerprint(query: JsonObject, **given: int | str | None) -> str:
+    """Of all that was asked for; of the query alone where nothing else was."""
+    said = {name: value for name, value in given.items() if value}
+    return json_digest([query, said] if said else query)
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal, cast
 
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
-from pydantic import AwareDatetime
+from pydantic import AfterValidator, AwareDatetime
 
 from hp_tool.answers import uncalibrated
 from hp_tool.correction import Correction, Corrections
@@ -116,8 +116,17 @@ class Paging:
     cursor: str | None
 
 
-Since = Annotated[AwareDatetime | None, Query(description="Created at this instant or later")]
-Until = Annotated[AwareDatetime | None, Query(description="Created before this instant")]
+def in_utc(instant: datetime) -> datetime:
+    """The same instant in UTC, in which the database compares. ValueError where the year 1 or 9999 does not hold it there."""
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("no year of UTC holds this instant") from None
+
+
+Instant = Annotated[AwareDatetime, AfterValidator(in_utc)]
+Since = Annotated[Instant | None, Query(description="Created at this instant or later")]
+Until = Annotated[Instant | None, Query(description="Created before this instant")]
 Order = Literal["newest", "oldest"]
 FIRST = Query(description="What comes first")
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]

@@ -35,8 +35,21 @@ def test_searches_by_order_and_time(http: TestClient, store: SqlStore, query: di
     since, until = made[1].created_at.isoformat(), made[4].created_at.isoformat()
     assert pages(http, "/v1/searches", order="oldest", since=since, until=until) == ids[1:4]
     assert pages(http, "/v1/searches", owner="nobody") == []
-    for wrong in ({"since": "2026-01-01T00:00:00"}, {"order": "random"}, {"cursor": "x"}):  # no time zone, no such order
-        assert http.get("/v1/searches", params=wrong).status_code == 422
+    for wrong in (
+        {"since": "2026-01-01T00:00:00"},  # no time zone
+        {"until": "0001-01-01T00:00:00+14:00"},  # before the first year of UTC
+        {"order": "random"},
+        {"cursor": "x"},
+    ):
+        assert http.get("/v1/searches", params=wrong).status_code == 422, wrong
+    cursor = http.get("/v1/searches", params={"limit": 2}).json()["next_cursor"]
+    for path, filters in (
+        ("/v1/searches", {"state": "queued"}),
+        ("/v1/searches", {"order": "oldest"}),
+        ("/v1/measurements", {}),
+    ):
+        answer = http.get(path, params=filters | {"cursor": cursor})
+        assert (answer.status_code, answer.json()["field"]) == (422, "cursor"), (path, filters)
 
 
 def test_measurements_in_bulk(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:

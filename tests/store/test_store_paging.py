@@ -1,0 +1,43 @@
+"""Cursors: each belongs to the list, order and filters of the page that answered it, and none reaches the database unread."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import NewMeasurement
+from hp_tool.errors import InputError
+
+
+def test_a_cursor_is_its_own_lists(store: Store, new_measurement: Callable[..., NewMeasurement]) -> None:
+    for _ in range(3):
+        store.create_search(query={}, owner="ada")
+        store.add_measurement(measurement=new_measurement())
+    page = store.list_searches(owner="ada", limit=2)
+    assert page.next_cursor is not None
+    since = page.items[-1].created_at
+    assert len(store.list_searches(owner="ada", limit=1, cursor=page.next_cursor).items) == 1  # pages may differ in length
+    others: list[Callable[[], object]] = [
+        lambda: store.list_searches(cursor=page.next_cursor),
+        lambda: store.list_searches(owner="bob", cursor=page.next_cursor),
+        lambda: store.list_searches(owner="ada", oldest_first=True, cursor=page.next_cursor),
+        lambda: store.list_searches(owner="ada", since=since, cursor=page.next_cursor),
+        lambda: store.list_searches(owner="ada", until=since, cursor=page.next_cursor),
+        lambda: store.measurements(owner="ada", cursor=page.next_cursor),
+        lambda: store.list_calibrations(cursor=page.next_cursor),
+    ]
+    for other in others:
+        with pytest.raises(InputError, match="another list") as caught:
+            other()
+        assert caught.value.field == "cursor"
+
+
+@pytest.mark.parametrize(
+    "text", ["0001-01-01T00:00:00+23:59|a|b", "2026-01-01T00:00:00+00:00|a\0b|c", "2026-01-01T00:00:00|a|b"]
+)
+def test_a_forged_cursor_reaches_no_database(store: Store, text: str) -> None:
+    with pytest.raises(InputError, match="not one that"):
+        store.list_searches(cursor=base64.urlsafe_b64encode(text.encode()).decode())
