@@ -158,22 +158,31 @@ async def get_result(
         await anyio.sleep(min(settings.poll_s, left))
 
 
+@router.post(
+    "/{search_id}/clone",
+    status_code=status.HTTP_202_ACCEPTED,
+    description=Action.CLONE.meaning,
+    responses=openapi.conflict(KEY_REUSED),
+)
+def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
+    record = steer(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
+    return _accepted(record, response)
+
+
 def _route(action: Action) -> Callable[..., SearchView]:
-    def act(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-        record = steer(store, search_id=search_id, action=action, idempotency_key=idempotency_key)
-        return _accepted(record, response) if action is Action.CLONE else SearchView.of(record)
+    def act(search_id: str, store: StoreDep) -> SearchView:
+        return SearchView.of(steer(store, search_id=search_id, action=action))
 
     return act
 
 
-for _action in Action:
+for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they do as much as once, so they take no key
     router.add_api_route(
         f"/{{search_id}}/{_action}",
         _route(_action),
         methods=["POST"],
         name=str(_action),
         description=_action.meaning,
-        status_code=status.HTTP_202_ACCEPTED if _action is Action.CLONE else status.HTTP_200_OK,
         responses=openapi.conflict("The search's state does not allow it"),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchRecord
 
@@ -31,7 +32,7 @@ _MEANING = {
 
 
 def steer(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
-    """The search after the action; for a clone the new one.
+    """The search after the action; for a clone the new one, or with a key that was given before the one that it made.
 
     Raises:
         NotFoundError: no such search.
@@ -46,4 +47,6 @@ def steer(store: Store, *, search_id: str, action: Action, idempotency_key: str 
             return store.resume_search(search_id=search_id)
         case Action.CLONE:
             query = store.get_search(search_id=search_id).query
-            return store.create_search(query=query, idempotency_key=idempotency_key)
+            # The key is this clone's: with it, neither a search that was submitted nor another's clone is meant.
+            key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
+            return store.create_search(query=query, idempotency_key=key)

@@ -39,6 +39,15 @@ def test_an_idempotency_key_makes_one_search(http: TestClient, query: Query) -> 
     assert (other.status_code, other.json()["title"]) == (409, "Conflict")
 
 
+def test_a_clones_key_makes_one_clone_of_one_search(http: TestClient, query: Query) -> None:
+    key = {"Idempotency-Key": "k"}
+    first, second = submit(http, query, **key)["id"], submit(http, query)["id"]
+    clones = [http.post(f"/v1/searches/{search}/clone", headers=key).json()["id"] for search in (first, first, second)]
+    assert clones[0] == clones[1]
+    assert len({first, second, *clones}) == 4  # neither the search that came with this key, nor the other's clone
+    assert http.post(f"/v1/searches/{first}/clone", headers={"Idempotency-Key": "x" * 201}).status_code == 422
+
+
 def test_unknown_searches_are_404(http: TestClient) -> None:
     for path in ("", "/trials", "/events", "/result"):
         response = http.get(f"/v1/searches/nope{path}")

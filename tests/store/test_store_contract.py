@@ -85,6 +85,8 @@ class TestSearches:
         assert store.create_search(query=QUERY, owner="bob", idempotency_key="k").id != first.id
         with pytest.raises(ConflictError):
             store.create_search(query=QUERY | {"model": "other"}, owner="ada", idempotency_key="k")
+        with pytest.raises(ConflictError):
+            store.create_search(query=QUERY, priority=1, owner="ada", idempotency_key="k")
         assert store.count_searches()[SearchState.QUEUED] == 2
 
     @pytest.mark.parametrize("number", [float("nan"), float("inf")])
