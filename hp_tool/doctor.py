@@ -71,6 +71,10 @@ def database_state(state: DatabaseState) -> Iterator[Check]:
     if state.read_only:
         mend = "use the primary server, or give this user the right to write the file and its folder"
         yield Check(name="database writable", status="failed", detail="the database can only be read", mend=mend)
+    if state.overdue_webhooks:
+        detail = f"{state.overdue_webhooks} ends of searches wait to be told: no worker with the secret runs, or none keeps up"
+        mend = "run workers with the API's HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE"
+        yield Check(name="webhooks", status="warning", detail=detail, mend=mend)
     if abs(state.clock_offset_s) > CLOCK_TOLERANCE_S:
         detail = f"the database's clock is {state.clock_offset_s:+.1f} s from this host's"
         yield Check(name="clock", status="warning", detail=detail, mend="run NTP on both")

@@ -93,7 +93,10 @@ class StoreCollector(Collector):
         abandoned.add_metric([], usage.expired_leases)
         spent = CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs")
         spent.add_metric([], usage.gpu_seconds)
-        yield from (searches, runs, waiting, abandoned, spent, *self._prediction_error())
+        webhooks = GaugeMetricFamily("hp_webhooks", "Ends of searches by whether their webhook was told", labels=["state"])
+        for webhook_state, number in usage.webhooks.items():
+            webhooks.add_metric([webhook_state], number)
+        yield from (searches, runs, waiting, abandoned, spent, webhooks, *self._prediction_error())
 
     def _prediction_error(self) -> Iterator[Metric]:
         error = GaugeMetricFamily(

@@ -23,7 +23,7 @@ from hp_tool.learning import Follower
 from hp_tool.tuning.run import default_holder
 from service import logs
 from service.settings import webhook_settings
-from service.webhooks.delivery import Deliveries
+from service.webhooks.delivery import Deliveries, Undelivered
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -141,9 +141,12 @@ def work(
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
         storage = tuning.study_storage(url)  # imports the rest of SQLAlchemy, before a second thread uses it
-        if webhooks is not None:
-            deliveries = Deliveries(store=store, settings=webhooks, stopping=stopping)
-            threading.Thread(target=deliveries.run, name="webhooks", daemon=True).start()
+        telling = (
+            Undelivered(store=store, stopping=stopping)
+            if webhooks is None
+            else Deliveries(store=store, settings=webhooks, stopping=stopping)
+        )
+        threading.Thread(target=telling.run, name="webhooks", daemon=True).start()
         Worker(
             store=store,
             storage=storage,

@@ -32,6 +32,9 @@ def tune(
     resume: Resume = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Earlier measurements of the same thing stand for runs.")] = False,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Let this server's workers search.")] = None,
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="https URL that the server tells when the search ends; with --server.")
+    ] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show what nothing beats in both step time and memory.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the job that one run would be, and stop.")] = False,
     as_json: queries.JsonOption = False,
@@ -45,6 +48,8 @@ def tune(
     given = {name: value for name, value in changes.items() if value is not None}
     if resume is not None and (query is not None or settings or given):
         raise InputError("a search that is resumed keeps its query: give --resume alone", field="--resume")
+    if webhook is not None and (not server or resume is not None):
+        raise InputError("a server tells of a search that it is given: use --server, and no --resume", field="--webhook")
     asked = None if resume is not None else _changed(queries.read_query(query, {}, settings), given)
     if plan:
         if asked is None or server:
@@ -54,8 +59,10 @@ def tune(
         typer.echo(describe_plan(asked))
         return
     with SearchProgress() as progress:
-        search = _on_server if server else _in_process
-        result = search(asked, resume=resume, progress=progress, **({"server": server} if server else {}))
+        if server:
+            result = _on_server(asked, resume=resume, progress=progress, server=server, webhook=webhook)
+        else:
+            result = _in_process(asked, resume=resume, progress=progress)
     if as_json:
         typer.echo(schema.to_json(result))
     else:
@@ -86,7 +93,9 @@ def _in_process(query: Query | None, *, resume: str | None, progress: SearchProg
         store.close()
 
 
-def _on_server(query: Query | None, *, resume: str | None, progress: SearchProgress, server: str) -> TuneResult:
+def _on_server(
+    query: Query | None, *, resume: str | None, progress: SearchProgress, server: str, webhook: str | None
+) -> TuneResult:
     from hp_tool import schema
     from hp_tool.tuning import TuneResult
     from service.client import Client
@@ -94,7 +103,7 @@ def _on_server(query: Query | None, *, resume: str | None, progress: SearchProgr
     with Client(server=server) as client:
         search_id = resume
         if query is not None:
-            search_id = client.submit_search(query=schema.to_dict(query)).id
+            search_id = client.submit_search(query=schema.to_dict(query), webhook=webhook).id
             progress.on_event("started", {"search_id": search_id, "budget_runs": query.search.budget_runs})
         assert search_id is not None  # there is a query where there is nothing to resume
         if resume is not None and client.search(search_id=resume).state in ("paused", "failed"):

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import IntEnum
 
 from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.webhooks import WebhookState
 
 ANY_KEY = None
 """In a limit: it holds for all searches together."""
@@ -92,6 +93,8 @@ class Usage:
     """How long the search that waits longest has been in the queue; 0: none waits."""
     expired_leases: int
     """Running searches that no worker has taken over from one that fell silent."""
+    webhooks: dict[WebhookState, int]
+    """How many ends of searches are yet to be told, were told, and were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +108,5 @@ class DatabaseState:
     clock_offset_s: float
     """The database's clock minus this host's; 0 for SQLite, which runs inside its users."""
     read_only: bool
+    overdue_webhooks: int = 0
+    """Ends of searches that should have been told OVERDUE_S ago."""

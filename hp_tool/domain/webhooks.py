@@ -11,6 +11,8 @@ ATTEMPTS = 8
 FIRST_WAIT_S = 15.0
 """Longer than a delivery may take, for it is also how long one that began is left to its worker."""
 LONGEST_WAIT_S = 3600.0
+OVERDUE_S = 120.0
+"""An attempt later than this has no worker that makes it, or none that keeps up: they look every few seconds."""
 
 
 class WebhookState(StrEnum):

@@ -10,15 +10,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import SearchRecord, SearchState
+from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.webhooks import ATTEMPTS, WebhookRecord, WebhookState, wait_s
 from hp_tool.errors import NotFoundError
 from hp_tool.store.base import StoreBase, now
-from hp_tool.store.searches import SEARCH, read_search
+from hp_tool.store.searches import read_search
 from hp_tool.store.types import row_dict
-from hp_tool.store.webhooks import HOOK
-
-ENDED = tuple(state for state in SearchState if state.ended)
+from hp_tool.store.webhooks import HOOK, untold
 
 
 class Deliveries(StoreBase):
@@ -64,13 +62,7 @@ class Deliveries(StoreBase):
 
 def _due(at: datetime) -> sa.Select[Any]:
     """The webhook of an ended search that has waited the longest for its next attempt."""
-    return (
-        sa.select(HOOK)
-        .join(SEARCH, SEARCH.c.id == HOOK.c.search_id)
-        .where(HOOK.c.state == WebhookState.PENDING, HOOK.c.next_attempt_at <= at, SEARCH.c.state.in_(ENDED))
-        .order_by(HOOK.c.next_attempt_at)
-        .limit(1)
-    )
+    return untold(HOOK).where(HOOK.c.next_attempt_at <= at).order_by(HOOK.c.next_attempt_at).limit(1)
 
 
 def _record(row: sa.Row[Any]) -> WebhookRecord:

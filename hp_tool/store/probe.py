@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from hp_tool.domain.access import DatabaseState
+from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.store import schema
 from hp_tool.store.base import now, translated_errors
 from hp_tool.store.engine import create_engine, parse_url
+from hp_tool.store.webhooks import HOOK, untold
 
 
 def probe(url: str) -> DatabaseState | None:
@@ -39,7 +41,16 @@ def state_of(connection: sa.Connection) -> DatabaseState:
         needed_revision=schema.HEAD,
         clock_offset_s=offset.total_seconds(),
         read_only=_read_only(connection),
+        overdue_webhooks=_overdue_webhooks(connection),
     )
+
+
+def _overdue_webhooks(connection: sa.Connection) -> int:
+    if not sa.inspect(connection).has_table(HOOK.name):  # of an older version, or of nobody's yet
+        return 0
+    late = HOOK.c.next_attempt_at <= now(connection) - timedelta(seconds=OVERDUE_S)
+    number: int = connection.execute(untold(sa.func.count()).where(late)).scalar_one()
+    return number
 
 
 def _read_only(connection: sa.Connection) -> bool:

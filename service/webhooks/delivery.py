@@ -19,6 +19,7 @@ from service.webhooks.signing import signed_headers
 
 log = logging.getLogger(__name__)
 POLL_S = 2.0
+LOOK_S = 60.0
 LONGEST_TEXT = 1000
 FIGURES = ("profile_runs", "gpu_seconds", "grid_gpu_seconds")
 
@@ -63,6 +64,31 @@ class Deliveries:
         self.store.settle_webhook(webhook=webhook, error=error)
         log.info("search %s: webhook, attempt %d: %s", search.id, webhook.attempts, error or "delivered")
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undelivered:
+    """In the place of `Deliveries` where there is no secret to sign with: tells the operator when messages are overdue."""
+
+    store: AccessStore
+    stopping: threading.Event
+    look_s: float = LOOK_S
+
+    def run(self) -> None:
+        """Until it has told, or is told to stop."""
+        while not self.stopping.is_set() and not self.look():
+            self.stopping.wait(self.look_s)
+
+    def look(self) -> bool:
+        """Warn if messages are overdue; whether they are."""
+        try:
+            overdue = self.store.state().overdue_webhooks
+        except HpToolError:  # the worker itself tells of a database that is away
+            return False
+        if overdue:
+            mend = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
+            log.warning("%d ends of searches wait to be told, and this worker has no secret to sign with: %s", overdue, mend)
+        return overdue > 0
 
 
 def message_id(search: SearchRecord) -> str:

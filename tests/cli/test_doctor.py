@@ -60,6 +60,7 @@ def test_an_old_schema_and_an_absent_server_fail_with_their_mend(tmp_path: Path)
         ({"revision": "0003"}, "warning", "schema"),
         ({"read_only": True}, "failed", "database writable"),
         ({"clock_offset_s": -60.0}, "warning", "clock"),
+        ({"overdue_webhooks": 2}, "warning", "webhooks"),
     ],
 )
 def test_what_is_told_of_a_database(change: dict[str, Any], status: str, name: str) -> None:

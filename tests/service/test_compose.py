@@ -10,6 +10,7 @@ import typer.main
 import yaml
 
 from hp_tool.cli.main import build
+from service.settings import from_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +57,17 @@ def test_secrets_have_no_default_and_stand_in_no_url(services: dict[str, Any]) -
                 assert ":?" in value, f"{variable} must be required"
             assert "://" not in str(value) or "@" not in value or ":" not in value.split("//")[1].split("@")[0]
     assert found == secrets
+
+
+def test_the_webhooks_secret_is_a_file_that_may_be_left_out(services: dict[str, Any]) -> None:
+    """Containers without a writable root take secrets from files only."""
+    secrets = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["secrets"]
+    assert secrets == {"webhook": {"file": "${HP_WEBHOOK_SECRET_FILE:-/dev/null}"}}
+    for name in ("api", "worker"):  # the same for who signs and who admits
+        assert services[name]["secrets"] == ["webhook"]
+        said = services[name]["environment"]["HP_WEBHOOK_SECRET_FILE"]
+        assert said == "${HP_WEBHOOK_SECRET_FILE:+/run/secrets/webhook}"
+    assert from_environment({"HP_WEBHOOK_SECRET_FILE": ""}).webhooks is None
 
 
 def test_only_the_api_is_published_and_on_loopback_only(services: dict[str, Any]) -> None:

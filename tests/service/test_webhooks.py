@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import shutil
 import socket
 import ssl
@@ -11,25 +12,31 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from hp_tool.cli.main import build
 from hp_tool.domain.records import SearchState
+from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import InputError
-from hp_tool.store import SqlStore
+from hp_tool.store import SqlStore, tables
 from service.app import create_app
 from service.settings import Settings, from_environment
 from service.webhooks import policy, sending, verify
-from service.webhooks.delivery import Deliveries, message, message_id
+from service.webhooks.delivery import Deliveries, Undelivered, message, message_id
 from service.webhooks.policy import WebhookSettings
 from service.webhooks.sending import DeliveryError, post
 from service.webhooks.signing import signed_headers
 from tests.service.coordinator import claim, finish
-from tests.service.processes import process, wait_for
+from tests.service.processes import process, served, wait_for
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 """Of the specification's own example."""
@@ -290,6 +297,78 @@ def test_webhooks_over_http(http: TestClient, hooked: TestClient, query: dict[st
     plain = http.post("/v1/searches", json=query).json()["id"]
     assert http.get(f"/v1/searches/{plain}/webhook").status_code == 404
     assert http.get("/v1/searches/nope/webhook").status_code == 404
+
+
+def overdue(store: SqlStore, query: dict[str, Any], url: str) -> str:
+    """A search that ended some time ago and whose end nobody has told."""
+    search = store.create_search(query=query, webhook=url).id
+    store.request_cancel(search_id=search)
+    with store._writing() as connection:
+        long_ago = datetime.now(UTC) - timedelta(seconds=2 * OVERDUE_S)
+        connection.execute(sa.update(tables.webhooks).values(next_attempt_at=long_ago))
+    return search
+
+
+def test_deliveries_are_counted(http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
+    def counted() -> dict[str, float]:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        (webhooks,) = (family for family in families if family.name == "hp_webhooks")
+        return {sample.labels["state"]: sample.value for sample in webhooks.samples}
+
+    search = store.create_search(query=query, webhook=receiver.url)
+    assert counted() == {"pending": 0, "delivered": 0, "failed": 0}  # it has not ended
+    store.request_cancel(search_id=search.id)
+    assert counted() == {"pending": 1, "delivered": 0, "failed": 0}
+    assert Deliveries(store=store, settings=HERE, stopping=threading.Event()).step()
+    assert counted() == {"pending": 0, "delivered": 1, "failed": 0}
+
+
+def test_what_nobody_tells_is_told_to_the_operator(
+    http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping = threading.Event()
+    undelivered = Undelivered(store=store, stopping=stopping, look_s=0.01)
+    assert not undelivered.look()
+    overdue(store, query, receiver.url)
+    with caplog.at_level(logging.WARNING):
+        undelivered.run()  # returns, for it says so once
+    (record,) = caplog.records
+    assert "1 ends of searches" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
+    ready = http.get("/readyz")
+    check = next(check for check in ready.json()["checks"] if check["name"] == "webhooks")
+    assert (ready.status_code, check["status"]) == (200, "warning")
+    assert "HP_WEBHOOK_SECRET" in check["mend"]
+    assert Deliveries(store=store, settings=HERE, stopping=stopping).step()
+    assert store.state().overdue_webhooks == 0
+
+
+def test_tune_hands_a_webhook_to_the_server(
+    server: str, store: SqlStore, query: dict[str, Any], receiver: Receiver, tmp_path: Path
+) -> None:
+    file = tmp_path / "query.json"
+    file.write_text(json.dumps(query))
+
+    def tuned(*flags: str) -> tuple[int, str]:
+        done = CliRunner().invoke(build(), ["tune", str(file), "--webhook", receiver.url, *flags])
+        return done.exit_code, done.output + str(done.exception or "")
+
+    code, said = tuned()  # nobody is there to tell
+    assert code != 0 and "--server" in said
+    code, said = tuned("--server", server)
+    assert code != 0 and "HP_WEBHOOK_SECRET" in said
+    assert store.list_searches().items == ()
+
+    def work() -> None:
+        wait_for(lambda: store.list_searches().items, timeout_s=20)
+        finish(store, claim(store, store.list_searches().items[0].id))
+
+    with served(create_app(Settings(webhooks=HERE, poll_s=0.02), store=store)) as telling:
+        worker = threading.Thread(target=work)
+        worker.start()
+        code, said = tuned("--server", telling)
+        worker.join()
+    assert code == 0, said
+    assert store.get_webhook(search_id=store.list_searches().items[0].id).url == receiver.url
 
 
 def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
