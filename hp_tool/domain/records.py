@@ -133,6 +133,14 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFigures:
+    """What a run that serves showed of its one replica; see `measurement.ServingTimes`."""
+
+    ttft_s: float
+    output_tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
     """A run as a list or a chart of ten thousand needs it: its figures, without logs and lists of steps."""
 
@@ -155,6 +163,7 @@ class RunFigures:
     """As `Measurement.known_step_s`."""
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None
+    served: ServedFigures | None
     cause: str | None
     """Why it was abandoned or failed."""
     gpu_seconds: float | None

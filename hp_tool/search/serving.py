@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hp_tool.domain.measurement import Measurement, Runner, ServingTimes
+from hp_tool.domain.measurement import Measurement, Runner
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Targets
 from hp_tool.domain.records import NewMeasurement, RunRecord
@@ -36,6 +36,15 @@ class Seen(Protocol):
     def tpot_s(self) -> Any: ...
     @property
     def request_latency_s(self) -> Any: ...
+
+
+class Served(Protocol):
+    """What a run showed of its replica, see `ServingTimes`."""
+
+    @property
+    def ttft_s(self) -> float: ...
+    @property
+    def output_tokens_per_second(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +81,9 @@ class ServingSearch(Question):
         """Output tokens of one round of the load."""
         return self.load.concurrency * self.load.output_length / self.load.num_gpus
 
-    def serving_config(self, parallel: ParallelConfig) -> ServingConfig:
-        """The whole deployment of a stored run's replica."""
-        t = parallel.tensor_parallel_size
-        return ServingConfig(
-            tensor_parallel_size=t,
-            data_parallel_size=self.cluster.num_gpus // t,
-            max_num_seqs=parallel.micro_batch_size,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-        )
-
     def request(self, run: RunRecord, *, best_step_s: float | None = None) -> InferenceRequest:
         """A replica with as many requests as it serves at once: a run has no queue."""
-        config = self.serving_config(run.parallel)
+        config = deployment(run.parallel, num_gpus=self.cluster.num_gpus, max_num_batched_tokens=self.max_num_batched_tokens)
         return InferenceRequest(
             run_id=run.id,
             model=self.model,
@@ -133,7 +132,7 @@ def rounds(parallel: ParallelConfig, *, load: Load) -> float:
     return max(load.concurrency / replicas / parallel.micro_batch_size, 1.0)
 
 
-def observed(times: ServingTimes, parallel: ParallelConfig, *, load: Load) -> Latencies:
+def observed(times: Served, parallel: ParallelConfig, *, load: Load) -> Latencies:
     """What a replica's batch implies for the load: S seconds of a batch, of which the first token waits its TTFT; requests that
     find no room wait S (rounds - 1) longer (Little's law).
     """
@@ -146,6 +145,16 @@ def observed(times: ServingTimes, parallel: ParallelConfig, *, load: Load) -> La
 def replica(config: ServingConfig) -> ParallelConfig:
     """One replica of a deployment as its run is stored."""
     return ParallelConfig(tensor_parallel_size=config.tensor_parallel_size, micro_batch_size=config.max_num_seqs)
+
+
+def deployment(parallel: ParallelConfig, *, num_gpus: int, max_num_batched_tokens: int) -> ServingConfig:
+    """Replicas like a stored run's on all of the devices."""
+    return ServingConfig(
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        data_parallel_size=num_gpus // parallel.tensor_parallel_size,
+        max_num_seqs=parallel.micro_batch_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
 
 
 def software(runner: Runner) -> str:

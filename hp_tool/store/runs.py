@@ -13,7 +13,7 @@ from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState, ServedFigures
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
@@ -49,6 +49,8 @@ FIGURES = sa.select(
     MEASURED.measurement["extrapolated_step_s"].as_float().label("extrapolated_step_s"),
     MEASURED.tokens_per_second_per_gpu,
     MEASURED.peak_memory_bytes,
+    MEASURED.measurement[("serving", "ttft_s")].as_float().label("ttft_s"),
+    MEASURED.measurement[("serving", "output_tokens_per_second")].as_float().label("output_tokens_per_second"),
     sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
 """Of the JSON only what is asked for leaves the database: a run's logs and lists of steps are most of it."""
@@ -200,10 +202,17 @@ def run_figures(row: sa.Row[Any]) -> RunFigures:
         known_step_s=row.step_s if fidelity.is_whole else row.extrapolated_step_s,
         tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
         peak_memory_bytes=row.peak_memory_bytes,
+        served=_served(row),
         cause=row.cause,
         gpu_seconds=row.gpu_seconds,
         finished_at=row.finished_at,
     )
+
+
+def _served(row: sa.Row[Any]) -> ServedFigures | None:
+    if row.ttft_s is None or row.output_tokens_per_second is None:
+        return None
+    return ServedFigures(ttft_s=row.ttft_s, output_tokens_per_second=row.output_tokens_per_second)
 
 
 @lru_cache(maxsize=256)

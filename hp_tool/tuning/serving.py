@@ -23,7 +23,7 @@ from hp_tool.domain.serving_runs import unserved, unserved_sizes
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, cluster_key, model_family
-from hp_tool.search.serving import TARGETS, Load, ServingSearch, charge, software
+from hp_tool.search.serving import TARGETS, Load, ServingSearch, charge, deployment, software
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.clusters import launcher_name
@@ -166,15 +166,8 @@ def serving_candidates(
     problem: ServingProblem, configs: Sequence[ParallelConfig], *, max_num_batched_tokens: int
 ) -> ServingCandidates:
     """Stored replicas as the deployments they stand for."""
-    whole = [
-        ServingConfig(
-            tensor_parallel_size=one.tensor_parallel_size,
-            data_parallel_size=problem.cluster.num_gpus // one.tensor_parallel_size,
-            max_num_seqs=one.micro_batch_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
-        for one in configs
-    ]
+    num_gpus = problem.cluster.num_gpus
+    whole = [deployment(one, num_gpus=num_gpus, max_num_batched_tokens=max_num_batched_tokens) for one in configs]
     return ServingCandidates.from_configs(whole, concurrency=[problem.concurrency or 1] * len(whole))
 
 

@@ -9,7 +9,7 @@ from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import ServingConfig, ServingRecommendation
 from hp_tool.search.serving import replica
 from service.api.views import TrialView
 
@@ -29,12 +29,13 @@ def calibrated_predictions(record: SearchRecord) -> dict[ParallelConfig, dict[st
     }
 
 
-def recommended(record: SearchRecord) -> Recommendation | None:
-    """The first row of a training search's result; None where there is none (yet)."""
+def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation | None:
+    """The first row of a search's result; None where there is none (yet)."""
     rows = (record.result or {}).get("recommendations")
-    if not rows or _serves(rows[0]["parallel"]):
+    if not rows:
         return None
-    row: Recommendation = schema.adapter(Recommendation).validate_python(rows[0])
+    kind = ServingRecommendation if _serves(rows[0]["parallel"]) else Recommendation
+    row: Recommendation | ServingRecommendation = schema.adapter(kind).validate_python(rows[0])
     return row
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from hp_tool import schema
-from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.exports import TRAINING
 from hp_tool.formats.engines import ENGINES
 from service.api.trials import recommended
 from service.api.views import PageView, SearchView
-from service.dashboard.contexts import Action, Best, SearchesPage, SearchPage, SearchRow, Tone
-from service.dashboard.formats import arithmetic, details
+from service.dashboard.best import leading_best, recommended_best
+from service.dashboard.contexts import Action, SearchesPage, SearchPage, SearchRow, Tone
+from service.dashboard.replicas import quantity, run_words, serves
 
 SEARCH_TONES: dict[SearchState, Tone] = {
     SearchState.QUEUED: "",
@@ -53,18 +53,26 @@ def stored_search_page(*, record: SearchRecord, store: Store) -> SearchPage:
     return search_page(view=SearchView.of(record), best_run=leading, recommended=recommended(record))
 
 
-def search_page(*, view: SearchView, best_run: RunRecord | None, recommended: Recommendation | None) -> SearchPage:
+def search_page(
+    *, view: SearchView, best_run: RunRecord | None, recommended: Recommendation | ServingRecommendation | None
+) -> SearchPage:
     """One search's context; `recommended` is the first row of its result, `best_run` the leader while there is none."""
     account = view.progress | (view.summary or {})
-    best = _recommended(recommended) if recommended else _leading(best_run) if best_run else None
+    best = None
+    if recommended is not None:
+        best = recommended_best(recommended, query=view.query)
+    elif best_run is not None:
+        best = leading_best(best_run, query=view.query)
     return SearchPage(
         id=view.id,
+        kind="inference" if serves(view.query) else "training",
+        quantity=quantity(view.query),
         title=subject(view.query),
         json_href=f"/searches/{view.id}.json",
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
-        export_formats=tuple(ENGINES if view.query.get("kind") == "inference" else TRAINING),
+        export_formats=tuple(ENGINES if serves(view.query) else TRAINING),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         state=view.state,
         tone=SEARCH_TONES[view.state],
@@ -107,59 +115,13 @@ def _search_row(view: SearchView) -> SearchRow:
         state=view.state,
         tone=SEARCH_TONES[view.state],
         subject=subject(view.query),
-        best=arithmetic(schema.parse(ParallelConfig, best)) if best else None,
+        best=run_words(view.query, [schema.parse(ParallelConfig, best)])[0][0] if best else None,
         best_step_s=view.progress.get("best_step_s"),
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=_budget_runs(view.query),
         gpu_seconds=spent or 0.0,
         saved_gpu_seconds=max(0.0, grid - spent) if grid and spent is not None else None,
         created_at=view.created_at,
-    )
-
-
-def _recommended(row: Recommendation) -> Best:
-    """The result's first row."""
-    predicted, known = row.estimate, row.calibrated_estimate or row.estimate
-    shown = (
-        _measured(row.parallel, row.measurement)
-        if row.measurement
-        else Best(
-            arithmetic=arithmetic(row.parallel),
-            details=details(row.parallel),
-            measured=False,
-            step_s=known.time.step_s if known.time else None,
-            tokens_per_second_per_gpu=known.tokens_per_second_per_gpu,
-        )
-    )
-    return replace(
-        shown,
-        predicted_step_s=predicted.time.step_s if predicted.time else None,
-        calibrated_step_s=known.time.step_s if known.time else None,
-        predicted_memory_bytes=predicted.memory.allocated_bytes if predicted.memory else None,
-    )
-
-
-def _leading(run: RunRecord) -> Best | None:
-    """The best run so far, beside what was predicted of it."""
-    if run.measurement is None:
-        return None
-    return replace(
-        _measured(run.parallel, run.measurement),
-        predicted_step_s=run.predicted.get("step_s"),
-        calibrated_step_s=run.predicted.get("calibrated_step_s"),
-        predicted_memory_bytes=run.predicted.get("memory_allocated_bytes"),
-    )
-
-
-def _measured(parallel: ParallelConfig, measurement: Measurement) -> Best:
-    return Best(
-        arithmetic=arithmetic(parallel),
-        details=details(parallel),
-        measured=True,
-        step_s=measurement.known_step_s,
-        tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
-        # A reduced run's memory is another configuration's.
-        peak_memory_bytes=measurement.peak_memory_bytes if measurement.fidelity.is_whole else None,
     )
 
 

@@ -50,6 +50,29 @@ class SearchesPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """What a search's runs are compared by: seconds of one thing, and a rate."""
+
+    seconds: str
+    """Step time; of a way to serve, the latency of a request under the whole load."""
+    charged: bool
+    """Missed targets are charged for on top of it: what a search for a way to serve minimises where it has targets."""
+    rate: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One latency of a way to serve."""
+
+    name: str
+    measured_s: float | None
+    predicted_s: float | None
+    """By the cost model alone."""
+    target_s: float | None
+    """At most; None where the query gives none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
     """The best configuration: of those measured so far, and in the end the one recommended, which may be a mere prediction."""
 
@@ -65,6 +88,12 @@ class Best:
     calibrated_step_s: float | None = None
     """By the cost model and what was measured."""
     predicted_memory_bytes: float | None = None
+    latencies: tuple[Latency, ...] = ()
+    """Of a way to serve, under the whole load."""
+    predicted_tokens_per_second_per_gpu: float | None = None
+    """Of a way to serve."""
+    misses: tuple[str, ...] = ()
+    """Targets that it was seen to miss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +110,10 @@ class SearchPage:
     """One search. Its trials, which may be many, stand in a document of their own."""
 
     id: str
+    kind: Literal["training", "inference"]
     title: str
     json_href: str
+    quantity: Quantity
     trials_href: str
     """The trials, see `TrialTable`."""
     logs_href: str
@@ -127,12 +158,31 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingColumns:
+    """What the trials of a way to serve say of requests under the whole load, by trial; absent figures are None."""
+
+    targets: dict[str, float]
+    """Seconds at most, by the name of the latency: ttft_s, tpot_s, request_latency_s."""
+    ttft_s: tuple[float | None, ...]
+    """Measured, as are the others that are not called predicted."""
+    tpot_s: tuple[float | None, ...]
+    request_latency_s: tuple[float | None, ...]
+    misses: tuple[tuple[str, ...], ...]
+    """Targets that it was seen to miss, in words."""
+    predicted_ttft_s: tuple[float | None, ...]
+    """By the cost model alone, as the others that are called predicted."""
+    predicted_tpot_s: tuple[float | None, ...]
+    predicted_tokens_per_second_per_gpu: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
     """A search's profile runs, column by column: the n-th of each column is the n-th trial.
 
     Small to send, quick to filter and to draw. Absent figures are None.
     """
 
+    quantity: Quantity
     axes: tuple[Axis, ...]
     tones: dict[str, Tone]
     """Of each state."""
@@ -145,7 +195,7 @@ class TrialTable:
     state: tuple[str, ...]
     cause: tuple[str | None, ...]
     predicted_step_s: tuple[float | None, ...]
-    """By the cost model alone."""
+    """By the cost model alone; seconds of `quantity`, as all that are called step."""
     calibrated_step_s: tuple[float | None, ...]
     """By all that was known when the run was chosen, where that was kept; otherwise by all that the search learnt."""
     calibrated_low_s: tuple[float | None, ...]
@@ -156,5 +206,7 @@ class TrialTable:
     tokens_per_second_per_gpu: tuple[float | None, ...]
     peak_memory_bytes: tuple[int | None, ...]
     predicted_memory_bytes: tuple[float | None, ...]
+    serving: ServingColumns | None = None
+    """None for a training."""
     logs: dict[str, str] | None = None
     """Ends of logs by run, where the table stands alone in a file; None where they can be asked for."""

@@ -98,6 +98,8 @@ def measured(value: float | None, unit: str) -> str:
             return gib(value)
         case "share":
             return share(value)
+        case "change":
+            return percent(value)
         case "tflops":
             return f"{_significant(value)} TFLOP/s"
         case "days":

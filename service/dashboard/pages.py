@@ -11,13 +11,14 @@ from service.dashboard import plotly, searches
 from service.dashboard.access import routes as access
 from service.dashboard.calibration import routes as calibration
 from service.dashboard.catalogue import routes as catalogue
+from service.dashboard.configuration import measured
 from service.dashboard.configuration import routes as configuration
 from service.dashboard.explorer import routes as explorer
 from service.dashboard.new import routes as new_search
 from service.dashboard.rendering import ASSETS, STATIC
 
 # new_search first: `new` is no search's id.
-ROOMS = (new_search, searches, access, calibration, catalogue, configuration, explorer, plotly)
+ROOMS = (new_search, searches, access, calibration, catalogue, configuration, measured, explorer, plotly)
 """Modules with a router of pages."""
 
 

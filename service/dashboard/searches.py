@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
+from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, SearchState
+from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exports import export
 from service.api.answers import json_response
@@ -19,8 +19,9 @@ from service.api.views import PageView, SearchView
 from service.dashboard.building import searches_page, stored_search_page
 from service.dashboard.contexts import SearchesPage, SearchPage, TrialTable
 from service.dashboard.forms import Form
-from service.dashboard.links import compare_href, configuration_href, configuration_text
+from service.dashboard.links import configuration_href
 from service.dashboard.rendering import render
+from service.dashboard.replicas import asked_of
 from service.dashboard.trials import trial_table
 
 ROWS_A_PAGE = 50
@@ -86,20 +87,9 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
 @router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
 def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
     """Look closer at the configuration of a run."""
-    query, parallel = _asked(store, search_id, run_id)
-    return RedirectResponse(configuration_href(query, parallel=parallel), status_code=303)
-
-
-@router.get("/searches/{search_id}/compare", include_in_schema=False)
-def compare_html(search_id: str, a: str, b: str, store: StoreDep) -> RedirectResponse:
-    """The configurations of two runs side by side."""
-    asked = (_asked(store, search_id, run) for run in (a, b))
-    return RedirectResponse(compare_href(*(configuration_text(query, parallel=parallel) for query, parallel in asked)), 303)
-
-
-def _asked(store: Store, search_id: str, run_id: str) -> tuple[JsonObject, ParallelConfig]:
-    """The search's query, and a run's configuration."""
-    return store.get_search(search_id=search_id).query, store.get_run(search_id=search_id, run_id=run_id).parallel
+    query = store.get_search(search_id=search_id).query
+    parallel = store.get_run(search_id=search_id, run_id=run_id).parallel
+    return RedirectResponse(configuration_href(query, parallel=asked_of(query, parallel)), status_code=303)
 
 
 @router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
@@ -107,9 +97,10 @@ def export_text(search_id: str, store: StoreDep, format: str, download: bool = F
     """The best configuration so far in another tool's words."""
     record = store.get_search(search_id=search_id)
     rows = (record.result or {}).get("recommendations") or ()
-    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
-    if parallel is None:
+    leading = record.progress.get("best_parallel")
+    if not rows and leading is None:
         raise NotFoundError("the search has no best configuration yet", field="search_id")
+    parallel = rows[0]["parallel"] if rows else schema.to_dict(asked_of(record.query, schema.parse(ParallelConfig, leading)))
     text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
     headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
     return PlainTextResponse(text, headers=headers)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.records import RunFigures, SearchRecord
+from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
+from hp_tool.errors import HpToolError
+from hp_tool.search.serving import Latencies
 from service.api.trials import calibrated_predictions, stored_parallel
-from service.dashboard.contexts import Axis, AxisValue, Tone, TrialTable
-from service.dashboard.formats import arithmetic, details
+from service.dashboard.contexts import Axis, AxisValue, ServingColumns, Tone, TrialTable
+from service.dashboard.replicas import ServingRuns, quantity, run_words, serves
 
 TONES: dict[str, Tone] = {
     "intended": "",
@@ -37,20 +40,25 @@ AXES = {
     "pipeline_schedule": "Schedule",
 }
 """What is shown of `parallel`, where trials differ on it."""
+SERVING_AXES = {"tensor_parallel_size": "TP", "micro_batch_size": "Requests at once"}
+"""The same of a replica, which a run stores in training's words."""
 
 
 def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None) -> TrialTable:
     """All runs of a search, in order of intent."""
-    learnt = calibrated_predictions(record)
+    # Of a way to serve the result holds measured latencies in place of what was expected of them.
+    learnt = {} if serves(record.query) else calibrated_predictions(record)
     calibrated = [_calibrated(run, learnt.get(run.parallel)) for run in runs]
+    arithmetic, details = run_words(record.query, [run.parallel for run in runs])
     return TrialTable(
-        axes=_axes(runs),
+        quantity=quantity(record.query),
+        axes=_axes(runs, SERVING_AXES if serves(record.query) else AXES),
         tones=TONES,
         best=_best(record, runs),
         run_id=tuple(run.id for run in runs),
         number=tuple(run.number for run in runs),
-        arithmetic=tuple(arithmetic(run.parallel) for run in runs),
-        details=tuple(details(run.parallel) for run in runs),
+        arithmetic=tuple(arithmetic),
+        details=tuple(details),
         state=tuple(run.status or str(run.state) for run in runs),
         cause=tuple(run.cause for run in runs),
         predicted_step_s=tuple(run.predicted_step_s for run in runs),
@@ -62,6 +70,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
         peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),
         predicted_memory_bytes=tuple(run.predicted_memory_bytes for run in runs),
+        serving=_serving(record.query, runs) if serves(record.query) else None,
         logs=None if logs is None else dict(logs),
     )
 
@@ -87,9 +96,43 @@ def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
     return min(measured, key=lambda index: (not runs[index].fidelity.is_whole, -index), default=None)
 
 
-def _axes(runs: Sequence[RunFigures]) -> tuple[Axis, ...]:
-    columns = {name: tuple(_value(run.parallel, name) for run in runs) for name in AXES}
-    return tuple(Axis(name=name, label=AXES[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
+def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
+    nothing: tuple[float | None, ...] = (None,) * len(runs)
+    columns = dict.fromkeys(("predicted_ttft_s", "predicted_tpot_s", "predicted_tokens_per_second_per_gpu"), nothing)
+    seen: list[Latencies | None] = [None] * len(runs)
+    misses: tuple[tuple[str, ...], ...] = ((),) * len(runs)
+    targets: dict[str, float] = {}
+    try:
+        asked = ServingRuns.of(query)
+    except HpToolError:  # a query of another version: what was stored of its runs stands in the other columns
+        asked = None
+    if asked is not None and runs:
+        costs = asked.predicted([run.parallel for run in runs])
+        columns = {
+            "predicted_ttft_s": _floats(costs.ttft_s),
+            "predicted_tpot_s": _floats(costs.tpot_s),
+            "predicted_tokens_per_second_per_gpu": _floats(costs.output_tokens_per_second_per_gpu),
+        }
+        seen = [asked.seen(run.served, run.parallel) if run.status == "ok" and run.served else None for run in runs]
+        misses = tuple(() if each is None else asked.misses(each) for each in seen)
+        targets = asked.targets
+    return ServingColumns(
+        targets=targets,
+        misses=misses,
+        ttft_s=tuple(each and each.ttft_s for each in seen),
+        tpot_s=tuple(each and each.tpot_s for each in seen),
+        request_latency_s=tuple(each and each.request_latency_s for each in seen),
+        **columns,
+    )
+
+
+def _floats(values: Any) -> tuple[float | None, ...]:
+    return tuple(float(value) if math.isfinite(value) else None for value in values)
+
+
+def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, ...]:
+    columns = {name: tuple(_value(run.parallel, name) for run in runs) for name in labels}
+    return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
 
 
 def _value(parallel: ParallelConfig, name: str) -> AxisValue:

@@ -15,8 +15,11 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import NewMeasurement
+from hp_tool.tuning import tune
 from service.dashboard.pages import ROOMS
 from tests.service.coordinator import claim, finish, one_run
+from tests.tuning.serving_engine import ServingEngine
+from tests.tuning.test_serving_search import query as serving_query
 
 EVIL = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
 LLAMA: dict[str, Any] = {
@@ -45,15 +48,21 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     http.post("/v1/keys", json={"owner": EVIL[:60], "scope": "read"})
     pipeline = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
     alone = LLAMA | {"parallel": {"tensor_parallel_size": 1}}
+    hurried = SERVING | {"targets": {"tpot_s": 0.006}}
+    served = tune(query=serving_query(search={"budget_runs": 6}), store=store, launcher=ServingEngine(num_gpus=2)).search.id
+    first, second = (run.id for run in store.runs(search_id=ended))
     evil = query | {"model": own}
     return {
         "searches": "/",
         "new-search": "/searches/new",
         "search-running": f"/searches/{running}",
         "search-ended": f"/searches/{ended}",
+        "search-serving": f"/searches/{served}",
+        "compare-runs": f"/searches/{ended}/compare?a={first}&b={second}",
         "configuration": _asked("/configurations", query=pipeline),
         "configuration-too-large": _asked("/configurations", query=alone),
         "configuration-serving": _asked("/configurations", query=SERVING),
+        "configuration-serving-too-slow": _asked("/configurations", query=hurried),
         "configuration-named": _asked("/configurations", query=evil),
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",

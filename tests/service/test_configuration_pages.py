@@ -63,6 +63,28 @@ def test_why_not_and_what_mends_it(shared_http: TestClient) -> None:
     assert "TP" in {row["name"] for row in beside["differences"]}
 
 
+def test_a_way_to_serve_that_misses_its_target_is_mended_too(shared_http: TestClient) -> None:
+    hurried = SERVING | {"targets": {"tpot_s": 0.006}}
+    page, view = shown(shared_http, hurried).text, shown(shared_http, hurried, twin=True).json()["view"]
+    assert view["verdict"] == "misses a target" and "What would mend it" in page
+    for mend in view["mends"]:
+        figures = {figure["name"]: figure["value"] for figure in mend["figures"]}
+        mended = shared_http.get(mend["href"].replace("/configurations?", "/configurations.json?")).json()["view"]
+        metrics = {metric["name"]: metric["value"] for metric in mended["metrics"]}
+        assert metrics["Time per output token"] == pytest.approx(figures["Each token"])
+        assert mended["feasible"] == (not mend["remaining"])
+    beside = shared_http.get(view["mends"][0]["compare_href"].replace("/compare?", "/compare.json?")).json()
+    assert [each["feasible"] for each in beside["views"]] == [False, True]
+
+
+def test_a_mend_on_more_devices_leads_to_them(shared_http: TestClient) -> None:
+    """Also where the cluster is one node by its name."""
+    crowded = LLAMA | {"cluster": "dgx-h100", "parallel": {"tensor_parallel_size": 8}}
+    view = shown(shared_http, crowded, twin=True).json()["view"]
+    grown = next(mend for mend in view["mends"] if "GPUs" in mend["change"])
+    assert shared_http.get(grown["href"].replace("/configurations?", "/configurations.json?")).json()["view"]["feasible"]
+
+
 def test_an_illegal_one_has_reasons_and_no_figures(shared_http: TestClient) -> None:
     page = shown(shared_http, LLAMA | {"parallel": {"tensor_parallel_size": 3}})
     assert page.status_code == 200

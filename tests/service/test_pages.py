@@ -78,8 +78,12 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     assert (log.text, log.headers["content-type"]) == (EVIL, "text/plain; charset=utf-8")
     configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}", follow_redirects=False)
     assert configuration.headers["location"].startswith("/configurations?query=")
-    both = http.get(f"/searches/{search}/compare", params=dict(zip("ab", trials["run_id"], strict=True)))
-    assert both.status_code == 200
+    asked = dict(zip("ab", trials["run_id"], strict=True))
+    assert "measured" in http.get(f"/searches/{search}/compare", params=asked).text
+    both = http.get(f"/searches/{search}/compare.json", params=asked).json()
+    step = [(row["measured"], row["first"], row["second"]) for row in both["pairs"] if row["name"] == "Step time"]
+    assert len(step) == 2 and step[1] == (True, 0.4, None)
+    assert [(run["state"], run["cause"]) for run in both["runs"]] == [("ok", None), ("crashed", EVIL)]
     assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
 
 

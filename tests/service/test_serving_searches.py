@@ -2,27 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from fastapi.testclient import TestClient
 
+from hp_tool import schema
+from hp_tool.domain.ports import Store
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from service.app import create_app
 from service.settings import Settings
-from tests.tuning.serving_engine import ServingEngine
+from tests.service.coordinator import claim
+from tests.tuning.serving_engine import FACTOR, ServingEngine
 from tests.tuning.test_serving_search import query
 
+TARGET_S = 0.1
+Searched = tuple[TestClient, Store, str]
 
-def test_its_pages_and_trials_are_served(tmp_path):
-    url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
-    store = open_store(url)
-    found = tune(query=query(search={"budget_runs": 2}), store=store, launcher=ServingEngine(num_gpus=2))
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searched]:
+    """A service over a store with one such search, whose every latency is three times the cost model's."""
+    store = open_store(f"sqlite:///{tmp_path_factory.mktemp('serving') / 'hp.sqlite3'}")
+    asked = query(search={"budget_runs": 4}, targets={"tpot_s": TARGET_S})
+    found = tune(query=asked, store=store, launcher=ServingEngine(num_gpus=2))
+    app = create_app(Settings(poll_s=0.02), store=store)
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        yield client, store, found.search.id
     store.close()
-    with TestClient(create_app(Settings(database_url=url)), base_url="http://127.0.0.1:8000") as client:
-        trials = client.get(f"/v1/searches/{found.search.id}/trials").json()["trials"]
-        assert len(trials) == 2 and all(trial["calibrated"]["step_s"] > 0 for trial in trials)
-        best = client.get(f"/v1/searches/{found.search.id}/result").json()["recommendations"][0]
-        assert best["measurement"]["serving"]["tpot_s"] > 0
-        columns = client.get(f"/searches/{found.search.id}/trials.json").json()
-        assert len(columns["arithmetic"]) == 2 and columns["best"] is not None
-        for page in (f"/searches/{found.search.id}", "/measurements", "/calibration"):
-            assert client.get(page).status_code == 200, page
+
+
+def test_its_trials_and_its_result_are_served(searched: Searched) -> None:
+    http, _, search = searched
+    trials = http.get(f"/v1/searches/{search}/trials").json()["trials"]
+    assert len(trials) == 4 and all(trial["calibrated"]["step_s"] > 0 for trial in trials)
+    best = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
+    assert best["measurement"]["serving"]["tpot_s"] > 0
+
+
+def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> None:
+    http, _, search = searched
+    page, twin = http.get(f"/searches/{search}").text, http.get(f"/searches/{search}.json").json()
+    assert twin["quantity"] == {"seconds": "Request latency", "charged": True, "rate": "Output tokens/s per GPU"}
+    assert "Step" not in page and "Time to first token and throughput" in page and "target 100 ms" in page
+    best = twin["best"]
+    assert best["measured"] and "replica" in best["arithmetic"] and "requests at once" in best["details"]
+    for latency in best["latencies"]:
+        assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
+    targets = {each["name"]: each["target_s"] for each in best["latencies"]}
+    assert targets == {"time to first token": None, "time per output token": TARGET_S, "request latency": None}
+
+
+def test_its_columns_hold_what_was_predicted_and_measured_under_the_whole_load(searched: Searched) -> None:
+    http, _, search = searched
+    table = http.get(f"/searches/{search}/trials.json").json()
+    serving = table["serving"]
+    assert {axis["label"] for axis in table["axes"]} <= {"TP", "Requests at once"}
+    assert serving["targets"] == {"tpot_s": TARGET_S}
+    for name in ("ttft_s", "tpot_s"):
+        assert serving[name] == pytest.approx([FACTOR * guess for guess in serving[f"predicted_{name}"]], rel=0.01)
+    for latency, first, each in zip(serving["request_latency_s"], serving["ttft_s"], serving["tpot_s"], strict=True):
+        assert latency == pytest.approx(first + 31 * each)
+    missed = [bool(misses) for misses in serving["misses"]]
+    assert missed == [tpot > TARGET_S for tpot in serving["tpot_s"]]
+    # What is compared is the latency, and more than it only where a target is missed.
+    charged = [step > 1.001 * seen for step, seen in zip(table["measured_step_s"], serving["request_latency_s"], strict=True)]
+    assert charged == missed
+    assert table["best"] is not None and not missed[table["best"]]
+
+
+def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None:
+    http, _, search = searched
+    a, b, *_ = http.get(f"/searches/{search}/trials.json").json()["run_id"]
+    page = http.get(f"/searches/{search}/runs/{a}")
+    assert page.status_code == 200 and "Time to first token" in page.text
+    twin = http.get(f"/searches/{search}/compare.json", params={"a": a, "b": b}).json()
+    rows = [(row["name"], row["measured"], row["first"]) for row in twin["pairs"] if row["name"] == "Time to first token"]
+    (_, before, guess), (_, after, seen) = rows
+    assert (before, after) == (False, True) and seen == pytest.approx(FACTOR * guess, rel=0.01)
+    assert http.get("/calibration").status_code == 200
+    for path in ("/measurements", "/"):
+        assert "replica" in http.get(path).text
+
+
+def test_one_that_runs_exports_its_leader_as_a_deployment(searched: Searched) -> None:
+    http, store, _ = searched
+    search = http.post("/v1/searches", json=schema.query_mapping(query())).json()["id"]
+    lease = claim(store, search)
+    store.set_progress(lease=lease, progress={"best_parallel": {"tensor_parallel_size": 2, "micro_batch_size": 4}})
+    text = http.get(f"/searches/{search}/export", params={"format": "vllm"}).text
+    assert "--tensor-parallel-size 2" in text and "--max-num-seqs 4" in text
+    assert "TP 2 x 1 replica" in http.get("/").text

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord, Page
+from hp_tool.errors import HpToolError
 from hp_tool.learning.lessons import Lesson
 from service.dashboard import formats
 from service.dashboard.calibration.contexts import (
@@ -23,6 +24,7 @@ from service.dashboard.calibration.contexts import (
 )
 from service.dashboard.calibration.plots import agreement, drift, versions_plot
 from service.dashboard.links import configuration_href
+from service.dashboard.replicas import asked_of, run_words
 from service.dashboard.trials import TONES
 
 STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
@@ -147,10 +149,11 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
 
 def _lesson_row(lesson: Lesson) -> LessonRow:
     record = lesson.record
+    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
     return LessonRow(
         model=record.model,
-        arithmetic=formats.arithmetic(record.parallel),
-        details=formats.details(record.parallel),
+        arithmetic=arithmetic,
+        details=details,
         source=record.source,
         measured_s=lesson.measured_s,
         before_s=lesson.before_s,
@@ -168,13 +171,14 @@ def _lesson_row(lesson: Lesson) -> LessonRow:
 def _measurement_row(record: MeasurementRecord) -> MeasurementRow:
     measurement, predicted = record.measurement, record.predicted.get("step_s")
     measured = measurement.known_step_s
+    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
     return MeasurementRow(
         short_id=record.id[:8],
         model=record.model,
         gpu=record.gpu,
         framework=record.framework,
-        arithmetic=formats.arithmetic(record.parallel),
-        details=formats.details(record.parallel),
+        arithmetic=arithmetic,
+        details=details,
         status=measurement.status,
         tone=TONES.get(measurement.status, ""),
         source=record.source,
@@ -190,5 +194,10 @@ def _measurement_row(record: MeasurementRecord) -> MeasurementRow:
 
 
 def _configuration(record: MeasurementRecord) -> str | None:
-    """The page of what ran; None for a query that says nothing, as imported figures may."""
-    return configuration_href(record.query, parallel=record.parallel) if record.query else None
+    """The page of what ran; None for a query that says nothing, as imported figures may, or nothing that is known today."""
+    if not record.query:
+        return None
+    try:
+        return configuration_href(record.query, parallel=asked_of(record.query, record.parallel))
+    except HpToolError:  # a query of another version
+        return None

@@ -18,7 +18,8 @@ from hp_tool.layouts import serving_arithmetic
 from hp_tool.problem import resolve_training
 from hp_tool.single import calibrated, predicted, single
 from service.dashboard import formats
-from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView, Fact, MendRow
+from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView, Fact
+from service.dashboard.configuration.mending import mend_rows
 from service.dashboard.configuration.metrics import serving_metrics, training_metrics
 from service.dashboard.contexts import Tone
 from service.dashboard.figures import Row, Stack, stack
@@ -58,7 +59,7 @@ def configuration_view(
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
     """What is shown of a configuration wherever it is shown, and the estimate it comes from."""
     if query.kind == "inference":
-        served = serving.estimate(query=query, with_mends=False)
+        served = serving.estimate(query=query, with_mends=with_mends)
         return _serving_view(query, served), served
     asked = single(query)
     found = predicted(asked=asked)
@@ -70,7 +71,6 @@ def configuration_view(
 
 def _training_view(query: Query, found: Estimate, learnt: Estimate | None) -> ConfigurationView:
     assert found.parallel is not None
-    text = configuration_text(query)
     memory, shown, stages = None, 0, 0
     if found.memory is not None:
         each = anatomy.stages(problem=resolve_training(query), config=found.parallel)
@@ -85,7 +85,7 @@ def _training_view(query: Query, found: Estimate, learnt: Estimate | None) -> Co
         tone=tone,
         feasible=found.feasible,
         reasons=found.reasons,
-        mends=_mends(query, found, text),
+        mends=mend_rows(query, found),
         metrics=training_metrics(found, learnt),
         confidence=found.intervals.confidence if found.intervals else None,
         memory=memory,
@@ -116,7 +116,7 @@ def _serving_view(query: Query, found: InferenceEstimate) -> ConfigurationView:
         tone=tone,
         feasible=found.feasible,
         reasons=found.reasons,
-        mends=(),
+        mends=mend_rows(query, found),
         metrics=serving_metrics(found),
         confidence=found.intervals.confidence if found.intervals else None,
         memory=memory,
@@ -190,27 +190,6 @@ def _time(found: Estimate, learnt: Estimate | None) -> Stack | None:
     if learnt is not None and learnt.time is not None:
         rows = [replace(rows[0], label="Cost model"), Row(label="After calibration", parts=learnt.time.parts_s)]
     return stack(rows, unit="seconds")
-
-
-def _mends(query: Query, found: Estimate, asked: str) -> tuple[MendRow, ...]:
-    rows = []
-    for mend in found.mends:
-        grown = query
-        if not isinstance(query.cluster, str) and query.cluster.num_gpus not in (None, mend.num_gpus):
-            grown = replace(query, cluster=replace(query.cluster, num_gpus=mend.num_gpus))
-        text = configuration_text(grown, parallel=mend.parallel)
-        rows.append(
-            MendRow(
-                change=mend.change,
-                href=configuration_href(grown, parallel=mend.parallel),
-                compare_href=compare_href(asked, text),
-                memory_total_bytes=mend.memory_total_bytes,
-                step_s=mend.step_s,
-                step_change_fraction=mend.step_change_fraction,
-                remaining=tuple(reason.message for reason in mend.remaining),
-            )
-        )
-    return tuple(rows)
 
 
 def _with_the_best(query: Query, found: Estimate | InferenceEstimate, asked: str) -> str | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from hp_tool.correction import Corrections
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.mends.words import LABELS
 from service.dashboard.configuration.building import configuration_view
-from service.dashboard.configuration.contexts import ComparePage, ConfigurationView, Difference, MetricPair
+from service.dashboard.configuration.contexts import ComparedRun, ComparePage, ConfigurationView, Difference, Metric, MetricPair
 from service.dashboard.configuration.metrics import LESS_IS_BETTER
 from service.dashboard.figures import Row, Stack, stack
 from service.dashboard.links import compare_href, configuration_text
@@ -21,8 +22,16 @@ EQUAL = 1e-3
 """A change below it makes neither better."""
 
 
-def compare_page(first: Query, second: Query, *, corrections: Corrections) -> ComparePage:
-    """The page of two queries' configurations. Raises HpToolError."""
+def compare_page(
+    first: Query,
+    second: Query,
+    *,
+    corrections: Corrections,
+    runs: tuple[ComparedRun, ...] = (),
+    search_href: str | None = None,
+    json_href: str | None = None,
+) -> ComparePage:
+    """The page of two queries' configurations; `runs`, one of each, are measurements to lay beside. Raises HpToolError."""
     if first.kind != second.kind:
         raise InputError("a training and a serving configuration cannot be compared", field="second")
     (one, one_found), (two, two_found) = (
@@ -31,13 +40,31 @@ def compare_page(first: Query, second: Query, *, corrections: Corrections) -> Co
     texts = configuration_text(first), configuration_text(second)
     return ComparePage(
         title=f"{one.heading} and {two.heading}",
-        json_href=compare_href(*texts).replace("/compare?", "/compare.json?"),
+        json_href=json_href or compare_href(*texts).replace("/compare?", "/compare.json?"),
         views=(one, two),
+        runs=runs,
+        search_href=search_href,
         differences=_differences(texts, one_found, two_found),
-        pairs=_pairs(one, two),
+        pairs=_pairs(one, two, runs),
         memory=_fullest(one, two),
         time=_beside(one, two),
         error=None,
+    )
+
+
+def failed_comparison(error: HpToolError, *, json_href: str = "/compare.json") -> ComparePage:
+    """The page that says why two configurations cannot be compared."""
+    return ComparePage(
+        title="Two configurations",
+        json_href=json_href,
+        views=(),
+        runs=(),
+        search_href=None,
+        differences=(),
+        pairs=(),
+        memory=None,
+        time=None,
+        error=error.as_dict(),
     )
 
 
@@ -72,20 +99,34 @@ def _said(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _pairs(first: ConfigurationView, second: ConfigurationView) -> tuple[MetricPair, ...]:
-    others = {metric.name: metric for metric in second.metrics}
-    names = [metric.name for metric in first.metrics] or list(others)
+def _pairs(first: ConfigurationView, second: ConfigurationView, runs: Sequence[ComparedRun]) -> tuple[MetricPair, ...]:
+    """Each figure as predicted, and below it as measured where it was."""
+    predicted = [{metric.name: metric for metric in view.metrics} for view in (first, second)]
+    measured = [{metric.name: metric for metric in run.metrics} for run in runs] or [{}, {}]
     both_fit = first.feasible and second.feasible
-    mine = {metric.name: metric for metric in first.metrics}
     rows = []
-    for name in names:
-        known = mine.get(name) or others[name]
-        one, two = (found[name].value if name in found else None for found in (mine, others))
-        change = two / one - 1.0 if one and two is not None else None
-        # What cannot run is better at nothing.
-        better = _better(change, known.unit) if both_fit else ""
-        rows.append(MetricPair(name=name, unit=known.unit, first=one, second=two, change=change, better=better))
+    for name in dict.fromkeys([*predicted[0], *predicted[1], *measured[0], *measured[1]]):
+        for seen, (one, two) in ((False, predicted), (True, measured)):
+            if name in one or name in two:
+                # What cannot run is better at nothing.
+                rows.append(_pair(one.get(name), two.get(name), judged=both_fit or seen, measured=seen))
     return tuple(rows)
+
+
+def _pair(first: Metric | None, second: Metric | None, *, judged: bool, measured: bool) -> MetricPair:
+    known = first or second
+    assert known is not None
+    one, two = (found.value if found else None for found in (first, second))
+    change = two / one - 1.0 if one and two is not None else None
+    return MetricPair(
+        name=known.name,
+        unit=known.unit,
+        first=one,
+        second=two,
+        change=change,
+        better=_better(change, known.unit) if judged else "",
+        measured=measured,
+    )
 
 
 def _better(change: float | None, unit: str) -> Literal["first", "second", ""]:

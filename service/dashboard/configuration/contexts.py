@@ -10,7 +10,7 @@ from hp_tool.domain.result import Reason
 from service.dashboard.contexts import Tone
 from service.dashboard.figures import Stack
 
-MetricUnit = Literal["seconds", "bytes", "rate", "share", "tflops", "days", "hours", "dollars", "joules", "count"]
+MetricUnit = Literal["seconds", "bytes", "rate", "share", "change", "tflops", "days", "hours", "dollars", "joules", "count"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,8 @@ class MendRow:
     change: str
     href: str
     compare_href: str
-    memory_total_bytes: float
-    step_s: float
-    step_change_fraction: float | None
+    figures: tuple[Metric, ...]
+    """The same ones of every mend."""
     remaining: tuple[str, ...]
     """Targets that it misses all the same."""
 
@@ -114,6 +113,24 @@ class MetricPair:
     second: float | None
     change: float | None
     better: Literal["first", "second", ""]
+    measured: bool = False
+    """What the row above it, of the same name, predicts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A profile run of one of the configurations compared."""
+
+    number: int
+    """0-based, in its search."""
+    state: str
+    tone: Tone
+    cause: str | None
+    """Why it failed."""
+    reduced: bool
+    """Its seconds are extrapolated from a run of less than the whole."""
+    metrics: tuple[Metric, ...]
+    """What was measured, by the names of what is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +141,9 @@ class ComparePage:
     json_href: str
     views: tuple[ConfigurationView, ...]
     """Two, or none where one cannot be answered."""
+    runs: tuple[ComparedRun, ...]
+    """Theirs, where two runs of a search are compared."""
+    search_href: str | None
     differences: tuple[Difference, ...]
     pairs: tuple[MetricPair, ...]
     memory: Stack | None

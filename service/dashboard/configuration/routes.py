@@ -12,7 +12,7 @@ from hp_tool.errors import HpToolError
 from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.queries import read_query
 from service.dashboard.configuration.building import configuration_page
-from service.dashboard.configuration.comparing import compare_page
+from service.dashboard.configuration.comparing import compare_page, failed_comparison
 from service.dashboard.configuration.contexts import ComparePage, ConfigurationPage
 from service.dashboard.links import MAX_QUERY
 from service.dashboard.rendering import render
@@ -46,16 +46,7 @@ def compare_context(first: Text, second: Text, corrections: CorrectionsDep, find
         one, two = (read_query(text.encode(), find=find) for text in (first, second))
         return compare_page(one, two, corrections=corrections)
     except HpToolError as error:
-        return ComparePage(
-            title="Two configurations",
-            json_href="/compare.json",
-            views=(),
-            differences=(),
-            pairs=(),
-            memory=None,
-            time=None,
-            error=error.as_dict(),
-        )
+        return failed_comparison(error)
 
 
 ConfigurationContext = Annotated[ConfigurationPage, Depends(configuration_context)]

@@ -27,7 +27,7 @@ export function history(trials, shown) {
       },
       star(trials, shown, number, (i) => trials.measured_step_s[i]),
     ],
-    layout: { xaxis: { title: "Run" }, yaxis: { title: "Step, s" } },
+    layout: { xaxis: { title: "Run" }, yaxis: { title: axis(trials, "") } },
   };
 }
 
@@ -53,7 +53,7 @@ export function accuracy(trials, shown) {
       points("Cost model alone", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "circle-open", color: "--series-2", size: 6 }),
       after,
     ],
-    layout: { xaxis: { title: "Measured step, s", type }, yaxis: { title: "Predicted step, s", type } },
+    layout: { xaxis: { title: axis(trials, "Measured "), type }, yaxis: { title: axis(trials, "Predicted "), type } },
   };
 }
 
@@ -81,26 +81,33 @@ export function faded(trials, i) {
   return !["ok", "intended", "submitted"].includes(trials.state[i]);
 }
 
+// What the runs are compared by, with its unit.
+function axis(trials, before) {
+  const { seconds, charged } = trials.quantity;
+  const name = before ? before + seconds.toLowerCase() : seconds;
+  return charged ? `${name} and charge, s` : `${name}, s`;
+}
+
 function expected(trials, i) {
   return trials.calibrated_step_s[i] ?? trials.predicted_step_s[i];
 }
 
 // At most MOST_POINTS of them, evenly, with the best among them.
-function sample(indices, trials) {
+export function sample(indices, trials) {
   if (indices.length <= MOST_POINTS) return indices;
   const stride = indices.length / MOST_POINTS;
   const kept = Array.from({ length: MOST_POINTS }, (_, n) => indices[Math.floor(n * stride)]);
   return trials.best != null && indices.includes(trials.best) && !kept.includes(trials.best) ? [...kept, trials.best] : kept;
 }
 
-function points(name, indices, x, y, trials, marker) {
+export function points(name, indices, x, y, trials, marker) {
   return {
     type: "scatter", mode: "markers", name, marker, x: indices.map(x), y: indices.map(y), customdata: indices,
     text: indices.map((i) => about(trials, i)), hovertemplate: "%{text}<extra></extra>",
   };
 }
 
-function star(trials, shown, x, y) {
+export function star(trials, shown, x, y) {
   const best = trials.best != null && shown.includes(trials.best) && y(trials.best) != null ? [trials.best] : [];
   return points("Best", best, x, y, trials, { symbol: "star", color: "--good", size: 15, line: { color: "--surface-raised", width: 1 } });
 }
@@ -109,7 +116,8 @@ function star(trials, shown, x, y) {
 function about(trials, i) {
   const lines = [`<b>Run ${trials.number[i] + 1}</b> · ${trials.state[i]}`, trials.arithmetic[i], trials.details[i]];
   lines.push(`measured ${seconds(trials.measured_step_s[i])}, expected ${seconds(expected(trials, i))}`);
-  if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} tokens/s per GPU`);
+  if (trials.serving?.ttft_s[i] != null) lines.push(`first token ${seconds(trials.serving.ttft_s[i])}, each further ${seconds(trials.serving.tpot_s[i])}`);
+  if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} ${trials.serving ? "output " : ""}tokens/s per GPU`);
   if (trials.peak_memory_bytes[i] != null) lines.push(`${gib(trials.peak_memory_bytes[i])} peak memory`);
   return lines.join("<br>");
 }

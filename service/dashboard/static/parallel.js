@@ -45,7 +45,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
   for (const [name, lines] of strokes) drawing.append(svg("path", { class: `line ${name}`, d: [...lines].join("") }));
   if (shown.includes(trials.best)) drawing.append(svg("path", { class: "line best", d: line(trials.best) }));
   axes.forEach((axis, n) => drawing.append(scale(axis, across(n), down, { chosen, choose })));
-  drawing.append(speedScale(across(axes.length), down, low, high));
+  drawing.append(speedScale(across(axes.length), down, low, high, trials.quantity.rate));
   place.replaceChildren(drawing);
 }
 
@@ -73,9 +73,9 @@ function scale(axis, x, down, { chosen, choose }) {
   return svg("g", {}, svg("line", { class: "axis", x1: x, x2: x, y1: down(0), y2: down(1) }), title, ...ticks);
 }
 
-function speedScale(x, down, low, high) {
+function speedScale(x, down, low, high, rate) {
   const label = (share, value) => svg("text", { x: x + 6, y: down(share) + 4, class: "tick end" }, count(value));
-  const title = svg("text", { x, y: 14, class: "title" }, "Tokens/s per GPU");
+  const title = svg("text", { x, y: 14, class: "title" }, rate);
   const ticks = high > low ? [label(0, low), label(1, high)] : [];
   return svg("g", {}, svg("line", { class: "axis", x1: x, x2: x, y1: down(0), y2: down(1) }), title, ...ticks);
 }

@@ -2,13 +2,14 @@
 
 import { MOST_POINTS, accuracy, front, history } from "./charts.js";
 import { element } from "./elements.js";
+import { tpot, ttft } from "./latency.js";
 import { draw as drawParallel } from "./parallel.js";
 import { draw } from "./plot.js";
 import { ROWS_A_PAGE, show } from "./table.js";
 
 const root = document.querySelector("#trials");
 const part = (name) => root.querySelector(`[data-part="${name}"]`);
-const figures = { history, accuracy, front };
+const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front }).filter(([name]) => part(name)));
 const pending = new Set(); // figures to draw once they are in sight
 const visible = new Set();
 const picked = new Set();

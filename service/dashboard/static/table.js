@@ -42,6 +42,7 @@ function made(trials, i, { log, picked, pick, runs, open }) {
       "td", { class: "wide", "data-label": "State" },
       element("span", { class: `state ${trials.tones[state] ?? ""}` }, state),
       trials.cause[i] ? element("div", { class: "small" }, trials.cause[i]) : null,
+      ...(trials.serving?.misses[i] ?? []).map((miss) => element("div", { class: "small missed" }, miss)),
       faded(trials, i) && state !== "abandoned" ? logBox() : null,
     ),
     figure("Predicted", seconds(predicted)),
@@ -49,7 +50,8 @@ function made(trials, i, { log, picked, pick, runs, open }) {
     figure("Measured", element("strong", {}, seconds(measured)), trials.reduced[i] && measured != null ? element("div", { class: "soft small" }, "extrapolated") : null),
     figure("Error before", percent(error(predicted))),
     figure("Error after", percent(error(calibrated))),
-    figure("Tokens/s per GPU", count(trials.tokens_per_second_per_gpu[i])),
+    ...(trials.serving ? latencies() : []),
+    figure(trials.quantity.rate, count(trials.tokens_per_second_per_gpu[i])),
     figure("Peak memory", gib(trials.peak_memory_bytes[i])),
   ];
   const row = element("tr", { "data-key": run, class: best ? "chosen" : faded(trials, i) ? "faded" : null }, ...cells);
@@ -59,6 +61,13 @@ function made(trials, i, { log, picked, pick, runs, open }) {
 
   function configuration() {
     return runs ? element("a", { class: "whole", href: runs + run }, trials.arithmetic[i]) : element("span", { class: "whole" }, trials.arithmetic[i]);
+  }
+
+  function latencies() {
+    return [["First token", "ttft_s"], ["Each token", "tpot_s"]].map(([label, name]) => {
+      const guess = element("div", { class: "soft small" }, `predicted ${seconds(trials.serving[`predicted_${name}`][i])}`);
+      return figure(label, element("div", {}, seconds(trials.serving[name][i])), guess);
+    });
   }
 
   function pickBox() {

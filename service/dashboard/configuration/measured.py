@@ -1,0 +1,95 @@
+"""/searches/ID/compare: the configurations of two runs side by side, measured beside predicted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import HTMLResponse
+from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.errors import HpToolError
+from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from service.api.queries import read_query
+from service.dashboard.configuration.comparing import compare_page, failed_comparison
+from service.dashboard.configuration.contexts import ComparedRun, ComparePage, Metric
+from service.dashboard.links import configuration_text
+from service.dashboard.rendering import render
+from service.dashboard.replicas import ServingRuns, asked_of, serves
+from service.dashboard.trials import TONES
+
+router = APIRouter(tags=["dashboard"])
+
+
+def compared_runs(search_id: str, a: str, b: str, store: StoreDep, corrections: CorrectionsDep, find: FindDep) -> ComparePage:
+    """Two runs of a search; one that the caller may not see is not found."""
+    query = store.get_search(search_id=search_id).query
+    runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b)]
+    json_href = f"/searches/{search_id}/compare.json?{urlencode({'a': a, 'b': b})}"
+    try:
+        texts = [configuration_text(query, parallel=asked_of(query, run.parallel)) for run in runs]
+        first, second = (read_query(text.encode(), find=find) for text in texts)
+        one, two = (compared_run(run, query=query) for run in runs)
+        return compare_page(
+            first,
+            second,
+            corrections=corrections,
+            runs=(one, two),
+            search_href=f"/searches/{search_id}",
+            json_href=json_href,
+        )
+    except HpToolError as error:  # a query of another version
+        return failed_comparison(error, json_href=json_href)
+
+
+def compared_run(run: RunRecord, *, query: JsonObject) -> ComparedRun:
+    """What a stored run of a query showed."""
+    found = run.measurement
+    state = found.status if found else str(run.state)
+    return ComparedRun(
+        number=run.number,
+        state=state,
+        tone=TONES.get(state, ""),
+        cause=run.cause or (found.cause if found else None),
+        reduced=not run.fidelity.is_whole,
+        metrics=_measured(run, query),
+    )
+
+
+def _measured(run: RunRecord, query: JsonObject) -> tuple[Metric, ...]:
+    found = run.measurement
+    if found is None or found.status != "ok":
+        return ()
+    if serves(query):
+        seen = ServingRuns.of(query).seen(found.serving, run.parallel) if found.serving else None
+        rows = [
+            Metric(name="Time to first token", value=seen and seen.ttft_s, unit="seconds"),
+            Metric(name="Time per output token", value=seen and seen.tpot_s, unit="seconds"),
+            Metric(name="Request latency", value=seen and seen.request_latency_s, unit="seconds"),
+            Metric(name="Output tokens/s per GPU", value=found.tokens_per_second_per_gpu, unit="rate"),
+        ]
+    else:
+        rows = [
+            Metric(name="Step time", value=found.known_step_s, unit="seconds"),
+            Metric(name="Tokens/s per GPU", value=found.tokens_per_second_per_gpu, unit="rate"),
+        ]
+    if run.fidelity.is_whole:  # a reduced run's memory is another configuration's
+        rows.append(Metric(name="Peak memory allocated", value=found.peak_memory_bytes, unit="bytes"))
+    return tuple(row for row in rows if row.value is not None)
+
+
+ComparedRuns = Annotated[ComparePage, Depends(compared_runs)]
+
+
+@router.get("/searches/{search_id}/compare.json")
+def compare_runs_json(page: ComparedRuns) -> ComparePage:
+    """Two runs of a search side by side, as their page shows them."""
+    return page
+
+
+@router.get("/searches/{search_id}/compare", response_class=HTMLResponse, include_in_schema=False)
+def compare_runs_html(page: ComparedRuns) -> HTMLResponse:
+    status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT
+    return render("compare.html", page=page, section="Searches", status=status)
