@@ -78,6 +78,8 @@ def _searches(dice: random.Random, ids: Sequence[str]) -> Iterator[dict[str, Any
             "state": dice.choice(STATES) if number < len(ids) - QUEUED else "queued",
             "query": query,
             "owner": _owner(dice),
+            "kind": QUERY["kind"] if dice.random() < 0.98 else "inference",
+            "model": _model(dice),
             "priority": 0,
             "lease_token": 1,
             "last_event": 0,
@@ -129,7 +131,7 @@ def _measurements(dice: random.Random, ids: Sequence[str], number: int) -> Itera
             "cluster_key": f"cluster-{cluster}",
             "gpu": GPUS[cluster % len(GPUS)],
             "framework": FRAMEWORKS[cluster % len(FRAMEWORKS)],
-            "model": f"model-{int(MODELS * dice.random() ** 3)}",  # a few are everybody's, most are somebody's
+            "model": _model(dice),
             "query": query,
             "parallel": parallel,
             "problem_digest": f"{dice.randrange(10_000):064x}",
@@ -142,6 +144,10 @@ def _measurements(dice: random.Random, ids: Sequence[str], number: int) -> Itera
             "owner": _owner(dice),
             "created_at": BEGUN + timedelta(seconds=place * APART_S),
         }
+
+
+def _model(dice: random.Random) -> str:
+    return f"model-{int(MODELS * dice.random() ** 3)}"  # a few are everybody's, most are somebody's
 
 
 def _owner(dice: random.Random) -> str:

@@ -68,6 +68,11 @@ def paths(database: Database) -> dict[str, str]:
         "metrics": "/metrics",
         "dashboard": "/",
         "dashboard, failed searches": "/?state=failed",
+        "dashboard, searches of a common model": "/?model=model-0",
+        "dashboard, searches of a rare model": f"/?model={rare}",
+        "dashboard, searches of a rare kind": "/?kind=inference",
+        "dashboard, an owner's of a rare kind": "/?kind=inference&owner=owner-0",
+        "dashboard, failed searches of a rare model": f"/?state=failed&model={rare}",
         "dashboard, a search": f"/searches/{search}",
     }
 

@@ -157,13 +157,16 @@ class Store(Protocol):
         *,
         state: SearchState | None = None,
         owner: str | None = None,
+        kind: str | None = None,
+        model: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         oldest_first: bool = False,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[SearchRecord]:
-        """Newest first unless asked otherwise, without results; those created from `since` to before `until`."""
+        """Newest first unless asked otherwise, without results; those created from `since` to before `until`. `model`: as
+        their queries name it."""
 
     def count_searches(self) -> dict[SearchState, int]:
         """How many there are of each state, zeros included."""

@@ -10,6 +10,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
+Kind = Literal["training", "inference"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 
 
@@ -105,7 +106,7 @@ class Query:
 
     id: str | None = None
     """Echoed back."""
-    kind: Literal["training", "inference"]
+    kind: Kind
     model: str | ModelSpec | dict[str, Any]
     """Catalogue name, path to a config.json, a mapping of ModelSpec's fields, or a config.json's content."""
     cluster: str | ClusterQuery

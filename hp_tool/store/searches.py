@@ -63,6 +63,8 @@ class Searches(StoreBase):
                 "owner": owner,
                 "api_key_id": api_key_id,
                 "cluster": cluster_of(query),
+                "kind": _column_text(query.get("kind"), most=16),
+                "model": _column_text(model_of(query), most=200),
                 "priority": priority,
                 "lease_token": 0,
                 "last_event": 0,
@@ -85,6 +87,8 @@ class Searches(StoreBase):
         *,
         state: SearchState | None = None,
         owner: str | None = None,
+        kind: str | None = None,
+        model: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         oldest_first: bool = False,
@@ -92,7 +96,8 @@ class Searches(StoreBase):
         cursor: str | None = None,
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
-        filters = {SEARCH.c.state: state, SEARCH.c.owner: owner}
+        c = SEARCH.c
+        filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
         listing = Listing(table=SEARCH, filters=filters, since=since, until=until, oldest_first=oldest_first)
         with self._reading() as connection:
             return fetch_page(connection, query=query, listing=listing, limit=limit, cursor=cursor, record=search_record)
@@ -185,6 +190,17 @@ def _fingerprint(query: JsonObject, **given: int | str | None) -> str:
     return json_digest([query, said] if said else query)
 
 
+def model_of(query: JsonObject) -> str | None:
+    """The model's name in the query's own words; None where it gives none."""
+    model = query.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    return name if isinstance(name, str) else None
+
+
+def _column_text(value: Any, *, most: int) -> str | None:
+    return value[:most].replace("\0", "") if isinstance(value, str) else None
+
+
 def search_record(row: sa.Row[Any]) -> SearchRecord:
     """A row of hp_searches, perhaps without its result, as a record."""
     values = row_dict(row)
@@ -195,7 +211,8 @@ def search_record(row: sa.Row[Any]) -> SearchRecord:
         "expires_at": values.pop("lease_expires_at"),
         "heartbeat_at": values.pop("heartbeat_at"),
     }
-    del values["last_event"]
+    for name in ("last_event", "kind", "model"):
+        del values[name]
     held = values["state"] is SearchState.RUNNING
     return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if held else None)
 

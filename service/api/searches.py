@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from hp_tool import schema
 from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.query import Kind
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.tuning import resolve_search
@@ -68,10 +69,12 @@ def list_searches(
     paging: PagingDep,
     state: SearchState | None = None,
     owner: Annotated[str | None, Query(max_length=200, description="Whose (administrators; others see their own)")] = None,
+    kind: Annotated[Kind | None, Query(description="What they search for a way to do")] = None,
+    model: Annotated[str | None, Query(max_length=200, description="Of this model, as the query names it")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Every filter given must hold."""
-    page = store.list_searches(state=state, owner=owner, limit=limit, **asdict(paging))
+    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
     return PageView(items=[SearchView.of(record) for record in page.items], next_cursor=page.next_cursor)
 
 

@@ -21,12 +21,13 @@ def recommended_best(row: Recommendation | ServingRecommendation, *, query: Json
     if isinstance(row, ServingRecommendation):
         return _served(row, query)
     predicted, known = row.estimate, row.calibrated_estimate or row.estimate
-    words = {"arithmetic": arithmetic(row.parallel), "details": details(row.parallel)}
+    shape, rest = arithmetic(row.parallel), details(row.parallel)
     shown = (
-        _measured(row.measurement, **words)
+        _measured(row.measurement, arithmetic=shape, details=rest)
         if row.measurement
         else Best(
-            **words,
+            arithmetic=shape,
+            details=rest,
             measured=False,
             step_s=known.time.step_s if known.time else None,
             tokens_per_second_per_gpu=known.tokens_per_second_per_gpu,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlencode
 
-from hp_tool import schema
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
@@ -16,10 +13,10 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.exports import TRAINING
 from hp_tool.formats.engines import ENGINES
 from service.api.trials import recommended
-from service.api.views import PageView, SearchView
+from service.api.views import SearchView
 from service.dashboard.best import leading_best, recommended_best
-from service.dashboard.contexts import Action, SearchesPage, SearchPage, SearchRow, Tone
-from service.dashboard.replicas import quantity, run_words, serves
+from service.dashboard.contexts import Action, SearchPage, Tone
+from service.dashboard.replicas import quantity, serves
 
 SEARCH_TONES: dict[SearchState, Tone] = {
     SearchState.QUEUED: "",
@@ -29,21 +26,6 @@ SEARCH_TONES: dict[SearchState, Tone] = {
     SearchState.FAILED: "bad",
     SearchState.CANCELLED: "",
 }
-
-
-def searches_page(*, page: PageView[SearchView], state: SearchState | None, server: str) -> SearchesPage:
-    """The list's context."""
-    kept = {"state": state} if state else {}
-    return SearchesPage(
-        title="Searches",
-        json_href=_link("/searches.json", kept),
-        server=server,
-        states=tuple(SearchState),
-        state=state,
-        live=any(not view.state.ended for view in page.items),
-        rows=tuple(_search_row(view) for view in page.items),
-        next_href=_link("/", {**kept, "cursor": page.next_cursor}) if page.next_cursor else None,
-    )
 
 
 def stored_search_page(*, record: SearchRecord, store: Store) -> SearchPage:
@@ -82,7 +64,7 @@ def search_page(
         error=view.error,
         best=best,
         profile_runs=account.get("profile_runs", 0),
-        budget_runs=_budget_runs(view.query),
+        budget_runs=budget_runs_of(view.query),
         seconds_left=seconds_left(view),
         gpu_seconds=account.get("gpu_seconds", 0.0),
         grid_gpu_seconds=account.get("grid_gpu_seconds"),
@@ -107,31 +89,13 @@ def subject(query: JsonObject) -> str:
     return f"{name} on {number} x {where}" if number else f"{name} on {where}"
 
 
-def _search_row(view: SearchView) -> SearchRow:
-    best, grid, spent = (view.progress.get(name) for name in ("best_parallel", "grid_gpu_seconds", "gpu_seconds"))
-    return SearchRow(
-        short_id=view.id[:8],
-        href=f"/searches/{view.id}",
-        state=view.state,
-        tone=SEARCH_TONES[view.state],
-        subject=subject(view.query),
-        best=run_words(view.query, [schema.parse(ParallelConfig, best)])[0][0] if best else None,
-        best_step_s=view.progress.get("best_step_s"),
-        profile_runs=view.progress.get("profile_runs", 0),
-        budget_runs=_budget_runs(view.query),
-        gpu_seconds=spent or 0.0,
-        saved_gpu_seconds=max(0.0, grid - spent) if grid and spent is not None else None,
-        created_at=view.created_at,
-    )
-
-
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
     """At most: the pace so far, times what is left of the budget that runs out first."""
     done, spent = view.progress.get("profile_runs", 0), view.progress.get("gpu_seconds", 0.0)
     if view.state is not SearchState.RUNNING or view.started_at is None or not done:
         return None
     settings = view.query.get("search") or {}
-    used: float = done / max(done, _budget_runs(view.query))
+    used: float = done / max(done, budget_runs_of(view.query))
     if settings.get("budget_gpu_seconds"):
         used = max(used, min(1.0, spent / settings["budget_gpu_seconds"]))
     elapsed = ((now or datetime.now(UTC)) - view.started_at).total_seconds()
@@ -154,9 +118,5 @@ def _actions(view: SearchView) -> tuple[Action, ...]:
             return (again,)
 
 
-def _budget_runs(query: dict[str, Any]) -> int:
+def budget_runs_of(query: dict[str, Any]) -> int:
     return int((query.get("search") or {}).get("budget_runs") or 0)
-
-
-def _link(path: str, parameters: dict[str, Any]) -> str:
-    return f"{path}?{urlencode(parameters)}" if parameters else path

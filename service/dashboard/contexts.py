@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 
+from hp_tool.domain.query import Kind
 from hp_tool.domain.records import SearchState
 
 Tone = Literal["good", "warn", "bad", "busy", ""]
@@ -20,16 +21,34 @@ class SearchRow:
     href: str
     state: SearchState
     tone: Tone
+    kind: Kind
     subject: str
     """Model on cluster."""
+    model: str | None
+    owner: str | None
     best: str | None
     best_step_s: float | None
+    """Of a way to serve: of a request, see `Quantity`."""
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
     saved_gpu_seconds: float | None
     """What running every feasible configuration would have cost, less what the search did; None until it has ended."""
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFilters:
+    """What the list is narrowed to; every one given must hold."""
+
+    state: SearchState | None
+    kind: Kind | None
+    model: str | None
+    """As the query names it, whole: a part of a name would be looked for in every search there is."""
+    owner: str | None
+    """Whose; for those who may see others' searches."""
+    since: date | None
+    """Created on this day (UTC) or later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +60,17 @@ class SearchesPage:
     server: str
     """This service's own address, for the hint on how to start a search."""
     states: tuple[SearchState, ...]
-    state: SearchState | None
-    """The filter in force."""
+    kinds: tuple[Kind, ...]
+    filters: SearchFilters
+    """Those in force."""
+    filtered: bool
+    """Something is asked for."""
+    sees_others: bool
+    """Searches of several owners may be among them."""
+    gpu_seconds: float
+    """Spent by the searches of this page."""
+    saved_gpu_seconds: float
+    """By those of them that have ended."""
     live: bool
     """Something on it may still change."""
     rows: tuple[SearchRow, ...]
@@ -110,7 +138,7 @@ class SearchPage:
     """One search. Its trials, which may be many, stand in a document of their own."""
 
     id: str
-    kind: Literal["training", "inference"]
+    kind: Kind
     title: str
     json_href: str
     quantity: Quantity

@@ -67,6 +67,13 @@ def gpu_time(value: float | None) -> str:
     return f"{_significant(value / 3600)} GPU-h" if value >= 360 else f"{_significant(value)} GPU-s"
 
 
+def tick(value: float, unit: str) -> str:
+    """A round value on an axis, without zeros at its end; bytes in GiB, which the caption says."""
+    if unit == "bytes":
+        return f"{value / 2**30:,g}"
+    return f"{value:,g} s" if value >= 1 else seconds(value) if value else "0"
+
+
 def percent(value: float | None) -> str:
     """A signed share: +3.1 %."""
     return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
@@ -74,7 +81,9 @@ def percent(value: float | None) -> str:
 
 def share(value: float | None) -> str:
     """A plain share: 41.3 %."""
-    return ABSENT if value is None else f"{value * 100:.3g} %"
+    if value is None:
+        return ABSENT
+    return f"{value * 100:.3g} %" if value == 0 or abs(value) >= 1e-4 else "below 0.01 %"
 
 
 def arrows(text: str) -> str:

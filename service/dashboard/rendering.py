@@ -45,7 +45,7 @@ _environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "plotly_href": 
 _environment.globals["plotly_styles"] = " ".join(plotly.style_ids())
 for _name in (
     *("seconds", "count", "gib", "percent", "share", "moment", "words", "measured", "arrows", "duration", "gpu_time"),
-    *("billions", "per_second", "tflops"),
+    *("billions", "per_second", "tflops", "tick"),
 ):
     _environment.filters[_name] = getattr(formats, _name)
 

@@ -4,50 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
 from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exports import export
 from service.api.answers import json_response
 from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
-from service.api.views import PageView, SearchView
-from service.dashboard.building import searches_page, stored_search_page
+from service.dashboard.building import stored_search_page
 from service.dashboard.contexts import SearchesPage, SearchPage, TrialTable
 from service.dashboard.forms import Form
 from service.dashboard.links import configuration_href
+from service.dashboard.listing import searches_context
 from service.dashboard.rendering import render
 from service.dashboard.replicas import asked_of
 from service.dashboard.trials import trial_table
 
-ROWS_A_PAGE = 50
-
 router = APIRouter(tags=["dashboard"])
-
-
-def state_filter(
-    state: Annotated[str, Query(description="One of the states of a search; empty for any")] = "",
-) -> SearchState | None:
-    """The filter of the list. A form sends `state=` where nothing is chosen."""
-    try:
-        return SearchState(state) if state else None
-    except ValueError:
-        raise InputError(f"{state!r} is not a state; use one of {', '.join(SearchState)}", field="state") from None
-
-
-def searches_context(
-    request: Request,
-    store: StoreDep,
-    state: Annotated[SearchState | None, Depends(state_filter)],
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
-) -> SearchesPage:
-    page = store.list_searches(state=state, limit=ROWS_A_PAGE, cursor=cursor)
-    views = PageView(items=[SearchView.of(record) for record in page.items], next_cursor=page.next_cursor)
-    return searches_page(page=views, state=state, server=str(request.base_url).rstrip("/"))
 
 
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
@@ -97,10 +73,12 @@ def export_text(search_id: str, store: StoreDep, format: str, download: bool = F
     """The best configuration so far in another tool's words."""
     record = store.get_search(search_id=search_id)
     rows = (record.result or {}).get("recommendations") or ()
-    leading = record.progress.get("best_parallel")
-    if not rows and leading is None:
+    if rows:
+        parallel = rows[0]["parallel"]
+    elif (leading := record.progress.get("best_parallel")) is not None:
+        parallel = schema.to_dict(asked_of(record.query, schema.parse(ParallelConfig, leading)))
+    else:
         raise NotFoundError("the search has no best configuration yet", field="search_id")
-    parallel = rows[0]["parallel"] if rows else schema.to_dict(asked_of(record.query, schema.parse(ParallelConfig, leading)))
     text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
     headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
     return PlainTextResponse(text, headers=headers)

@@ -119,9 +119,9 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     return ServingColumns(
         targets=targets,
         misses=misses,
-        ttft_s=tuple(each and each.ttft_s for each in seen),
-        tpot_s=tuple(each and each.tpot_s for each in seen),
-        request_latency_s=tuple(each and each.request_latency_s for each in seen),
+        ttft_s=tuple(None if each is None else each.ttft_s for each in seen),
+        tpot_s=tuple(None if each is None else each.tpot_s for each in seen),
+        request_latency_s=tuple(None if each is None else each.request_latency_s for each in seen),
         **columns,
     )
 

@@ -48,7 +48,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     http.post("/v1/keys", json={"owner": EVIL[:60], "scope": "read"})
     pipeline = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
     alone = LLAMA | {"parallel": {"tensor_parallel_size": 1}}
-    hurried = SERVING | {"targets": {"tpot_s": 0.006}}
+    hurried = SERVING | {"targets": {"tpot_s": 0.008}}
     served = tune(query=serving_query(search={"budget_runs": 6}), store=store, launcher=ServingEngine(num_gpus=2)).search.id
     first, second = (run.id for run in store.runs(search_id=ended))
     evil = query | {"model": own}

@@ -64,7 +64,7 @@ def test_why_not_and_what_mends_it(shared_http: TestClient) -> None:
 
 
 def test_a_way_to_serve_that_misses_its_target_is_mended_too(shared_http: TestClient) -> None:
-    hurried = SERVING | {"targets": {"tpot_s": 0.006}}
+    hurried = SERVING | {"targets": {"tpot_s": 0.008}}
     page, view = shown(shared_http, hurried).text, shown(shared_http, hurried, twin=True).json()["view"]
     assert view["verdict"] == "misses a target" and "What would mend it" in page
     for mend in view["mends"]:

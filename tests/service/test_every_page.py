@@ -31,7 +31,7 @@ SERIOUS = ("serious", "critical")
 WIDE, NARROW, HEIGHT = 1440, 390, 900
 REDRAWN_MS = 150
 """For Plotly to follow the screen or the scheme."""
-DRAWN = "() => [...document.querySelectorAll('[data-figure]')].every((each) => each.querySelector('svg'))"
+DRAWN = "() => [...document.querySelectorAll('[data-figure], #trials .plot')].every((each) => each.querySelector('svg'))"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,8 @@ def test_every_page(browser: Browser, site: Site, pictures: Path) -> None:
         assert answer is not None and answer.status == 200
         policy = answer.headers["content-security-policy"]
         assert "script-src 'self'" in policy and "unsafe" not in policy
+        if page.locator("#trials").count():  # its charts are drawn when they come into sight
+            page.set_viewport_size({"width": WIDE, "height": 2 * page.evaluate("document.documentElement.scrollHeight")})
         page.wait_for_function(DRAWN)
         # Loaded once, then looked at in four ways: a page follows the screen and the scheme by itself.
         for width, scheme in ((WIDE, "light"), (WIDE, "dark"), (NARROW, "dark"), (NARROW, "light")):
@@ -100,7 +102,7 @@ def _looked_at(page: Page, picture: Path, *, width: int, scheme: Any) -> list[st
     """What is wrong with the page at this width and in this scheme."""
     page.set_viewport_size({"width": width, "height": HEIGHT})
     page.emulate_media(color_scheme=scheme)
-    if page.locator("[data-figure]").count():
+    if page.locator("[data-figure], #trials").count():
         page.wait_for_timeout(REDRAWN_MS)
     page.screenshot(path=picture, full_page=True)
     wrong = []

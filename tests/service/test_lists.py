@@ -35,16 +35,20 @@ def test_searches_by_order_and_time(http: TestClient, store: SqlStore, query: di
     since, until = made[1].created_at.isoformat(), made[4].created_at.isoformat()
     assert pages(http, "/v1/searches", order="oldest", since=since, until=until) == ids[1:4]
     assert pages(http, "/v1/searches", owner="nobody") == []
+    assert pages(http, "/v1/searches", kind="training", model=query["model"]["name"]) == ids[::-1]
+    assert pages(http, "/v1/searches", kind="inference") == pages(http, "/v1/searches", model="none") == []
     for wrong in (
         {"since": "2026-01-01T00:00:00"},  # no time zone
         {"until": "0001-01-01T00:00:00+14:00"},  # before the first year of UTC
         {"order": "random"},
         {"cursor": "x"},
+        {"kind": "x"},
     ):
         assert http.get("/v1/searches", params=wrong).status_code == 422, wrong
     cursor = http.get("/v1/searches", params={"limit": 2}).json()["next_cursor"]
     for path, filters in (
         ("/v1/searches", {"state": "queued"}),
+        ("/v1/searches", {"kind": "training"}),
         ("/v1/searches", {"order": "oldest"}),
         ("/v1/measurements", {}),
     ):

@@ -3,6 +3,7 @@
 import re
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
@@ -135,8 +136,25 @@ def test_the_list_is_filtered_by_its_url(http: TestClient, store: Store, query: 
     assert len(http.get("/searches.json").json()["rows"]) == 3
     rows = http.get("/searches.json", params={"state": "cancelled"}).json()["rows"]
     assert [row["href"] for row in rows] == [f"/searches/{searches[0]}"]
-    assert http.get("/?state=").status_code == 200
-    assert http.get("/?state=asleep").status_code == 422
+    assert http.get("/?state=&kind=&model=&owner=&since=").status_code == 200
+    for wrong in ("state=asleep", "kind=dreaming", "since=yesterday", "since=20260131x"):
+        assert http.get(f"/?{wrong}").status_code == 422
+
+
+def test_the_lists_address_keeps_every_filter(http: TestClient, store: Store, query: Query) -> None:
+    for _ in range(51):
+        submit(http, query)
+    other = submit(http, query | {"model": query["model"] | {"name": "gpt-other"}})
+    kept = {"kind": "training", "model": "gpt-tiny", "since": "2026-01-01"}
+    page, twin = http.get("/", params=kept), http.get("/searches.json", params=kept).json()
+    assert len(twin["rows"]) == 50 and twin["filters"]["model"] == "gpt-tiny"
+    for href in (twin["next_href"], twin["json_href"]):
+        assert {name: [value] for name, value in kept.items()}.items() <= parse_qs(urlsplit(href).query).items()
+    assert 'value="gpt-tiny"' in page.text and 'value="2026-01-01"' in page.text
+    rows = http.get("/searches.json", params={"model": "gpt-other", "kind": ""}).json()["rows"]
+    assert [row["href"] for row in rows] == [f"/searches/{other}"]
+    assert "No search passes the filter" in http.get("/", params={"kind": "inference"}).text
+    assert http.get("/searches.json", params={"since": "2100-01-01"}).json()["rows"] == []
 
 
 def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:

@@ -79,6 +79,20 @@ class TestSearches:
         counts = store.count_searches()
         assert counts == {state: int(state in (SearchState.QUEUED, SearchState.SUCCEEDED)) for state in SearchState}
 
+    def test_lists_filter_by_what_is_asked_for(self, store: Store) -> None:
+        own = {"name": "mine" * 60, "num_hidden_layers": 2}
+        asked = (QUERY | {"kind": "training"}, QUERY | {"kind": "inference"}, QUERY | {"kind": "training", "model": own}, {})
+        a, b, c, d = (store.create_search(query=query).id for query in asked)
+
+        def found(**filters: str) -> list[str]:
+            return [search.id for search in store.list_searches(**filters).items]
+
+        assert found(kind="training") == [c, a] and found(kind="inference") == [b]
+        assert found(model="gpt-tiny") == [b, a] and found(model="gpt") == []
+        assert found(model="mine" * 50) == [c]  # a name is kept as far as the column goes
+        assert found(model="gpt-tiny", kind="training") == [a]
+        assert d in found()
+
     def test_an_idempotency_key_makes_one_search(self, store: Store) -> None:
         first = store.create_search(query=QUERY, owner="ada", idempotency_key="k")
         assert store.create_search(query=dict(reversed(QUERY.items())), owner="ada", idempotency_key="k") == first

@@ -83,6 +83,21 @@ def test_a_failing_migration_leaves_nothing_behind(url: str) -> None:
     engine.dispose()
 
 
+def test_searches_stored_before_are_found_by_kind_and_model(url: str) -> None:
+    schema.upgrade(url)
+    store = open_store(url)
+    asked = ({"kind": "training", "model": "gpt"}, {"kind": "inference", "model": {"name": "mine"}}, {"model": 3})
+    ids = [store.create_search(query=query).id for query in asked]
+    store.close()
+    schema.downgrade(url, to="0005")
+    schema.upgrade(url)
+    store = open_store(url)
+    filters: tuple[dict[str, str], ...] = ({"kind": "training"}, {"model": "mine"}, {})
+    found = [[each.id for each in store.list_searches(**given).items] for given in filters]
+    store.close()
+    assert found == [[ids[0]], [ids[1]], ids[::-1]]
+
+
 def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
     schema.upgrade(url)
     set_revision(url, "9999")

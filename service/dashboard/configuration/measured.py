@@ -63,11 +63,13 @@ def _measured(run: RunRecord, query: JsonObject) -> tuple[Metric, ...]:
     if found is None or found.status != "ok":
         return ()
     if serves(query):
-        seen = ServingRuns.of(query).seen(found.serving, run.parallel) if found.serving else None
+        if found.serving is None:
+            return ()
+        seen = ServingRuns.of(query).seen(found.serving, run.parallel)
         rows = [
-            Metric(name="Time to first token", value=seen and seen.ttft_s, unit="seconds"),
-            Metric(name="Time per output token", value=seen and seen.tpot_s, unit="seconds"),
-            Metric(name="Request latency", value=seen and seen.request_latency_s, unit="seconds"),
+            Metric(name="Time to first token", value=seen.ttft_s, unit="seconds"),
+            Metric(name="Time per output token", value=seen.tpot_s, unit="seconds"),
+            Metric(name="Request latency", value=seen.request_latency_s, unit="seconds"),
             Metric(name="Output tokens/s per GPU", value=found.tokens_per_second_per_gpu, unit="rate"),
         ]
     else:

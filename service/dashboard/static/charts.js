@@ -4,6 +4,7 @@ import { seconds, count, gib } from "./numbers.js";
 
 export const MOST_POINTS = 250; // that one trace draws; what is left out of how many is said below the charts
 const GIB = 2 ** 30;
+const FEW = 12; // runs, each of which has its tick: there is no run one and a half
 
 // What was measured run by run, the best so far, and what the model expected of each run when it was chosen.
 export function history(trials, shown) {
@@ -27,7 +28,7 @@ export function history(trials, shown) {
       },
       star(trials, shown, number, (i) => trials.measured_step_s[i]),
     ],
-    layout: { xaxis: { title: "Run" }, yaxis: { title: axis(trials, "") } },
+    layout: { xaxis: { title: "Run", ...(last <= FEW ? { dtick: 1 } : {}) }, yaxis: { title: axis(trials, "") } },
   };
 }
 
@@ -85,7 +86,7 @@ export function faded(trials, i) {
 function axis(trials, before) {
   const { seconds, charged } = trials.quantity;
   const name = before ? before + seconds.toLowerCase() : seconds;
-  return charged ? `${name} and charge, s` : `${name}, s`;
+  return charged ? `${name} + charge, s` : `${name}, s`;
 }
 
 function expected(trials, i) {

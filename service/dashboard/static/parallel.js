@@ -75,7 +75,7 @@ function scale(axis, x, down, { chosen, choose }) {
 
 function speedScale(x, down, low, high, rate) {
   const label = (share, value) => svg("text", { x: x + 6, y: down(share) + 4, class: "tick end" }, count(value));
-  const title = svg("text", { x, y: 14, class: "title" }, rate);
+  const title = svg("text", { x: x + SIDE - 4, y: 14, class: "title last" }, rate);
   const ticks = high > low ? [label(0, low), label(1, high)] : [];
   return svg("g", {}, svg("line", { class: "axis", x1: x, x2: x, y1: down(0), y2: down(1) }), title, ...ticks);
 }

@@ -45,12 +45,10 @@ function made(trials, i, { log, picked, pick, runs, open }) {
       ...(trials.serving?.misses[i] ?? []).map((miss) => element("div", { class: "small missed" }, miss)),
       faded(trials, i) && state !== "abandoned" ? logBox() : null,
     ),
-    figure("Predicted", seconds(predicted)),
-    figure("After calibration", seconds(calibrated)),
+    figure("Predicted", seconds(predicted), ...off(predicted)),
+    figure("After calibration", seconds(calibrated), ...off(calibrated)),
     figure("Measured", element("strong", {}, seconds(measured)), trials.reduced[i] && measured != null ? element("div", { class: "soft small" }, "extrapolated") : null),
-    figure("Error before", percent(error(predicted))),
-    figure("Error after", percent(error(calibrated))),
-    ...(trials.serving ? latencies() : []),
+    ...(trials.serving ? latencies() : [figure("Error before", percent(error(predicted))), figure("Error after", percent(error(calibrated)))]),
     figure(trials.quantity.rate, count(trials.tokens_per_second_per_gpu[i])),
     figure("Peak memory", gib(trials.peak_memory_bytes[i])),
   ];
@@ -61,6 +59,11 @@ function made(trials, i, { log, picked, pick, runs, open }) {
 
   function configuration() {
     return runs ? element("a", { class: "whole", href: runs + run }, trials.arithmetic[i]) : element("span", { class: "whole" }, trials.arithmetic[i]);
+  }
+
+  // Of a way to serve the latencies have the errors' columns.
+  function off(guess) {
+    return trials.serving && error(guess) != null ? [element("div", { class: "soft small" }, percent(error(guess)))] : [];
   }
 
   function latencies() {
@@ -87,5 +90,5 @@ function made(trials, i, { log, picked, pick, runs, open }) {
 }
 
 function figure(label, ...content) {
-  return element("td", { class: "number", "data-label": label }, ...content);
+  return element("td", { class: "number", "data-label": label }, element("div", {}, ...content));
 }
