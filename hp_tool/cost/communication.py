@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
+from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
 from hp_tool.cost.elementwise import anywhere, maximum, minimum, sqrt, where
 from hp_tool.cost.network import (
     detour_latency,
@@ -29,6 +29,8 @@ class Ring:
     bandwidth: FloatArray | float
     """Bytes a second that each member sends."""
     ramp_bytes: FloatArray | float
+    in_domain: BoolArray | bool = True
+    """All members share an NVLink domain."""
 
     def seconds(self, wire_bytes: FloatArray) -> FloatArray:
         """Seconds to send `wire_bytes` from each member: S (n-1)/n for all-gather and reduce-scatter of S bytes in all,
@@ -65,6 +67,7 @@ def group_ring(*, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile
         latency_s=latency + crosses * (outside.latency_s + (size / k - 1.0) * hop),
         bandwidth=where(crosses, minimum(fast, slow), fast),
         ramp_bytes=where(crosses, outside.ramp_bytes, inside.ramp_bytes),
+        in_domain=k == size,
     )
 
 

@@ -15,6 +15,7 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
+from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import gib
@@ -105,8 +106,7 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> BoolArray |
 
 def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates, *, framework: str) -> BoolArray:
     """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
-    holds the same number of layers; or, on a power of two of stages (other sizes are rather mistakes), of
-    layers and pipeline ends together, see `stages.uneven_ends`. Two kinds of GPU hold any number each.
+    holds the same number of layers, or the ends hold fewer, see `domain.pipeline_split`. Two kinds of GPU hold any number each.
     """
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
     if facts(framework).balances_blocks:
@@ -116,8 +116,9 @@ def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates, *, fra
     if cluster.kinds:  # balanced layer by layer; at least one in each chunk
         too_few: BoolArray = chunks > layers
         return too_few
-    with_ends = ((layers + 2) % chunks == 0) & (p > 1) & ((p & (p - 1)) == 0)
-    broken: BoolArray = (layers % chunks != 0) & (with_ends == 0)
+    even = layers % chunks == 0
+    uneven = splits_unevenly(num_layers=layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
+    broken: BoolArray = (even | uneven) == 0
     return broken
 
 
@@ -215,7 +216,7 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         return Reason(
             code=name,
             message=f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers "
-            f"{layers}; choose a product among {_divisors(layers, limit=layers)}",
+            f"{layers}; choose a product among {_divisors(layers, limit=layers)}{_unevenly(layers)}",
             needed=p * v,
             available=layers,
         )
@@ -308,6 +309,13 @@ def _explain(name: str, model: ModelSpec, cluster: ClusterSpec, workload: Traini
         needed=p,
         available=m,
     )
+
+
+def _unevenly(layers: int) -> str:
+    """The numbers of stages that shorter ends make possible besides."""
+    sizes = [1 << k for k in range(1, layers.bit_length() + 1)]
+    found = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
+    return f", or stages with one chunk each and shorter ends among {found}" if found else ""
 
 
 def _lengths(workload: TrainingWorkload) -> str:

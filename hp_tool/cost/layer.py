@@ -197,8 +197,9 @@ def _tensor_seconds(
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
     forward = where(s.sharded, 2.0 * gather, all_reduce)
     # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
-    # shares the input-gradient matmuls with the gathering of inputs.
-    pipelined = profile.framework.tensor_parallel_forward_overlap * s.sharded
+    # shares the input-gradient matmuls with the gathering of inputs. Between nodes they are not: what pipelines them
+    # (Transformer Engine's Userbuffers) reaches as far as NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
+    pipelined = profile.framework.tensor_parallel_forward_overlap * s.sharded * group.in_domain
     again = 1.0 if trained else 0.0
     behind_inputs = minimum((again + pipelined) * gather, block.matmul)
     exposed_sharded = (2.0 + again) * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)

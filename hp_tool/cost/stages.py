@@ -12,6 +12,7 @@ from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.section import Section, Stage
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.pipeline_split import missing_layers
 
 NO_LAYERS = 1e-9
 """Layers of a stage that holds none: formulas ask for seconds a layer."""
@@ -30,7 +31,7 @@ class End:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
     """L/p layers on each stage; the leading dense layers of a mixture-of-experts model are on the first. Where p v does not
-    divide L, embedding and output layer count as a layer each, so that both ends hold one layer fewer.
+    divide L, the ends hold fewer, see `domain.pipeline_split`.
     """
 
     pace: Column
@@ -49,16 +50,6 @@ class StageLayers:
     """Stages behind the one that has the output layer."""
 
 
-def uneven_ends(model: ModelSpec, candidates: Candidates) -> Column:
-    """1 where p v does not divide L but, with embedding and output layer counted as layers, divides L + 2: Megatron Core's
-    account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, as Llama 3.1 405B is trained.
-    """
-    if isinstance(candidates, Section):
-        return 0
-    chunks = candidates.pipeline_parallel_size * candidates.virtual_pipeline_parallel_size
-    return (model.total_layers % chunks != 0) * 1
-
-
 def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) -> StageLayers:
     """The layers of both ends."""
     if isinstance(candidates, Section):
@@ -66,28 +57,31 @@ def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) ->
     p = candidates.pipeline_parallel_size
     if facts(framework).balances_blocks:
         return _balanced_layers(model, p)
-    fewer = uneven_ends(model, candidates)
-    each = (model.total_layers + 2 * fewer) / p
+    fewer_first, fewer_last = missing_layers(
+        num_layers=model.total_layers, stages=p, chunks=candidates.virtual_pipeline_parallel_size
+    )
+    fewer = fewer_first + fewer_last
+    each = (model.total_layers + fewer) / p
     extra = model.num_nextn_predict_layers
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
     on_v = extra * (candidates.pipeline_schedule == ZBV) if extra else 0
-    first, last = each - fewer + ((p == 1) * extra + on_v), each - fewer + (extra - on_v)
+    first, last = each - fewer_first + ((p == 1) * extra + on_v), each - fewer_last + (extra - on_v)
     if not model.num_experts:
         ends = [End(layers=layers, moe_fraction=0.0) for layers in (first, last)]
         return StageLayers(
             pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0,
-            fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
+            fewer_first=fewer_first, fewer_last=fewer_last, fewer=fewer,
         )  # fmt: skip
     dense = model.total_layers - moe_layers(model)
-    on_first = minimum(dense, each)
-    on_last = maximum(dense - (model.total_layers - each), 0.0)
-    ends = [End(layers=n, moe_fraction=1.0 - d / n) for n, d in ((first, on_first), (last, on_last))]
+    on_first = minimum(dense, each - fewer_first)
+    on_last = maximum(dense - (model.total_layers - each + fewer_last), 0.0)
+    ends = [End(layers=n, moe_fraction=1.0 - d / maximum(n, NO_LAYERS)) for n, d in ((first, on_first), (last, on_last))]
     # A stage between the ends holds the fewest of the leading dense layers.
-    between = 1.0 - maximum(dense - each, 0.0) / each
+    between = 1.0 - maximum(dense - (each - fewer_first), 0.0) / each
     pace = where(p > 2, maximum(between, 0.0), maximum(ends[0].moe_fraction, ends[1].moe_fraction))
     return StageLayers(
         pace=each, first=ends[0], last=ends[1], pace_moe_fraction=pace,
-        fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
+        fewer_first=fewer_first, fewer_last=fewer_last, fewer=fewer,
     )  # fmt: skip
 
 
@@ -116,10 +110,9 @@ def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
     for stage, held in zip((0, c.stages - 1), layers, strict=True):
         leading = minimum(maximum(dense - (c.layers_before + stage * c.layers), 0.0), c.layers)
         ends.append(End(layers=held, moe_fraction=1.0 - leading / held if model.num_experts else 0.0))
-    fewer = uneven_ends(model, c)
     return StageLayers(
         pace=c.layers, first=ends[0], last=ends[1], pace_moe_fraction=ends[1].moe_fraction,
-        fewer_first=fewer, fewer_last=fewer, fewer=2 * fewer,
+        fewer_first=0, fewer_last=0, fewer=0,
     )  # fmt: skip
 
 

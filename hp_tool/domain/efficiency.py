@@ -93,7 +93,8 @@ class FrameworkEfficiency:
     tensor_parallel_overlap: float
     """Share of the backward collectives that can hide behind a matmul and do."""
     tensor_parallel_forward_overlap: float
-    """The same of the forward collectives: above 0 where they are split into pieces and pipelined with their matmuls."""
+    """The same of the forward collectives: above 0 where they are split into pieces and pipelined with their matmuls, as they
+    are inside an NVLink domain."""
     context_parallel_overlap: float
     """Share of the ring's keys and values hidden behind attention, where there is enough of it."""
     expert_parallel_overlap: float

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ContextCommunication, Strategy
+from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -207,8 +208,9 @@ def unprofiled_sizes(
         dense & ((sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)),
         "expert parallelism of a dense model",
     )
-    chunks = sizes.pipeline_parallel_size * sizes.virtual_pipeline_parallel_size
-    yield model.num_hidden_layers % chunks != 0, f"num_hidden_layers {model.num_hidden_layers} in {chunks} unequal chunks"
+    p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
+    uneven = splits_unevenly(num_layers=layers, stages=p, chunks=v)
+    yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"
     if training.framework == "torch-fsdp":

@@ -25,7 +25,7 @@ _PRECISIONS = {
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     refuse_framework(setup, tool=TOOL, runs=("megatron-core",))
-    refuse_unsaid(setup, tool=TOOL, said=SAID | set(type(setup.model).__dataclass_fields__))
+    refuse_unsaid(setup, tool=TOOL, said=(SAID | set(type(setup.model).__dataclass_fields__)) - {"pipeline_layout"})
     w, c, again = setup.workload, setup.parallel, setup.recompute
     if w.precision not in _PRECISIONS or again.granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {again.granularity}", field="training.precision")
@@ -62,9 +62,14 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if c.zero_stage >= 2:
         given["ddp.use_megatron_fsdp"] = "true"
         given["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
-    if setup.model.num_hidden_layers % (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size):
+    first, last = setup.missing_layers
+    if (first, last) == (1, 1):
         given["model.account_for_embedding_in_pipeline_split"] = "true"
         given["model.account_for_loss_in_pipeline_split"] = "true"
+    elif (first, last) != (0, 0):
+        each = (setup.model.num_hidden_layers + first + last) // c.pipeline_parallel_size
+        given["model.num_layers_in_first_pipeline_stage"] = str(each - first)
+        given["model.num_layers_in_last_pipeline_stage"] = str(each - last)
     return given
 
 

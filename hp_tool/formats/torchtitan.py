@@ -65,6 +65,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     shard = copies if c.zero_stage >= 2 else 1
     shard = c.data_parallel_shard_size or shard
     pipelined = c.pipeline_parallel_size > 1
+    first, last = setup.missing_layers
     model: dict[str, Any] = {"name": name, "flavor": flavor}
     if _CONVERTERS[w.precision]:
         model["converters"] = _CONVERTERS[w.precision]
@@ -87,9 +88,9 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "pipeline_parallel_degree": c.pipeline_parallel_size,
             "pipeline_parallel_schedule": _SCHEDULES[c.virtual_pipeline_parallel_size > 1],
             "pipeline_parallel_microbatch_size": c.micro_batch_size if pipelined else 1,
-            "pipeline_parallel_first_stage_less_layers": 0,
-            "pipeline_parallel_last_stage_less_layers": 0,
-            "pipeline_parallel_layers_per_stage": setup.model.num_hidden_layers
+            "pipeline_parallel_first_stage_less_layers": first,
+            "pipeline_parallel_last_stage_less_layers": last,
+            "pipeline_parallel_layers_per_stage": (setup.model.num_hidden_layers + first + last)
             // (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size),
             "context_parallel_degree": c.context_parallel_size,
             "context_parallel_rotate_method": "alltoall"

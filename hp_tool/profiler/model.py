@@ -18,6 +18,7 @@ from torch.nn import functional
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.pipeline_split import chunk_layers, missing_layers
 from hp_tool.profiler.specs import has_transformer_engine, layer_specs
 from hp_tool.profiler.weights import initialise
 
@@ -79,6 +80,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         tensor_model_parallel_size=parallel.tensor_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_parallel_size,
         virtual_pipeline_model_parallel_size=_interleaving(request),
+        **_shorter_ends(request),
         context_parallel_size=parallel.context_parallel_size,
         cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
@@ -143,6 +145,19 @@ def _interleaving(request: ProfileRequest) -> int | None:
     return chunks if chunks > 1 else None
 
 
+def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
+    """Where stages cannot hold equally many layers."""
+    parallel, layers = request.parallel, request.model.num_hidden_layers
+    stages, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_parallel_size
+    first, last = missing_layers(num_layers=layers, stages=stages, chunks=chunks)
+    if (first, last) == (0, 0):
+        return {}
+    if (first, last) == (1, 1):
+        return {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    held = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+    return {"num_layers_in_first_pipeline_stage": held[0], "num_layers_in_last_pipeline_stage": held[-1]}
+
+
 def _recompute(request: ProfileRequest) -> dict[str, Any]:
     """Megatron's recompute_* arguments, with the defaults that Recompute's docstrings promise."""
     recompute = request.parallel.recompute
@@ -154,7 +169,8 @@ def _recompute(request: ProfileRequest) -> dict[str, Any]:
         return {"recompute_granularity": "selective", "recompute_modules": list(recompute.modules or ("core_attn",))}
     method = recompute.method or "uniform"
     parallel = request.parallel
-    per_chunk = request.model.num_hidden_layers // (parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size)
+    chunks = parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size
+    per_chunk = -(-request.model.num_hidden_layers // chunks)
     default = 1 if method == "uniform" else per_chunk
     return {
         "recompute_granularity": "full",

@@ -12,6 +12,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, RecomputeName, zero_stages
 from hp_tool.domain.pipeline_layout import parse_layout
+from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
@@ -69,7 +70,8 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     balanced = facts(workload.framework).balances_blocks
     plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
-    stages = _values(query.pipeline_parallel_size) or whole or _divisors(layers, n)
+    unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
+    stages = _values(query.pipeline_parallel_size) or whole or tuple(sorted((*_divisors(layers, n), *unevenly)))
     laid_out = len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
     if laid_out:  # which fixes p v
         stages = _values(query.pipeline_parallel_size) or _divisors(laid_out, n)
@@ -77,7 +79,7 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
         _values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
         or plain
-        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0)
+        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
     shards = _values(query.data_parallel_shard_size) or (0,)
     return Axes(
@@ -134,6 +136,17 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
     """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication."""
     largest = min(max(workload.sequence_length // CONTEXT_TOKENS, 1), num_gpus)
     return tuple(1 << k for k in range(largest.bit_length()))
+
+
+def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
+    """Numbers of stages that do not divide the layers and are pipelines nevertheless, see `domain.pipeline_split`."""
+    sizes = (1 << k for k in range(1, min(layers, num_gpus).bit_length()))
+    return tuple(p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1))
+
+
+def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
+    """Whether so many chunks a rank fit any of the stages that do not divide the layers."""
+    return any(layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=chunks) for p in stages)
 
 
 def _recomputations(workload: TrainingWorkload) -> tuple[RecomputeName, ...]:

@@ -49,6 +49,12 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"sequence_length": 8192, "global_batch_size": 512},
         "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 16},
     },
+    "dense layers first, ends shorter": {
+        "model": "deepseek-v3",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512},
+        "training": {"sequence_length": 4096, "global_batch_size": 1024},
+        "parallel": {"pipeline_parallel_size": 16, "expert_parallel_size": 32},
+    },
     "dense layer first": {
         "model": "deepseek-v2",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 240},

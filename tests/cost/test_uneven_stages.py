@@ -1,10 +1,12 @@
-"""Pipelines whose ends hold a layer fewer, as Llama 3.1 405B (126 layers) is trained on 8 stages of 8 chunks."""
+"""Pipelines whose ends hold fewer layers: Llama 3.1 405B (126) on 8 stages of 8 chunks, DeepSeek-V3 (61) on 16 stages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hp_tool.app import estimate
 from hp_tool.catalog import model
@@ -12,8 +14,11 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.stages import stage_layers
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.pipeline_split import chunk_layers, splits_unevenly
 from hp_tool.domain.result import Estimate
+from hp_tool.problem import resolve_training
 from hp_tool.schema import parse_query
+from hp_tool.space import default_axes
 
 
 def asked(name: str, **parallel: Any) -> Estimate:
@@ -44,6 +49,39 @@ def test_the_layers_of_all_stages_add_up() -> None:
     assert (stages.first.layers, stages.pace, stages.last.layers) == (15, 16, 15)
     assert stages.first.layers + 6 * stages.pace + stages.last.layers == shape.num_hidden_layers
     assert total_parameters(shape) == pytest.approx(405.9e9, rel=1e-3)
+
+
+def test_deepseek_v3_is_split_as_nemo_splits_it() -> None:
+    """num_layers_in_first_pipeline_stage 3, in the last 2, and 4 on each of the fourteen between."""
+    assert chunk_layers(num_layers=61, stages=16, chunks=1) == [3, *[4] * 14, 2]
+    shape = model("deepseek-v3")
+    stages = stage_layers(shape, Candidates.alone(ParallelConfig(pipeline_parallel_size=16)), framework="megatron-core")
+    assert (stages.first.layers, stages.pace, stages.last.layers) == (3, 4, 2 + 1)  # and one that predicts another token
+    assert (stages.first.moe_fraction, stages.pace_moe_fraction) == (0.0, 1.0)
+
+
+@given(layers=st.integers(1, 200), stages=st.sampled_from([1, 2, 3, 4, 8, 16, 32, 64]), chunks=st.integers(1, 8))
+def test_what_is_a_pipeline_holds_every_layer_once(layers: int, stages: int, chunks: int) -> None:
+    even = layers % (stages * chunks) == 0
+    if even or splits_unevenly(num_layers=layers, stages=stages, chunks=chunks):
+        held = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+        assert len(held) == stages * chunks and sum(held) == layers and min(held) >= 0
+        assert max(held) == max(held[1:-1], default=max(held)) and (not even or min(held) == max(held))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "stages"), [("deepseek-v3", 2048, 16), ("llama-3.1-405b", 16384, 16), ("llama-3-70b", 64, 8)]
+)
+def test_they_are_tried_where_a_query_says_nothing(name: str, num_gpus: int, stages: int) -> None:
+    query = {
+        "kind": "training",
+        "model": name,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+        "training": {"sequence_length": 4096, "global_batch_size": 16384},
+    }
+    problem = resolve_training(parse_query(query))
+    axes = default_axes(query=problem.parallel, model=problem.model, cluster=problem.cluster, workload=problem.workload)
+    assert stages in axes.pipeline_parallel_size
 
 
 @pytest.mark.parametrize(("name", "stages"), [("gpt-22b", 5), ("gpt3-175b", 7), ("llama-2-70b", 32)])

@@ -28,6 +28,8 @@ RENAMED = {
     "no-gradient-accumulation-fusion": "gradient_accumulation_fusion", "multi-latent-attention": "multi_latent_attention",
     "micro-batch-size": "micro_batch_size", "global-batch-size": "global_batch_size", "ckpt-format": "ckpt_format",
     "moe-token-dispatcher-type": "moe_token_dispatcher_type", "exp-avg-dtype": "exp_avg_dtype",
+    "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
 }  # fmt: skip
 """Flags that arguments.py spells differently from the field they set."""
 OF_THE_LOOP = {"micro_batch_size", "global_batch_size", "ckpt_format"}
@@ -115,6 +117,38 @@ def test_uneven_pipelines_count_embedding_and_loss_as_layers() -> None:
     query["cluster"]["num_gpus"] = 512
     flags = megatron_lm.flags(setup_of(query))
     assert {"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"} <= set(flags)
+
+
+def deepseek(**parallel: object) -> dict:
+    query = llama(**parallel) | {"model": "deepseek-v3"}
+    query["cluster"]["num_gpus"] = 512
+    return query
+
+
+def test_shorter_ends_are_said_in_layers_and_read_back() -> None:
+    setup = setup_of(deepseek(tensor_parallel_size=1, pipeline_parallel_size=16, expert_parallel_size=32))
+    said = megatron_lm.flags(setup)
+    assert (said["decoder-first-pipeline-num-layers"], said["decoder-last-pipeline-num-layers"]) == (["3"], ["2"])
+    again = read_query(megatron_lm.command(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})
+    assert "pipeline_layout" not in again["parallel"]
+    same_work(setup_of(again), setup)
+
+
+@pytest.mark.parametrize(
+    ("ends", "layout"),
+    [
+        ("--decoder-last-pipeline-num-layers 5", "Et*8|t*8|t*8|t*8|t*8|t*8|t*8|t*5mL"),
+        ("--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 6", "Et*1|t*9|t*9|t*9|t*9|t*9|t*9|t*6mL"),
+    ],
+)
+def test_other_ends_are_a_layout(ends: str, layout: str) -> None:
+    text = megatron_lm.command(setup_of(deepseek(tensor_parallel_size=1, pipeline_parallel_size=8, expert_parallel_size=64)))
+    ours = "--decoder-first-pipeline-num-layers 7 \\\n    --decoder-last-pipeline-num-layers 6"
+    assert ours in text
+    read = read_query(text.replace(ours, ends), overrides={"cluster.gpu": "h100-sxm-80gb"})
+    assert read["parallel"]["pipeline_layout"] == layout
+    with pytest.raises(InputError, match="--num-layers 61 cannot be split over 8 stages"):
+        read_query(text.replace(ours, "--account-for-loss-in-pipeline-split"), overrides={"cluster.gpu": "h100-sxm-80gb"})
 
 
 def test_what_megatron_cannot_say_is_refused_by_name() -> None:

@@ -20,6 +20,7 @@ PP2_V2 = {**PP2, "virtual_pipeline_parallel_size": 2}
 DP2 = {"data_parallel_size": 2}
 BLOCK = Recompute(granularity="full", method="block", num_layers=1)
 DROPOUT = {"dropout": 0.1}
+THREE, SIX = {"num_hidden_layers": 3}, {"num_hidden_layers": 6}
 CP2 = {"context_parallel_size": 2, "context_parallel_communication": "all_gather"}
 EP2 = {"expert_parallel_size": 2}
 
@@ -49,6 +50,8 @@ SINGLE: dict[str, dict[str, Any]] = {
     "deepseek": {"model": DEEPSEEK},
     "deepseek-modules": {"model": DEEPSEEK, "parallel": modules("core_attn", "layernorm", "mla_up_proj", "shared_experts")},
     "deepseek-experts": {"model": DEEPSEEK, "parallel": modules("moe", "mlp")},
+    "three": {"model": THREE},
+    "six": {"model": SIX},
     "dropout": {"training": DROPOUT},
     "dropout-selective": {"training": DROPOUT, "parallel": {"recompute": "selective"}},
     "dropout-full": {"training": DROPOUT, "parallel": {"recompute": "full"}},
@@ -60,6 +63,8 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "gpt-pp2": {"parallel": PP2},
     "gpt-pp2-full": {"parallel": {**PP2, "recompute": "full"}},
     "gpt-pp2-v2": {"parallel": PP2_V2},
+    "three-pp2": {"model": THREE, "parallel": PP2},
+    "six-pp2-v4": {"model": SIX, "parallel": {**PP2, "virtual_pipeline_parallel_size": 4}},
     "gpt-dp2": {"parallel": DP2},
     "gpt-dp2-zero0": {"parallel": {**DP2, "zero_stage": 0}},
     "llama-tp2-sp": {"model": LLAMA, "parallel": TP2_SP, "breakdown": True},

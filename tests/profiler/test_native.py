@@ -20,6 +20,7 @@ def fsdp(*, parallel: dict[str, Any] | None = None, **changes: Any) -> dict[str,
 
 
 QWEN = {**LLAMA, "query_key_norm": "head"}
+THREE = {**LLAMA, "num_hidden_layers": 3}
 TP2 = {"tensor_parallel_size": 2}
 TP2_SP = {**TP2, "sequence_parallel": True}
 PP2 = {"pipeline_parallel_size": 2}
@@ -31,6 +32,7 @@ SINGLE = {
     "llama": fsdp(model=LLAMA),
     "llama-per_layer": fsdp(model=LLAMA, parallel={"recompute": "per_layer", "micro_batch_size": 2}),
     "qwen": fsdp(model=QWEN),
+    "three": fsdp(model=THREE),
 }
 DOUBLE = {
     "gpt-dp2": fsdp(parallel=DP2),
@@ -41,6 +43,7 @@ DOUBLE = {
     "llama-tp2-per_op": fsdp(model=LLAMA, parallel={**TP2, "recompute": "per_op"}),
     "llama-pp2": fsdp(model=LLAMA, parallel=PP2),
     "llama-pp2-v2": fsdp(model=LLAMA, parallel={**PP2, "virtual_pipeline_parallel_size": 2}),
+    "three-pp2": fsdp(model=THREE, parallel=PP2),
     "qwen-tp2-sp": fsdp(model=QWEN, parallel=TP2_SP, breakdown=True),
 }
 

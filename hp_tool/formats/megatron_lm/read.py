@@ -8,6 +8,7 @@ from typing import Any
 
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.megatron_lm import stages
 from hp_tool.formats.megatron_lm.words import CONTEXT, LAYOUT, POSITIONS, SHARDING, Flags
 
 
@@ -90,6 +91,9 @@ class _Reader:
                 "num_shared_experts": 1 if shared % width else shared // width,
                 "first_k_dense_replace": self.leading_dense_layers(layers),
             }
+            if self.on("moe-router-num-groups"):
+                groups = self.number("moe-router-num-groups")
+                model |= {"n_group": groups, "topk_group": self.number("moe-router-group-topk", groups)}
             if shared % width:
                 model["shared_expert_intermediate_size"] = shared
         if self.on("qk-layernorm"):
@@ -145,7 +149,8 @@ class _Reader:
             "recompute": self.recompute(),
             "zero_stage": self.zero_stage(),
         }
-        if layout := self.text(LAYOUT, ""):
+        sizes = chosen["pipeline_parallel_size"], chosen["virtual_pipeline_parallel_size"]
+        if layout := self.text(LAYOUT, "") or stages.layout(self, stages=sizes[0], chunks=sizes[1]):
             chosen["pipeline_layout"] = layout
         if chosen["context_parallel_size"] > 1:
             kinds = {foreign: ours for ours, foreign in CONTEXT.items()}

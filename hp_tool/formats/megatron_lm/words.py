@@ -12,7 +12,7 @@ SAID = {
     "attention_bias", "mlp_bias", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts",
     "shared_expert_intermediate_size", "attention_output_bias", "query_key_norm",
     "first_k_dense_replace", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-    "num_nextn_predict_layers",
+    "num_nextn_predict_layers", "n_group", "topk_group",
     "sequence_length", "global_batch_size", "precision", "gradient_precision", "optimizer_precision",
     "exp_avg_sq_precision", "attention", "dropout", "optimizer", "cross_entropy", "expert_capacity_factor", "overlap",
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
@@ -22,6 +22,8 @@ SAID = {
 """Fields of a setup that these flags express."""
 
 LAYOUT = "pipeline-model-parallel-layout"
+FIRST_STAGE, LAST_STAGE = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
+WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 PRECISIONS: dict[str, Flags] = {

@@ -11,7 +11,21 @@ import shlex
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.words import CONTEXT, LAYOUT, NORMS, POSITIONS, PRECISIONS, SAID, SHARDING, TOOL, Flags
+from hp_tool.formats.megatron_lm.words import (
+    CONTEXT,
+    FIRST_STAGE,
+    LAST_STAGE,
+    LAYOUT,
+    NORMS,
+    POSITIONS,
+    PRECISIONS,
+    SAID,
+    SHARDING,
+    TOOL,
+    WITH_EMBEDDING,
+    WITH_LOSS,
+    Flags,
+)
 from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
 
 
@@ -58,6 +72,8 @@ def _model(setup: TrainingSetup) -> Flags:
         }
         if m.num_shared_experts:
             given["moe-shared-expert-intermediate-size"] = [str(m.shared_expert_size)]
+        if m.n_group:
+            given |= {"moe-router-num-groups": [str(m.n_group)], "moe-router-group-topk": [str(m.topk_group or m.n_group)]}
         if m.first_k_dense_replace:
             sparse = m.num_hidden_layers - m.first_k_dense_replace
             given["moe-layer-freq"] = [f"([0]*{m.first_k_dense_replace}+[1]*{sparse})"]
@@ -75,15 +91,12 @@ def _model(setup: TrainingSetup) -> Flags:
 
 
 def _parallel(setup: TrainingSetup) -> Flags:
-    c, layers = setup.parallel, setup.model.num_hidden_layers
-    stages = c.pipeline_parallel_size * c.virtual_pipeline_parallel_size
-    layout = setup.strategy.pipeline_layout
-    uneven = layout is None and layers % stages != 0
+    c, layout = setup.parallel, setup.strategy.pipeline_layout
     given: Flags = {
         "tensor-model-parallel-size": [str(c.tensor_parallel_size)],
         "pipeline-model-parallel-size": [str(c.pipeline_parallel_size)],
         **_switches({"sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1}),
-        **_switches({"account-for-embedding-in-pipeline-split": uneven, "account-for-loss-in-pipeline-split": uneven}),
+        **({} if layout is not None else _shorter_ends(setup)),
     }
     if layout is not None:  # it says the number of chunks, too
         given[LAYOUT] = [layout.text]
@@ -105,6 +118,17 @@ def _parallel(setup: TrainingSetup) -> Flags:
             "no-gradient-accumulation-fusion": [],
         }
     return given | _recompute(setup.recompute)
+
+
+def _shorter_ends(setup: TrainingSetup) -> Flags:
+    """Where stages cannot hold equally many layers."""
+    first, last = setup.missing_layers
+    if (first, last) == (1, 1):
+        return {WITH_EMBEDDING: [], WITH_LOSS: []}
+    if (first, last) == (0, 0):
+        return {}
+    each = (setup.model.num_hidden_layers + first + last) // setup.parallel.pipeline_parallel_size
+    return {FIRST_STAGE: [str(each - first)], LAST_STAGE: [str(each - last)]}
 
 
 def _recompute(recompute: Recompute) -> Flags:
@@ -157,11 +181,13 @@ def _overlap(setup: TrainingSetup) -> Flags:
         name = "context_parallel" if said.context_parallel is not None else "expert_parallel"
         raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
     data, sharded = said.data_parallel is not False, c.zero_stage >= 1
+    # Userbuffers reach as far as NVLink.
+    tensor = c.sequence_parallel and 1 < c.tensor_parallel_size <= setup.cluster.nvlink_domain_size
     return _switches(
         {
             "overlap-grad-reduce": data,
             "overlap-param-gather": data and sharded,
-            "tp-comm-overlap": said.tensor_parallel is not False and c.sequence_parallel and c.tensor_parallel_size > 1,
+            "tp-comm-overlap": said.tensor_parallel is not False and tensor,
             "no-overlap-p2p-communication": said.pipeline_parallel is False,
             "overlap-moe-expert-parallel-comm": bool(said.expert_parallel),
         }

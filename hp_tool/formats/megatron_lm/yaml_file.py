@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.formats.megatron_lm.words import TOOL
+from hp_tool.formats.megatron_lm.words import FIRST_STAGE, LAST_STAGE, TOOL, WITH_EMBEDDING, WITH_LOSS
 from hp_tool.formats.megatron_lm.write import flags
 from hp_tool.formats.setup import TrainingSetup, headline
 
@@ -16,11 +16,11 @@ _LANGUAGE_MODEL = {
     "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "num-query-groups", "normalization",
     "attention-dropout", "hidden-dropout", "recompute-granularity", "recompute-method", "recompute-num-layers",
     "recompute-modules", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
-    "moe-layer-freq", "moe-token-dispatcher-type", "moe-grouped-gemm", "moe-expert-capacity-factor", "add-qkv-bias",
+    "moe-router-num-groups", "moe-router-group-topk", "moe-layer-freq", "moe-token-dispatcher-type", "moe-grouped-gemm",
+    "moe-expert-capacity-factor", "add-qkv-bias",
     "qk-layernorm", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "attention-backend",
     "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
-    "mtp-num-layers", "cp-comm-type", "account-for-embedding-in-pipeline-split",
-    "account-for-loss-in-pipeline-split",
+    "mtp-num-layers", "cp-comm-type", WITH_EMBEDDING, WITH_LOSS, FIRST_STAGE, LAST_STAGE,
 }  # fmt: skip
 _MODEL_PARALLEL = {
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
@@ -32,6 +32,8 @@ _KEYS = {
     "fp8-format": "fp8",
     "fp4-format": "fp4",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    FIRST_STAGE: "num_layers_in_first_pipeline_stage",
+    LAST_STAGE: "num_layers_in_last_pipeline_stage",
 }
 """Where the file's key is not the flag's name."""
 _LISTS = {"recompute-modules"}

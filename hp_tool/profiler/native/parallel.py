@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.pipeline_split import chunk_layers
 from hp_tool.profiler.native import recompute
 from hp_tool.profiler.native.model import Decoder
 
@@ -47,11 +48,12 @@ def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
 def build_stages(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> list[tuple[int, Decoder]]:
     """(number, model) of this rank's stages: every p-th of p v."""
     parallel, model = request.parallel, request.model
-    p, stages = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size
-    per_stage = model.num_hidden_layers // stages
+    p = parallel.pipeline_parallel_size
+    held = chunk_layers(num_layers=model.num_hidden_layers, stages=p, chunks=parallel.virtual_pipeline_parallel_size)
     found = []
-    for number in range(mesh["pp"].get_local_rank(), stages, p):
-        layers = range(number * per_stage, (number + 1) * per_stage)
+    for number in range(mesh["pp"].get_local_rank(), len(held), p):
+        before = sum(held[:number])
+        layers = range(before, before + held[number])
         with torch.device("meta"):
             decoder = Decoder(model, layers=layers, sequence_length=request.training.sequence_length)
         _distribute(decoder, request, mesh, device=device)
