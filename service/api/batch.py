@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from hp_tool.answers import Task
 from hp_tool.lines import answer_lines
+from service.api import examples, openapi
 from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.ndjson import MEDIA_TYPE
 from service.api.queries import read_query
@@ -22,7 +23,7 @@ router = APIRouter(tags=["estimates"])
     "/batch",
     response_class=StreamingResponse,
     responses={200: {"description": "One answer a line, in the order of the queries", "content": {MEDIA_TYPE: {}}}},
-    openapi_extra={"requestBody": {"content": {MEDIA_TYPE: {"schema": {}}}}},
+    openapi_extra=openapi.lines(example=examples.ESTIMATE),
 )
 async def batch(
     request: Request,

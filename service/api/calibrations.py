@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, status
 
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.learning import MadeCalibration, calibrate
-from service.api.dependencies import StoreDep, SystemStoreDep
+from service.api.dependencies import Cursor, StoreDep, SystemStoreDep
 from service.api.views import CalibrationView, PageView
 
 router = APIRouter(prefix="/calibrations", tags=["calibrations"])
@@ -45,7 +45,7 @@ def list_calibrations(
     cluster_key: Annotated[str | None, Query(max_length=200)] = None,
     framework: Framework = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Cursor = None,
 ) -> PageView[CalibrationView]:
     """Newest first; every filter given must hold."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)

@@ -15,7 +15,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.registered import checked_registration, read_spec
-from service.api import openapi
+from service.api import examples, openapi
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import RegistrationView
 
@@ -93,7 +93,7 @@ def cluster(name: str, store: StoreDep) -> NodeType:
 @router.post(
     "/models",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body("NewRegistration"),
+    openapi_extra=openapi.body("NewRegistration", example=examples.MODEL),
     responses=openapi.conflict(TAKEN),
 )
 def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
@@ -104,7 +104,7 @@ def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> Re
 @router.post(
     "/clusters",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body("NewRegistration"),
+    openapi_extra=openapi.body("NewRegistration", example=examples.CLUSTER),
     responses=openapi.conflict(TAKEN),
 )
 def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:

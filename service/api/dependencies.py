@@ -6,6 +6,7 @@ All of it async: FastAPI sends what is not through a thread, which takes longer 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import Annotated, Literal, cast
 
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
-from pydantic import AfterValidator, AwareDatetime
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from hp_tool.answers import uncalibrated
 from hp_tool.correction import Correction, Corrections
@@ -124,7 +125,14 @@ def in_utc(instant: datetime) -> datetime:
         raise ValueError("no year of UTC holds this instant") from None
 
 
-Instant = Annotated[AwareDatetime, AfterValidator(in_utc)]
+def no_number(text: object) -> object:
+    """The text, unless it is a number, which would be taken for seconds since 1970, or for milliseconds if it is large."""
+    if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
+        raise ValueError("give an instant as 2026-01-02T03:04:05Z")
+    return text
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(no_number), AfterValidator(in_utc)]
 Since = Annotated[Instant | None, Query(description="Created at this instant or later")]
 Until = Annotated[Instant | None, Query(description="Created before this instant")]
 Order = Literal["newest", "oldest"]

@@ -10,7 +10,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Response
 
 from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, estimate_answer, recommend_answer
-from service.api import openapi
+from service.api import examples, openapi
 from service.api.answers import json_response
 from service.api.dependencies import RecordedDep
 from service.api.queries import QueryBody
@@ -26,13 +26,15 @@ async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -
     return await to_thread.run_sync(lambda: json_response(make()), limiter=limiter)
 
 
-@router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query"))
+@router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query", example=examples.ESTIMATE))
 async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
     return await _in_turn(lambda: estimate_answer(query, corrections=corrections), ESTIMATES)
 
 
-@router.post("/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body("Query"))
+@router.post(
+    "/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body("Query", example=examples.RECOMMENDATION)
+)
 async def recommendations(
     query: QueryBody,
     corrections: RecordedDep,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hp_tool import schema
 from hp_tool.exports import export
 from hp_tool.imports import Assessment, assess, detect, read_query
+from service.api import examples
 from service.api.answers import json_response
 
 router = APIRouter(tags=["formats"])
@@ -19,7 +20,7 @@ MAX_LOG_CHARACTERS = 1_000_000
 class ExportRequest(BaseModel):
     """A result or a query, and whose words it is wanted in."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": examples.EXPORT})
 
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
@@ -39,7 +40,7 @@ class ExportAnswer(BaseModel):
 class ImportRequest(BaseModel):
     """A configuration as someone runs it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": examples.IMPORT})
 
     command: Annotated[str, Field(max_length=200_000)]
     """A Megatron-LM launch script, a torchtitan TOML or a DeepSpeed JSON file."""

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from hp_tool import schema
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from service import keys
-from service.api import openapi
-from service.api.dependencies import SystemStoreDep
+from service.api import examples, openapi
+from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.views import PageView
 
 router = APIRouter(tags=["administration"])
@@ -88,7 +88,7 @@ async def _body(request: Request) -> NewKey:
     return new
 
 
-@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("NewKey"))
+@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("NewKey", example=examples.KEY))
 def create_key(new: Annotated[NewKey, Depends(_body)], store: SystemStoreDep) -> IssuedKey:
     """Make a key; its secret is in this answer and nowhere else."""
     record, token = keys.issue(
@@ -106,7 +106,7 @@ def create_key(new: Annotated[NewKey, Depends(_body)], store: SystemStoreDep) ->
 def list_keys(
     store: SystemStoreDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Cursor = None,
 ) -> PageView[KeyView]:
     """Newest first, revoked and expired ones too."""
     page = store.list_keys(limit=limit, cursor=cursor)
@@ -133,7 +133,7 @@ def list_audit(
     store: SystemStoreDep,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Cursor = None,
 ) -> PageView[AuditRecord]:
     """Who changed what, or was refused it; newest first."""
     page = store.audit(owner=owner, limit=limit, cursor=cursor)

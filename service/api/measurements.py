@@ -18,7 +18,7 @@ from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.errors import HpToolError
 from hp_tool.learning import read_report
 from hp_tool.lines import Line
-from service.api import openapi
+from service.api import examples, openapi
 from service.api.dependencies import FindDep, PagingDep, StoreDep
 from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.queries import resolve
@@ -38,7 +38,7 @@ async def _body(request: Request, find: FindDep) -> NewMeasurement:
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body("MeasurementReport"),
+    openapi_extra=openapi.body("MeasurementReport", example=examples.MEASUREMENT),
     responses=openapi.conflict(KEY_REUSED),
 )
 def report(
@@ -54,7 +54,7 @@ def report(
     "/bulk",
     response_class=StreamingResponse,
     responses={200: {"description": "{status, id} or {status, error} a line, in order", "content": {NDJSON: {}}}},
-    openapi_extra={"requestBody": {"content": {NDJSON: {"schema": {}}}}},
+    openapi_extra=openapi.lines(example=examples.MEASUREMENT),
 )
 async def report_many(
     request: Request, store: StoreDep, find: FindDep, idempotency_key: IdempotencyKey = None

@@ -6,6 +6,7 @@ not the routes, answers most errors. Both are added here, from the same dataclas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.problems import MEDIA_TYPE, Problem
 
 _REF = "#/components/schemas/{model}-Input"
@@ -27,9 +29,16 @@ _HEADERS: dict[int, dict[str, Any]] = {
 }
 
 
-def body(name: str) -> dict[str, Any]:
+def body(name: str, *, example: Mapping[str, Any]) -> dict[str, Any]:
     """`openapi_extra` of a route whose body is the type that `install` is given under this name."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF.format(model=name)}}}}}
+    content = {"schema": {"$ref": _REF.format(model=name)}, "example": example}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def lines(*, example: Mapping[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is NDJSON."""
+    content = {"schema": {}, "example": json.dumps(example) + "\n"}
+    return {"requestBody": {"content": {NDJSON: content}}}
 
 
 def conflict(description: str) -> dict[int | str, dict[str, Any]]:

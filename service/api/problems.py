@@ -9,6 +9,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -123,10 +124,10 @@ def install(app: FastAPI) -> None:
 def _allowed(request: Request) -> set[str]:
     """The methods of the path, of all its routes: the framework names only those of the first that matched."""
     methods: set[str] = set()
-    for route in request.app.routes:
+    for route in iter_route_contexts(request.app.routes):
         match, _ = route.matches(request.scope)
         if match is Match.PARTIAL:
-            methods |= getattr(route, "methods", None) or set()
+            methods |= route.methods or set()
     return methods
 
 

@@ -17,7 +17,7 @@ from hp_tool.domain.query import Kind
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.tuning import resolve_search
-from service.api import openapi
+from service.api import examples, openapi
 from service.api.answers import search_answer
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
@@ -37,7 +37,10 @@ KEY_REUSED = "The Idempotency-Key came with another request before"
 
 
 @router.post(
-    "", status_code=status.HTTP_202_ACCEPTED, openapi_extra=openapi.body("Query"), responses=openapi.conflict(KEY_REUSED)
+    "",
+    status_code=status.HTTP_202_ACCEPTED,
+    openapi_extra=openapi.body("Query", example=examples.SEARCH),
+    responses=openapi.conflict(KEY_REUSED),
 )
 def submit(
     query: QueryBody,
@@ -105,7 +108,7 @@ async def _budget(request: Request) -> BudgetChange:
 
 @router.patch(
     "/{search_id}",
-    openapi_extra=openapi.body("BudgetChange"),
+    openapi_extra=openapi.body("BudgetChange", example=examples.BUDGET),
     responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budget)], store: StoreDep) -> SearchView:

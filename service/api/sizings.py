@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
 from hp_tool.registered import names_registered, with_registered
-from service.api import openapi
+from service.api import examples, openapi
 from service.api.answers import json_response
 from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.queries import refuse_model_file
@@ -26,7 +26,7 @@ async def _body(request: Request, find: FindDep) -> SizingQuery:
     return query
 
 
-@router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body("SizingQuery"))
+@router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body("SizingQuery", example=examples.SIZING))
 def sizings(query: Annotated[SizingQuery, Depends(_body)], corrections: CorrectionsDep) -> Any:
     """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
     devices for a deadline.

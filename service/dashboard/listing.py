@@ -15,7 +15,7 @@ from hp_tool.domain.query import Kind
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
 from hp_tool.store.searches import model_of
-from service.api.dependencies import PrincipalDep, StoreDep
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.views import SearchView
 from service.dashboard.building import SEARCH_TONES, budget_runs_of, subject
 from service.dashboard.contexts import SearchesPage, SearchFilters, SearchRow
@@ -57,7 +57,7 @@ def searches_context(
     store: StoreDep,
     principal: PrincipalDep,
     filters: Annotated[SearchFilters, Depends(filters_of)],
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Cursor = None,
 ) -> SearchesPage:
     """The list's context."""
     page = store.list_searches(

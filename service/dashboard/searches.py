@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
@@ -105,7 +106,12 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 
-@router.post("/searches/{search_id}/{action}", include_in_schema=False)
-def act(search_id: str, action: Action, store: StoreDep) -> RedirectResponse:
-    """A button was pressed. That it was pressed on our own page, the gate has checked (Origin)."""
-    return RedirectResponse(f"/searches/{steer(store, search_id=search_id, action=action).id}", status_code=303)
+def _button(action: Action) -> Callable[..., RedirectResponse]:
+    def press(search_id: str, store: StoreDep) -> RedirectResponse:
+        return RedirectResponse(f"/searches/{steer(store, search_id=search_id, action=action).id}", status_code=303)
+
+    return press
+
+
+for _action in Action:  # that a button was pressed on our own page, the gate has checked (Origin)
+    router.add_api_route(f"/searches/{{search_id}}/{_action}", _button(_action), methods=["POST"], include_in_schema=False)

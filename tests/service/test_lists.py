@@ -39,6 +39,7 @@ def test_searches_by_order_and_time(http: TestClient, store: SqlStore, query: di
     assert pages(http, "/v1/searches", kind="inference") == pages(http, "/v1/searches", model="none") == []
     for wrong in (
         {"since": "2026-01-01T00:00:00"},  # no time zone
+        {"since": "0.5"},  # seconds since when?
         {"until": "0001-01-01T00:00:00+14:00"},  # before the first year of UTC
         {"order": "random"},
         {"cursor": "x"},

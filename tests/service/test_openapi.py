@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import schemathesis
+from fastapi.testclient import TestClient
 from schemathesis.config import SchemathesisConfig
 
 from hp_tool.store import SqlStore
 from service.app import create_app
 from service.describe import description
 from service.settings import Settings
+from tests.service import schemathesis_hooks  # noqa: F401  registers what it holds
+from tests.service.processes import served
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "openapi.json"
@@ -41,9 +47,39 @@ def test_the_description_that_is_checked_in_is_the_applications() -> None:
     assert stored == now
 
 
-@schemathesis.serializer("application/x-ndjson")
-def _ndjson(context: schemathesis.SerializationContext, value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[str, Any]) -> None:
+    described = http.get("/openapi.json").json()
+    search = http.post("/v1/searches", json=query).json()["id"]
+    sent = 0
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            if "requestBody" not in operation or path.startswith("/searches/"):  # a page's form is not described
+                continue
+            ((media_type, content),) = operation["requestBody"]["content"].items()
+            named = content["schema"].get("$ref", "").rpartition("/")[2]
+            example = content.get("example") or described["components"]["schemas"][named]["example"]
+            body = example if isinstance(example, str) else json.dumps(example)
+            address = path.format(search_id=search)
+            answer = http.request(method, address, content=body, headers={"Content-Type": media_type})
+            assert answer.status_code < 300, (path, answer.text)
+            assert '"status":"error"' not in answer.text.replace(" ", ""), (path, answer.text)
+            sent += 1
+    assert sent == 13
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/searches", "GET, POST"),
+        ("/v1/models/x", "DELETE, GET"),
+        ("/keys", "GET, POST"),
+        ("/searches/x/export", "GET"),
+        ("/healthz", "GET"),
+    ],
+)
+def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(shared_http: TestClient, path: str, methods: str) -> None:
+    answer = shared_http.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
 
 
 @pytest.fixture
@@ -65,6 +101,24 @@ def test_every_operation_answers_what_it_declares(operations: list[schemathesis.
         check(operation, schemathesis.GenerationMode.POSITIVE)
         if operation.path.startswith("/v1/"):  # pages pass over what they do not know in an address, as pages do
             check(operation, schemathesis.GenerationMode.NEGATIVE)
+
+
+@pytest.mark.long
+def test_schemathesis_finds_nothing(store: SqlStore, tmp_path: Path) -> None:
+    """Its own command: every check, and the phases that the test above has no time for (examples, coverage, sequences)."""
+    settings = Settings(api_key=KEY, max_body_bytes=100_000, poll_s=0.05, max_wait_s=0.05)
+    with served(create_app(settings, store=store)) as url:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "-H", f"Authorization: Bearer {KEY}"]
+        done = subprocess.run(
+            [*command, "--generation-deterministic", "--max-examples", "10", "--suppress-health-check", "all", "--no-color"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+    for phase in ("Examples", "Coverage", "Fuzzing", "Stateful"):
+        assert f"✅  {phase}" in done.stdout, done.stdout[-20_000:]
 
 
 def check(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode) -> None:

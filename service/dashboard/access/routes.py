@@ -16,7 +16,7 @@ from hp_tool.domain.access_store import AccessStore
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.units import SECONDS_PER_DAY
 from service import keys
-from service.api.dependencies import SystemStoreDep
+from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
 from service.dashboard.access.contexts import AuditPage, KeyRow, KeysPage, KeyState
 from service.dashboard.contexts import Tone
@@ -28,8 +28,6 @@ SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 TONES: dict[KeyState, Tone] = {"valid": "good", "expired": "", "revoked": "bad"}
 
 router = APIRouter(tags=["dashboard"])
-
-Cursor = Annotated[str | None, Query(max_length=200)]
 
 
 def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:

@@ -12,7 +12,7 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.learning.lessons import lessons
 from service.api.calibrations import learn
-from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.dashboard.calibration.building import STATUSES, calibrations_page, measurements_page, series_page
 from service.dashboard.calibration.contexts import CalibrationsPage, MeasurementsPage, SeriesPage
 from service.dashboard.rendering import render
@@ -53,7 +53,7 @@ def measurements_context(
     status: Annotated[MeasurementStatus | None, Depends(status_filter)],
     gpu: Word = "",
     model: Word = "",
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Cursor = None,
 ) -> MeasurementsPage:
     page = store.measurements(gpu=gpu or None, model=model or None, status=status, limit=ROWS_A_PAGE, cursor=cursor)
     return measurements_page(page, gpu=gpu, model=model, status=status)
