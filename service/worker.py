@@ -20,7 +20,8 @@ from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.records import Lease
 from hp_tool.errors import HpToolError
 from hp_tool.learning import Follower
-from hp_tool.tuning.run import default_holder
+from hp_tool.tuning.heartbeat import LEASE_S
+from hp_tool.tuning.start import default_holder
 from service import logs
 from service.settings import webhook_settings
 from service.webhooks.delivery import Deliveries, Undelivered
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 30.0
-"""How long a dead worker keeps its search from the others; a living one renews far more often."""
 PRUNE_EVERY_S = 86_400.0
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0

@@ -2,7 +2,9 @@
 
 from hp_tool.tuning.clusters import create_launcher, daily_limits, within_limits
 from hp_tool.tuning.result import SearchSummary, TuneResult
-from hp_tool.tuning.run import resolve_search, run_search, study_storage, tune
+from hp_tool.tuning.run import resolve_search, run_search
+from hp_tool.tuning.start import tune
+from hp_tool.tuning.study import study_storage
 
 __all__ = [
     "SearchSummary",

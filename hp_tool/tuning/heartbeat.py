@@ -11,6 +11,8 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease
 from hp_tool.errors import ConflictError, StoreError
 
+LEASE_S = 30.0
+"""A coordinator that died keeps its search from others this long; a living one renews far more often."""
 PATIENCE_LEASES = 10
 """A coordinator that shows no sign of life for this many leases has lost its way, and loses its search."""
 

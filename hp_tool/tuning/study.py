@@ -1,11 +1,42 @@
-"""A search's Optuna study in a file of its own, for Optuna's tools."""
+"""Where searches' Optuna studies are kept, and a copy of one in a file of its own, for Optuna's tools."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hp_tool.errors import InputError, NotFoundError
-from hp_tool.tuning.run import study_storage
+from hp_tool.errors import InputError, NotFoundError, StoreError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+_CREATE_ATTEMPTS = 5
+
+
+def study_storage(database_url: str | None) -> BaseStorage:
+    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory.
+
+    Safe to call from many processes at once on a new database. Raises StoreError where the database does not answer.
+    """
+    import optuna
+
+    if database_url is None:
+        return optuna.storages.InMemoryStorage()
+    from hp_tool.store.engine import BUSY_TIMEOUT_S, parse_url
+
+    url = parse_url(database_url)
+    # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
+    options = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if url.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))
+        except Exception as error:  # the driver's, passed on as it is
+            # Optuna creates its tables without a lock: of several processes that begin at once, all but one fail.
+            if attempt + 1 == _CREATE_ATTEMPTS:
+                raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("unreachable")
 
 
 def copy_study(*, search_id: str, database_url: str, path: Path) -> None:

@@ -1,0 +1,117 @@
+"""How a search ends: what it learnt and its result stored, or the error that ended it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hp_tool.calibration import Calibration, fit_calibration
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import Lease, RunRecord, SearchState
+from hp_tool.errors import HpToolError, StoreError
+from hp_tool.learning.make import accuracy_of, save
+from hp_tool.schema import to_dict
+from hp_tool.search.coordinator import Outcome
+from hp_tool.search.progress import progress_of
+from hp_tool.tuning.evidence import earlier_evidence
+from hp_tool.tuning.problem import TuningProblem
+from hp_tool.tuning.result import TuneResult, make_result
+from hp_tool.tuning.serving import ServingTuning
+from hp_tool.tuning.serving_evidence import LatencyCalibration, stored_lessons
+from hp_tool.tuning.serving_result import make_serving_result
+
+
+@contextlib.contextmanager
+def outcome_stored(store: Store, lease: Lease) -> Iterator[None]:
+    """An error inside ends the search as failed, or lets go of it; and is raised."""
+    try:
+        yield
+    except KeyboardInterrupt:  # outside the loop, which pauses by itself
+        store.release_search(lease=lease, paused=True)
+        raise
+    except HpToolError as error:
+        # With another coordinator at work, or the store away, it is not ours to end: the lease decides who goes on.
+        if error.code != "lease_lost" and not isinstance(error, StoreError):
+            _fail(store, lease, error)
+        raise
+    except Exception as bug:
+        from hp_tool.store.base import is_the_drivers
+
+        if is_the_drivers(bug):  # Optuna's tables lie in it too, and it raises the driver's errors as they are
+            raise StoreError(f"the study's database: {type(bug).__name__}") from bug
+        _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"))
+        raise
+
+
+def conclude(
+    store: Store,
+    lease: Lease,
+    problem: TuningProblem | ServingTuning,
+    outcome: Outcome,
+    *,
+    calibration: Calibration,
+    seconds: float,
+) -> TuneResult:
+    """Keep what was learnt, and end or let go of the search with its result."""
+    evidence = earlier_evidence(store, problem)
+    if len(evidence):
+        # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
+        lasting = fit_calibration(evidence=evidence, prior=problem.prior)
+        save(store, series=problem.series, calibration=lasting, accuracy=accuracy_of(evidence, prior=problem.prior))
+    runs = store.runs(search_id=lease.search_id)
+    error = _nothing_worked(runs) if outcome.state == "succeeded" else None
+    state = SearchState.FAILED if error else SearchState(outcome.state)
+    account: dict[str, Any] = {
+        "runs": runs,
+        "search_id": lease.search_id,
+        "state": state,
+        "stopped_because": outcome.stopped_because,
+        "expected_gain_fraction": outcome.expected_gain_fraction,
+        "seconds": seconds,
+        "error": error,
+    }
+    if isinstance(problem, ServingTuning):
+        lessons = stored_lessons(store=store, series=problem.series)
+        latencies = LatencyCalibration.fitted(lessons, prior=problem.prior)
+        result = make_serving_result(tuning=problem, calibration=latencies, **account)
+    else:
+        result = make_result(problem=problem, calibration=calibration, **account)
+    budget = problem.query.search.budget_runs
+    progress = progress_of(runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
+    store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
+    return end(store, lease, result)
+
+
+def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
+    """End the search with its result, or let go of a paused one."""
+    if result.search.state is SearchState.PAUSED:
+        store.release_search(lease=lease, paused=True)
+    else:
+        store.finish_search(
+            lease=lease,
+            state=result.search.state,
+            stopped_because=result.search.stopped_because,
+            result=to_dict(result),
+            error=result.error,
+        )
+    return result
+
+
+def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
+    """The error of a search whose every run failed: how many of each kind, and the last one's cause."""
+    measurements = [run.measurement for run in runs if run.measurement is not None]
+    if not measurements or any(measurement.status == "ok" for measurement in measurements):
+        return None
+    counts = Counter(measurement.status for measurement in measurements)
+    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return HpToolError(
+        f"no profile run succeeded ({told}); the last: {measurements[-1].cause or 'no cause given'}", code="all_runs_failed"
+    )
+
+
+def _fail(store: Store, lease: Lease, error: HpToolError) -> None:
+    """End the search as failed. Where the store itself is the trouble, the error that led here says more."""
+    with contextlib.suppress(HpToolError):
+        store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because=error.code, error=error.as_dict())
