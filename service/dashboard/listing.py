@@ -59,7 +59,7 @@ def searches_context(
     filters: Annotated[SearchFilters, Depends(filters_of)],
     cursor: Cursor = None,
 ) -> SearchesPage:
-    """The list's context."""
+    """The list of searches as its page shows it."""
     page = store.list_searches(
         state=filters.state,
         kind=filters.kind,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
@@ -16,35 +15,24 @@ from service.api.answers import json_response
 from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
 from service.dashboard.building import stored_search_page
-from service.dashboard.contexts import SearchesPage, SearchPage, TrialTable
+from service.dashboard.contexts import SearchPage, TrialTable
 from service.dashboard.forms import Form
 from service.dashboard.links import configuration_href
 from service.dashboard.listing import searches_context
-from service.dashboard.rendering import render
 from service.dashboard.replicas import asked_of
 from service.dashboard.trials import trial_table
+from service.dashboard.twins import page_at
 
 router = APIRouter(tags=["dashboard"])
 
 
+page_at(router, "/searches", template="searches.html", section="Searches", home=True)(searches_context)
+
+
+@page_at(router, "/searches/{search_id}", template="search.html", section="Searches")
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
-    return stored_search_page(record=store.get_search(search_id=search_id), store=store)
-
-
-SearchesContext = Annotated[SearchesPage, Depends(searches_context)]
-SearchContext = Annotated[SearchPage, Depends(search_context)]
-
-
-@router.get("/searches.json")
-def searches_json(page: SearchesContext) -> SearchesPage:
-    """The list of searches as its page shows it."""
-    return page
-
-
-@router.get("/searches/{search_id}.json")
-def search_json(page: SearchContext) -> SearchPage:
     """One search as its page shows it."""
-    return page
+    return stored_search_page(record=store.get_search(search_id=search_id), store=store)
 
 
 @router.get("/searches/{search_id}/trials.json", response_model=TrialTable)
@@ -83,17 +71,6 @@ def export_text(search_id: str, store: StoreDep, format: str, download: bool = F
     text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
     headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
     return PlainTextResponse(text, headers=headers)
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-@router.get("/searches", response_class=HTMLResponse, include_in_schema=False)
-def searches_html(page: SearchesContext) -> HTMLResponse:
-    return render("searches.html", page=page, section="Searches")
-
-
-@router.get("/searches/{search_id}", response_class=HTMLResponse, include_in_schema=False)
-def search_html(page: SearchContext) -> HTMLResponse:
-    return render("search.html", page=page, section="Searches")
 
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Annotated, get_args
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
@@ -22,6 +22,7 @@ from service.dashboard.access.contexts import AuditPage, KeyRow, KeysPage, KeySt
 from service.dashboard.contexts import Tone
 from service.dashboard.forms import Form
 from service.dashboard.rendering import render
+from service.dashboard.twins import page_at
 
 ROWS_A_PAGE = 100
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
@@ -30,11 +31,15 @@ TONES: dict[KeyState, Tone] = {"valid": "good", "expired": "", "revoked": "bad"}
 router = APIRouter(tags=["dashboard"])
 
 
+@page_at(router, "/keys", template="keys.html", section="Keys")
 def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
+    """The keys as their page shows them."""
     return _keys(store, cursor=cursor)
 
 
+@page_at(router, "/audit", template="audit.html", section="Keys")
 def audit_context(store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None) -> AuditPage:
+    """The audit log as its page shows it."""
     page = store.audit(owner=owner or None, limit=ROWS_A_PAGE, cursor=cursor)
     kept = {"owner": owner} if owner else {}
     return AuditPage(
@@ -44,32 +49,6 @@ def audit_context(store: SystemStoreDep, owner: Annotated[str, Query(max_length=
         rows=tuple(page.items),
         next_href=f"/audit?{urlencode({**kept, 'cursor': page.next_cursor})}" if page.next_cursor else None,
     )
-
-
-KeysContext = Annotated[KeysPage, Depends(keys_context)]
-AuditContext = Annotated[AuditPage, Depends(audit_context)]
-
-
-@router.get("/keys.json")
-def keys_json(page: KeysContext) -> KeysPage:
-    """The keys as their page shows them."""
-    return page
-
-
-@router.get("/audit.json")
-def audit_json(page: AuditContext) -> AuditPage:
-    """The audit log as its page shows it."""
-    return page
-
-
-@router.get("/keys", response_class=HTMLResponse, include_in_schema=False)
-def keys_html(page: KeysContext) -> HTMLResponse:
-    return render("keys.html", page=page, section="Keys")
-
-
-@router.get("/audit", response_class=HTMLResponse, include_in_schema=False)
-def audit_html(page: AuditContext) -> HTMLResponse:
-    return render("audit.html", page=page, section="Keys")
 
 
 @router.post("/keys", include_in_schema=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
@@ -15,7 +15,7 @@ from service.api.calibrations import learn
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.dashboard.calibration.building import STATUSES, calibrations_page, measurements_page, series_page
 from service.dashboard.calibration.contexts import CalibrationsPage, MeasurementsPage, SeriesPage
-from service.dashboard.rendering import render
+from service.dashboard.twins import page_at
 
 SERIES = 500
 """Newest calibrations among which the newest of each series are looked for."""
@@ -27,12 +27,16 @@ router = APIRouter(tags=["dashboard"])
 Word = Annotated[str, Query(max_length=200)]
 
 
+@page_at(router, "/calibration", template="calibrations.html", section="Calibration")
 def calibrations_context(store: StoreDep, principal: PrincipalDep) -> CalibrationsPage:
+    """What was learnt, as its page shows it."""
     records = store.list_calibrations(limit=SERIES).items
     return calibrations_page(records, clusters=store.measured_clusters(), may_fit=principal.scope >= Scope.SUBMIT)
 
 
+@page_at(router, "/calibration/series", template="calibration_series.html", section="Calibration")
 def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_family: Word = "") -> SeriesPage:
+    """One series of calibrations as its page shows it."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=VERSIONS)
     records = [record for record in page.items if record.model_family == model_family]
     if not records:
@@ -48,6 +52,7 @@ def status_filter(status: Annotated[str, Query(description="How it ended; empty 
     return found
 
 
+@page_at(router, "/measurements", template="measurements.html", section="Calibration")
 def measurements_context(
     store: StoreDep,
     status: Annotated[MeasurementStatus | None, Depends(status_filter)],
@@ -55,46 +60,9 @@ def measurements_context(
     model: Word = "",
     cursor: Cursor = None,
 ) -> MeasurementsPage:
+    """The list of measurements as its page shows it."""
     page = store.measurements(gpu=gpu or None, model=model or None, status=status, limit=ROWS_A_PAGE, cursor=cursor)
     return measurements_page(page, gpu=gpu, model=model, status=status)
-
-
-CalibrationsContext = Annotated[CalibrationsPage, Depends(calibrations_context)]
-SeriesContext = Annotated[SeriesPage, Depends(series_context)]
-MeasurementsContext = Annotated[MeasurementsPage, Depends(measurements_context)]
-
-
-@router.get("/calibration.json")
-def calibrations_json(page: CalibrationsContext) -> CalibrationsPage:
-    """What was learnt, as its page shows it."""
-    return page
-
-
-@router.get("/calibration/series.json")
-def series_json(page: SeriesContext) -> SeriesPage:
-    """One series of calibrations as its page shows it."""
-    return page
-
-
-@router.get("/measurements.json")
-def measurements_json(page: MeasurementsContext) -> MeasurementsPage:
-    """The list of measurements as its page shows it."""
-    return page
-
-
-@router.get("/calibration", response_class=HTMLResponse, include_in_schema=False)
-def calibrations_html(page: CalibrationsContext) -> HTMLResponse:
-    return render("calibrations.html", page=page, section="Calibration")
-
-
-@router.get("/calibration/series", response_class=HTMLResponse, include_in_schema=False)
-def series_html(page: SeriesContext) -> HTMLResponse:
-    return render("calibration_series.html", page=page, section="Calibration")
-
-
-@router.get("/measurements", response_class=HTMLResponse, include_in_schema=False)
-def measurements_html(page: MeasurementsContext) -> HTMLResponse:
-    return render("measurements.html", page=page, section="Calibration")
 
 
 @router.post("/calibration", include_in_schema=False)

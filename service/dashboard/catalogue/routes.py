@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
 from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog, schema
@@ -27,6 +27,7 @@ from service.dashboard.catalogue.building import (
 from service.dashboard.catalogue.contexts import ClustersPage, EntryPage, GpusPage, ModelsPage, NewEntry
 from service.dashboard.forms import Form
 from service.dashboard.rendering import render
+from service.dashboard.twins import page_at
 from service.keys import Principal
 
 EXAMPLES: dict[RegistrationKind, str] = {"model": MODEL_EXAMPLE, "cluster": CLUSTER_EXAMPLE}
@@ -41,102 +42,40 @@ def empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None:
     return NewEntry(name="", text="", example=EXAMPLES[kind], error=None)
 
 
+@page_at(router, "/models", template="models.html", section="Models")
 def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
+    """The models as their page shows them."""
     return _models(store, new=empty_form("model", principal))
 
 
+@page_at(router, "/gpus", template="gpus.html", section="GPUs")
 def gpus_context() -> GpusPage:
+    """The GPUs as their page shows them."""
     return gpus_page(api.gpus().items)
 
 
+@page_at(router, "/clusters", template="clusters.html", section="Clusters")
 def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
+    """The clusters as their page shows them."""
     return _clusters(store, new=empty_form("cluster", principal))
 
 
+@page_at(router, "/models/{name}", template="entry.html", section="Models")
 def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
+    """One model as its page shows it."""
     return entry_page(api.model(name, store), section="models", removable=_own(store, principal, kind="model", name=name))
 
 
+@page_at(router, "/gpus/{name}", template="entry.html", section="GPUs")
 def gpu_context(name: str) -> EntryPage:
+    """One GPU as its page shows it."""
     return entry_page(catalog.gpu(name, field="name"), section="gpus", removable=False)
 
 
+@page_at(router, "/clusters/{name}", template="entry.html", section="Clusters")
 def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
-    return entry_page(api.cluster(name, store), section="clusters", removable=_own(store, principal, kind="cluster", name=name))
-
-
-ModelsContext = Annotated[ModelsPage, Depends(models_context)]
-GpusContext = Annotated[GpusPage, Depends(gpus_context)]
-ClustersContext = Annotated[ClustersPage, Depends(clusters_context)]
-ModelContext = Annotated[EntryPage, Depends(model_context)]
-GpuContext = Annotated[EntryPage, Depends(gpu_context)]
-ClusterContext = Annotated[EntryPage, Depends(cluster_context)]
-
-
-@router.get("/models.json")
-def models_json(page: ModelsContext) -> ModelsPage:
-    """The models as their page shows them."""
-    return page
-
-
-@router.get("/gpus.json")
-def gpus_json(page: GpusContext) -> GpusPage:
-    """The GPUs as their page shows them."""
-    return page
-
-
-@router.get("/clusters.json")
-def clusters_json(page: ClustersContext) -> ClustersPage:
-    """The clusters as their page shows them."""
-    return page
-
-
-@router.get("/models/{name}.json")
-def model_json(page: ModelContext) -> EntryPage:
-    """One model as its page shows it."""
-    return page
-
-
-@router.get("/gpus/{name}.json")
-def gpu_json(page: GpuContext) -> EntryPage:
-    """One GPU as its page shows it."""
-    return page
-
-
-@router.get("/clusters/{name}.json")
-def cluster_json(page: ClusterContext) -> EntryPage:
     """One cluster as its page shows it."""
-    return page
-
-
-@router.get("/models", response_class=HTMLResponse, include_in_schema=False)
-def models_html(page: ModelsContext) -> HTMLResponse:
-    return render("models.html", page=page, section="Models")
-
-
-@router.get("/gpus", response_class=HTMLResponse, include_in_schema=False)
-def gpus_html(page: GpusContext) -> HTMLResponse:
-    return render("gpus.html", page=page, section="GPUs")
-
-
-@router.get("/clusters", response_class=HTMLResponse, include_in_schema=False)
-def clusters_html(page: ClustersContext) -> HTMLResponse:
-    return render("clusters.html", page=page, section="Clusters")
-
-
-@router.get("/models/{name}", response_class=HTMLResponse, include_in_schema=False)
-def model_html(page: ModelContext) -> HTMLResponse:
-    return render("entry.html", page=page, section="Models")
-
-
-@router.get("/gpus/{name}", response_class=HTMLResponse, include_in_schema=False)
-def gpu_html(page: GpuContext) -> HTMLResponse:
-    return render("entry.html", page=page, section="GPUs")
-
-
-@router.get("/clusters/{name}", response_class=HTMLResponse, include_in_schema=False)
-def cluster_html(page: ClusterContext) -> HTMLResponse:
-    return render("entry.html", page=page, section="Clusters")
+    return entry_page(api.cluster(name, store), section="clusters", removable=_own(store, principal, kind="cluster", name=name))
 
 
 @router.post("/models", include_in_schema=False)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends
-from fastapi.responses import HTMLResponse
-from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
+from fastapi import APIRouter
 
 from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.errors import HpToolError
@@ -16,15 +13,16 @@ from service.api.queries import read_query
 from service.dashboard.configuration.comparing import compare_page, failed_comparison
 from service.dashboard.configuration.contexts import ComparedRun, ComparePage, Metric
 from service.dashboard.links import configuration_text
-from service.dashboard.rendering import render
 from service.dashboard.replicas import ServingRuns, asked_of, serves
 from service.dashboard.trials import TONES
+from service.dashboard.twins import answered, page_at
 
 router = APIRouter(tags=["dashboard"])
 
 
+@page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=answered)
 def compared_runs(search_id: str, a: str, b: str, store: StoreDep, corrections: CorrectionsDep, find: FindDep) -> ComparePage:
-    """Two runs of a search; one that the caller may not see is not found."""
+    """Two runs of a search side by side, as their page shows them; one that the caller may not see is not found."""
     query = store.get_search(search_id=search_id).query
     runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b)]
     json_href = f"/searches/{search_id}/compare.json?{urlencode({'a': a, 'b': b})}"
@@ -80,18 +78,3 @@ def _measured(run: RunRecord, query: JsonObject) -> tuple[Metric, ...]:
     if run.fidelity.is_whole:  # a reduced run's memory is another configuration's
         rows.append(Metric(name="Peak memory allocated", value=found.peak_memory_bytes, unit="bytes"))
     return tuple(row for row in rows if row.value is not None)
-
-
-ComparedRuns = Annotated[ComparePage, Depends(compared_runs)]
-
-
-@router.get("/searches/{search_id}/compare.json")
-def compare_runs_json(page: ComparedRuns) -> ComparePage:
-    """Two runs of a search side by side, as their page shows them."""
-    return page
-
-
-@router.get("/searches/{search_id}/compare", response_class=HTMLResponse, include_in_schema=False)
-def compare_runs_html(page: ComparedRuns) -> HTMLResponse:
-    status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT
-    return render("compare.html", page=page, section="Searches", status=status)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import HTMLResponse
 
 from hp_tool import catalog
 from hp_tool.domain.workload import AttentionKind
@@ -14,7 +13,7 @@ from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
 from service.api.queries import resolve
 from service.dashboard.explorer.building import explorer_page
 from service.dashboard.explorer.contexts import ExplorerPage, Recomputation, Settings
-from service.dashboard.rendering import render
+from service.dashboard.twins import page_at
 
 router = APIRouter(tags=["dashboard"])
 
@@ -48,9 +47,11 @@ def settings(
     )  # fmt: skip
 
 
+@page_at(router, "/explorer", template="explorer.html", section="Explorer")
 def explorer_context(
     asked: Annotated[Settings, Depends(settings)], store: StoreDep, find: FindDep, corrections: CorrectionsDep
 ) -> ExplorerPage:
+    """The explorer as its page shows it."""
     registered = {record.name for record in store.list_registrations(kind="model")}
     return explorer_page(
         asked,
@@ -59,17 +60,3 @@ def explorer_context(
         resolve=partial(resolve, find=find),
         corrections=corrections,
     )
-
-
-ExplorerContext = Annotated[ExplorerPage, Depends(explorer_context)]
-
-
-@router.get("/explorer.json")
-def explorer_json(page: ExplorerContext) -> ExplorerPage:
-    """The explorer as its page shows it."""
-    return page
-
-
-@router.get("/explorer", response_class=HTMLResponse, include_in_schema=False)
-def explorer_html(page: ExplorerContext) -> HTMLResponse:
-    return render("explorer.html", page=page, section="Explorer")

@@ -23,17 +23,22 @@ from service.dashboard.new.fields import sections
 from service.dashboard.new.forms import kind_of, to_query, to_values
 from service.dashboard.new.preview import preview
 from service.dashboard.rendering import render
+from service.dashboard.twins import page_at
 
 router = APIRouter(prefix="/searches/new", tags=["dashboard"])
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 
 
+@page_at(router, "", template="new_search.html", section="New search")
 def form_context(
     request: Request,
     store: StoreDep,
     clone: Annotated[str | None, Query(alias="from", max_length=16, description="A search whose query to begin with")] = None,
 ) -> NewSearchPage:
-    """The form as the address says: a search's query, or fields by name."""
+    """The form of a new search as its page shows it.
+
+    The form as the address says: a search's query, or fields by name.
+    """
     if clone is not None:
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
@@ -62,19 +67,7 @@ def preview_context(values: Form, request: Request, find: FindDep, corrections: 
     return preview(values, find=find, corrections=corrections, server=str(request.base_url).rstrip("/"))
 
 
-FormContext = Annotated[NewSearchPage, Depends(form_context)]
 PreviewContext = Annotated[Preview, Depends(preview_context)]
-
-
-@router.get(".json")
-def form_json(page: FormContext) -> NewSearchPage:
-    """The form of a new search as its page shows it."""
-    return page
-
-
-@router.get("", response_class=HTMLResponse, include_in_schema=False)
-def form_html(page: FormContext) -> HTMLResponse:
-    return render("new_search.html", page=page, section="New search")
 
 
 @router.post("/preview.json", response_model=Preview)
