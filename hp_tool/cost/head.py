@@ -1,14 +1,16 @@
-"""The ends of the model: embedding on the first stage, output layer and loss on the last."""
+"""The ends of the model, embedding and output layer with its loss: seconds, and bytes kept for the backward pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
-from hp_tool.cost.elementwise import where
+from hp_tool.cost.elementwise import minimum, where
+from hp_tool.cost.loss import logit_bytes
 from hp_tool.cost.parameters import head_matrices
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -30,6 +32,48 @@ class HeadTime:
     output: FloatArray
     output_communication: FloatArray
     """Tensor-parallel collectives around the output layer and inside the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBytes:
+    """Bytes besides the layers' that micro-batches under way keep on a rank with that end of the model; shape (n,)."""
+
+    dropout_mask: Column
+    """The embedding's."""
+    inputs: Column
+    """Of the final norm and of the output layer."""
+    logits: Column
+    """With what the loss makes of them."""
+
+
+def head_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, micro_batches: FloatArray) -> HeadBytes:
+    """Activations of both ends, for T = s b / c tokens of e bytes an element, divided over r ranks by sequence parallelism.
+
+    dropout_mask: T h / r, a byte each, for up to p micro-batches. inputs: 2 e T h / r, half where the output layer is frozen.
+    logits: T V / t of `loss.logit_bytes`, once more for each multi-token prediction.
+    """
+    c, e = candidates, activation_element_bytes(workload)
+    hidden = _hidden_elements(model, workload, c)
+    sharded = hidden / where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
+    outputs = logit_bytes(workload, e=e) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size
+    return HeadBytes(
+        dropout_mask=sharded * minimum(c.pipeline_parallel_size, micro_batches) if workload.dropout > 0.0 else 0.0,
+        inputs=(1.0 if workload.freezes_output_layer else 2.0) * e * sharded,
+        logits=outputs * hidden / c.tensor_parallel_size,
+    )
+
+
+def waiting_logit_bytes(
+    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, micro_batches: Column
+) -> Column:
+    """Gradients of the logits, e T V / t for each of the micro-batches that wait for the output layer's weight gradient."""
+    outputs = micro_batches * activation_element_bytes(workload) * model.vocab_size / model.hidden_size
+    return outputs * _hidden_elements(model, workload, candidates) / candidates.tensor_parallel_size
+
+
+def _hidden_elements(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> Column:
+    """T h: one micro-batch's hidden states on one context-parallel rank."""
+    return workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size * model.hidden_size
 
 
 def head_time(

@@ -20,7 +20,7 @@ from hp_tool.cost.mixed import PACED_PARTS, chosen, stage_seconds
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.section import Stage
-from hp_tool.cost.step import TIME_PARTS
+from hp_tool.cost.step import TIME_PARTS, step_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -112,7 +112,7 @@ class LaidOutPipeline:
         return replace(
             fullest,
             parts=parts,
-            step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),
+            step_s=step_seconds(parts),
             first_stage_bytes=each[0].first_stage_bytes,
         )
 

@@ -16,9 +16,9 @@ import numpy as np
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates, FloatArray
 from hp_tool.cost.elementwise import ceil, floor, maximum, minimum, where
-from hp_tool.cost.pipeline import micro_batches
+from hp_tool.cost.pipeline import micro_batches, transfer_seconds
 from hp_tool.cost.section import Section, section
-from hp_tool.cost.step import TIME_PARTS, transfer_seconds
+from hp_tool.cost.step import TIME_PARTS, step_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -113,7 +113,7 @@ class MixedPipeline:
         return replace(
             worse,
             parts={name: parts[name] for name in TIME_PARTS},
-            step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),
+            step_s=step_seconds(parts),
             layers_by_kind=(on_first, on_second),
             first_stage_bytes=both[0].first_stage_bytes,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import group_ring
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.elementwise import anywhere, maximum, where
 from hp_tool.cost.placement import Group, group_size, line, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -48,21 +48,3 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
     replicas = where(size > 0, candidates.data_parallel_size // maximum(size, 1), 1)
     shard_group, replica_group = split(group, replicas)
     return Sharding(shard_group=shard_group, replica_group=replica_group)
-
-
-def fully_sharded_seconds(
-    *, gather: Column, reduce: Column, forward: Column, backward: Column, layers: Column, overlap: float
-) -> Column:
-    """Exposed seconds of ZeRO 3 in one micro-batch, whose weights are gathered for either pass and whose gradients are
-    reduced behind the backward one (arXiv 2304.11277 section 3.3).
-
-    Layer by layer, the gather of the next one hides behind the running one; the first gather of a pass, and the last
-    reduction, have nothing to hide behind: of the L layers' communication at most the share (L - 1) / L is hidden.
-    """
-    hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
-    return exposed(gather, behind=forward, overlap=hidden) + exposed(gather + reduce, behind=backward, overlap=hidden)
-
-
-def exposed(seconds: Column, *, behind: Column, overlap: Column) -> Column:
-    """What is left of communication that runs beside `behind` seconds of compute, of which the share `overlap` is used."""
-    return seconds - overlap * minimum(seconds, behind)

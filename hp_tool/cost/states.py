@@ -5,31 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.adapters import layer_adapter_parameters
 from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
 from hp_tool.cost.communication import group_ring, ring
 from hp_tool.cost.elementwise import anywhere, maximum, where, zeros_like
-from hp_tool.cost.linears import layer_matrix_parameters
+from hp_tool.cost.end_parameters import end_adapters, end_expert_parameters, end_frozen, end_matrices, end_parameters
 from hp_tool.cost.muon import muon_seconds
 from hp_tool.cost.offload import offload_states
 from hp_tool.cost.optimizer import BytesPerParameter, StageBytes, bytes_per_parameter, stage_bytes
-from hp_tool.cost.parameters import (
-    cross_parameters,
-    embedding_parameters,
-    expert_parameters,
-    final_norm_weights,
-    layer_parameters,
-    moe_shared_parameters,
-    norm_weights,
-    output_parameters,
-    special_parameters,
-)
+from hp_tool.cost.parameters import cross_parameters, expert_parameters, layer_parameters, moe_shared_parameters
 from hp_tool.cost.placement import dense_group, expert_group
-from hp_tool.cost.schedules.folded import folded_ends, with_mirrored_stage
-from hp_tool.cost.section import Section, Stage
+from hp_tool.cost.schedules.folded import with_mirrored_stage
 from hp_tool.cost.sharding import Sharding, sharding
-from hp_tool.cost.stages import End, stage_layers
+from hp_tool.cost.stages import StageLayers
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
@@ -63,95 +51,23 @@ class StateCosts:
     """Optimizer step on the host, with the copies there and back."""
     host_bytes: Column = 0.0
 
-
-def end_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[FloatArray, FloatArray]:
-    """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
-    where those are different stages (Megatron Core), once where they are the same.
-    """
-    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    alone = p == 1
-    stages = stage_layers(model, candidates, framework=workload.framework)
-    dense = layer_parameters(model, tensor_parallel_size=t)
-    more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
-    first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
-    embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
-    own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
-    head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
-    if model.architecture != "decoder" or model.has_output_bias:
-        head = head + special_parameters(model, tensor_parallel_size=t)
-    # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
-    extra = 2.0 * (model.hidden_size**2 + norm_weights(model))
-    if isinstance(candidates, Stage):
-        head = candidates.holds_output * head + candidates.extra_layers * extra
-        both = first + candidates.embeddings * embedding + head
-        return both, both
-    head = head + model.num_nextn_predict_layers * extra
-    # Multi-token prediction wants an embedding on the last stage too (Megatron Core, gpt_model.py); a tied one is there.
-    copied = embedding if model.num_nextn_predict_layers and not model.tie_word_embeddings else 0.0
-    if isinstance(candidates, Section):
-        alone = candidates.stages == 1
-        embedding, head = candidates.holds_embedding * embedding, candidates.holds_output * head
-        copied = candidates.holds_output * copied
-    ends = first + embedding + alone * head, last + maximum(alone * embedding, copied) + head
-    return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
-
-
-def end_frozen(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
-    """Those of end_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
-    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    alone = p == 1
-    embedding: Column = 0.0
-    output: Column = 0.0
-    if "embedding" in workload.frozen:
-        embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
-    if "output_layer" in workload.frozen:
-        own = (p > 1) if model.tie_word_embeddings else 1.0
-        output = output_parameters(model, tensor_parallel_size=t) * own
-    return embedding + alone * output, alone * embedding + output
-
-
-def end_matrices(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
-    """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
-    stages = stage_layers(model, candidates, framework=workload.framework)
-    dense = layer_matrix_parameters(model, candidates)
-    more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
-    first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
-    holds_extra = not isinstance(candidates, Section) or candidates.holds_output
-    depths = candidates.extra_layers if isinstance(candidates, Stage) else holds_extra * model.num_nextn_predict_layers
-    extra = depths * 2.0 * model.hidden_size**2
-    first = first + extra if isinstance(candidates, Stage) else first
-    return folded_ends(candidates, plain=(first, last + extra), layers=(first, last), ends=extra)
-
-
-def end_adapters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, routed: bool
-) -> tuple[Column, Column] | tuple[None, None]:
-    """Parameters of LoRA's adapters on one rank of the first and of the last stage: routed experts', or all others'."""
-    if workload.lora is None:
-        return None, None
-    stages = stage_layers(model, candidates, framework=workload.framework)
-    dense, sparse = (
-        layer_adapter_parameters(model, workload.lora, candidates, moe=moe, routed=routed)
-        for moe in (False, bool(model.num_experts))
-    )
-    first, last = (end.layers * (dense + end.moe_fraction * (sparse - dense)) for end in (stages.first, stages.last))
-    return folded_ends(candidates, plain=(first, last), layers=(first, last), ends=0.0)
-
-
-def end_expert_parameters(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
-    """Routed experts on one rank of the first and of the last stage."""
-
-    def on(end: End) -> Column:
-        ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
-        return end.layers * end.moe_fraction * expert_parameters(model) / ranks
-
-    stages = stage_layers(model, candidates, framework=workload.framework)
-    layers = on(stages.first), on(stages.last)
-    return folded_ends(candidates, plain=layers, layers=layers, ends=0.0)
+    @property
+    def ends(self) -> tuple[dict[str, Column], dict[str, Column]]:
+        """Bytes of the first and of the last stage by their names in MEMORY_PARTS."""
+        return (
+            {"weights": self.first_weights, "gradients": self.first_gradients, "optimizer": self.first_optimizer},
+            {"weights": self.last_weights, "gradients": self.last_gradients, "optimizer": self.last_optimizer},
+        )
 
 
 def state_costs(
-    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    stages: StageLayers,
 ) -> StateCosts:
     """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. Replicas are the
     d c ranks of a tensor and pipeline position; of a routed expert they are t d c / (e_p e_t).
@@ -169,16 +85,16 @@ def state_costs(
     }
     order = cluster.rank_order
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
-    ends = end_parameters(model, workload, c)
-    matrices = end_matrices(model, workload, c) if size.tells_matrices_apart else (0.0, 0.0)
-    added = end_adapters(model, workload, c, routed=False)
+    ends = end_parameters(model, workload, c, stages=stages)
+    matrices = end_matrices(model, c, stages=stages) if size.tells_matrices_apart else (0.0, 0.0)
+    added = end_adapters(model, workload, c, stages=stages, routed=False)
     frozen = end_frozen(model, workload, c) if workload.frozen else (0.0, 0.0)
     costs = _group_costs(*_ends(ends, matrices, added, frozen, size), sharding=division, **group)
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
-        ends = end_expert_parameters(model, workload, c)
-        added = end_adapters(model, workload, c, routed=True)
+        ends = end_expert_parameters(model, c, stages=stages)
+        added = end_adapters(model, workload, c, stages=stages, routed=True)
         experts = _group_costs(*_ends(ends, ends, added, (0.0, 0.0), size), sharding=expert_division, **group)
         costs = {name: value + experts[name] for name, value in costs.items()}
     if workload.optimizer == "muon":

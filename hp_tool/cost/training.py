@@ -7,35 +7,20 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
-from hp_tool.cost.distinct import distinct_rows
-from hp_tool.cost.elementwise import anywhere
-from hp_tool.cost.encoder_decoder import (
-    both_heads,
-    counted_candidates,
-    decoder_workload,
-    mean_layer_bytes,
-    mean_layer_time,
-)
-from hp_tool.cost.exchange_overlap import merged_share, merges_passes
-from hp_tool.cost.head import HeadTime, head_time
-from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
-from hp_tool.cost.memory import memory
+from hp_tool.cost.encoder_decoder import counted_candidates, decoder_workload
+from hp_tool.cost.memory import Memory, memory
 from hp_tool.cost.middle import fuller, middle_stages
-from hp_tool.cost.modules import layer_axes
+from hp_tool.cost.model_layers import ModelLayers, model_layers
 from hp_tool.cost.pipeline import micro_batches
-from hp_tool.cost.schedules.costs import splits_backward
-from hp_tool.cost.shapes import spreading_axes
-from hp_tool.cost.stages import stage_layers
-from hp_tool.cost.states import state_costs
-from hp_tool.cost.step import TIME_PARTS, time_parts
+from hp_tool.cost.stages import StageLayers, stage_layers
+from hp_tool.cost.states import StateCosts, state_costs
+from hp_tool.cost.step import step_seconds, time_parts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -43,7 +28,6 @@ from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 _TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "step_s")
-Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,56 +111,22 @@ def training_costs(
 
     Of a grid, what does not depend on one of its axes comes with a length of 1 there.
     """
-    # Layers depend on few axes: compute them once for each combination that occurs.
     machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
     stages = stage_layers(model, candidates, framework=workload.framework)
-    kinds, kind_of = distinct_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
-    timing: dict[str, Any] = {"strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
-    if model.architecture == "encoder_decoder":
-        sizes = _spread(mean_layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
-        times = _spread(mean_layer_time(**machine, candidates=kinds, strategy=strategy), kind_of)
-        ends = _spread(both_heads(**machine, candidates=kinds), kind_of)
-        candidates = counted_candidates(model, candidates)
-        # What is left is the decoder's: its head and its loss.
-        machine["workload"] = workload = decoder_workload(workload)
-    else:
-        sizes = _spread(layer_bytes(model=model, workload=workload, candidates=kinds), kind_of)
-        times = _spread(layer_time(**machine, candidates=kinds, **timing), kind_of)
-        ends = _spread(head_time(**machine, candidates=kinds), kind_of)
     m = micro_batches(candidates, workload=workload)
-    first, last = sizes, sizes
-    if model.num_experts:
-        sparse = _spread(layer_bytes(model=model, workload=workload, candidates=kinds, moe=True), kind_of)
-        first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (stages.first, stages.last))
-        sparse_times = _spread(layer_time(**machine, candidates=kinds, **timing, moe=True), kind_of)
-        if merges_passes(workload):
-            merged = _spread(layer_time(**machine, candidates=kinds, **timing, moe=True, merged=True), kind_of)
-            sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=m))
-        times = _mix(times, sparse_times, stages.pace_moe_fraction)
-    states = state_costs(**machine, candidates=candidates)
-
-    asked: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "micro_batches": m}
-    held = memory(**asked, candidates=candidates, layers=(first, last), stages=stages, states=states)
-    between = middle_stages(model, workload, candidates, stages=stages)
-    if between is not None:
-        inner = stage_layers(model, between, framework=workload.framework)
-        first, last = sizes, sizes
-        if model.num_experts:
-            first, last = (_mix(sizes, sparse, end.moe_fraction) for end in (inner.first, inner.last))
-        held_between = memory(
-            **asked,
-            candidates=between,
-            layers=(first, last),
-            stages=inner,
-            states=state_costs(**machine, candidates=between),
-        )
-        held = fuller(held, held_between, candidates=candidates)
+    layers = model_layers(**machine, candidates=candidates, strategy=strategy, stages=stages, micro_batches=m)
+    if model.architecture == "encoder_decoder":
+        # What is left is the decoder's: its head and its loss.
+        candidates = counted_candidates(model, candidates)
+        machine["workload"] = workload = decoder_workload(workload)
+    states = state_costs(**machine, candidates=candidates, stages=stages)
+    held = _fullest_stage(**machine, candidates=candidates, layers=layers, stages=stages, states=states, micro_batches=m)
     parts = time_parts(
         **machine,
         candidates=candidates,
-        layer=times,
+        layer=layers.time,
         stages=stages,
-        head=ends,
+        head=layers.head,
         states=states,
         micro_batches=m,
         offloaded=held.offloaded,
@@ -191,19 +141,29 @@ def training_costs(
         host_bytes=held.host_bytes,
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if workload.offload else math.inf,
         parts=parts,
-        step_s=sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]]),
+        step_s=step_seconds(parts),
     )
 
 
-def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
-    """Each row's own entry of every column; None: every row is its own kind. Scalars stay scalars."""
-    if kind_of is None:
-        return columns
-    values = {f.name: getattr(columns, f.name) for f in fields(columns)}
-    return type(columns)(**{name: value[kind_of] if isinstance(value, np.ndarray) else value for name, value in values.items()})
-
-
-def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
-    """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
-    names = [f.name for f in fields(dense)]
-    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})
+def _fullest_stage(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    layers: ModelLayers,
+    stages: StageLayers,
+    states: StateCosts,
+    micro_batches: FloatArray,
+) -> Memory:
+    """Memory of the pipeline's ends, and of the stages between them where those may hold more."""
+    asked: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "micro_batches": micro_batches}
+    ends = memory(**asked, candidates=candidates, layers=layers.on_ends(stages), stages=stages, states=states)
+    between = middle_stages(model, workload, candidates, stages=stages)
+    if between is None:
+        return ends
+    inner = stage_layers(model, between, framework=workload.framework)
+    held = state_costs(model=model, cluster=cluster, workload=workload, profile=profile, candidates=between, stages=inner)
+    middle = memory(**asked, candidates=between, layers=layers.on_ends(inner), stages=inner, states=held)
+    return fuller(ends, middle, candidates=candidates)

@@ -10,8 +10,9 @@ import pytest
 
 from hp_tool.app import estimate, single_config
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.end_parameters import end_parameters
 from hp_tool.cost.layout import stage_kinds
-from hp_tool.cost.states import end_parameters
+from hp_tool.cost.stages import stage_layers
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.pipeline_layout import parse_layout
@@ -107,9 +108,10 @@ def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
     """On the last stage of equal ones too, where no layout says so."""
     problem = resolve_training(query(None, model="deepseek-v3", gpus=1024, batch=4096, expert_parallel_size=64))
     model, workload = problem.model, problem.workload
-    config = ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256)
+    candidates = Candidates.alone(ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256))
+    stages = stage_layers(model, candidates, framework=workload.framework)
     with_copy, without = (
-        end_parameters(one, workload, Candidates.alone(config))[1]
+        end_parameters(one, workload, candidates, stages=stages)[1]
         for one in (model, dataclasses.replace(model, tie_word_embeddings=True))  # whose output layer is the copy
     )
     assert float(with_copy - without) == model.vocab_size * model.hidden_size

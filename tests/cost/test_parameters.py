@@ -10,8 +10,10 @@ from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.end_parameters import end_parameters
 from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters, total_parameters
-from hp_tool.cost.states import end_parameters, state_costs
+from hp_tool.cost.stages import stage_layers
+from hp_tool.cost.states import state_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -83,7 +85,8 @@ def test_stages_sum_to_the_model(shape: ModelSpec, p: int) -> None:
     """Ends, and p - 2 middles of L/p layers. Tied weights count once more where the ends are different stages."""
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     candidates = Candidates.from_configs([ParallelConfig(pipeline_parallel_size=p)])
-    first, last = (float(end[0]) for end in end_parameters(shape, workload, candidates))
+    stages = stage_layers(shape, candidates, framework=workload.framework)
+    first, last = (float(end[0]) for end in end_parameters(shape, workload, candidates, stages=stages))
     copies = float(output_parameters(shape)) if shape.tie_word_embeddings and p > 1 else 0.0
     middles = max(p - 2, 0) * shape.num_hidden_layers / p * float(layer_parameters(shape))
     total = first if p == 1 else first + last + middles
@@ -101,11 +104,12 @@ def test_learned_positions_are_rows_of_their_table_or_of_the_sequence() -> None:
 def test_eighteen_bytes_a_parameter_sharded_by_stage(zero: int, bytes_each: tuple[float, float, float]) -> None:
     shape, machine = SHAPES[0], cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=4))
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
+    candidates = Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)])
     states = state_costs(
         model=shape, cluster=machine, workload=workload, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
-        candidates=Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)]),
+        candidates=candidates, stages=stage_layers(shape, candidates, framework=workload.framework),
     )  # fmt: skip
     parameters = total_parameters(shape, sequence_length=128)
-    for end in ("first", "last"):
-        found = [getattr(states, f"{end}_{kind}")[0] / parameters for kind in ("weights", "gradients", "optimizer")]
+    for end in states.ends:
+        found = [end[kind][0] / parameters for kind in ("weights", "gradients", "optimizer")]
         assert found == pytest.approx(bytes_each, rel=1e-14)

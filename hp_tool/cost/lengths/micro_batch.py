@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import SELECTIVE, Candidates, FloatArray, IntArray
+from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
 from hp_tool.cost.head import head_time
 from hp_tool.cost.layer import layer_time
-from hp_tool.cost.memory import recomputed_layer_fraction
+from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.shapes import shapes
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -54,8 +54,8 @@ class MicroBatchClock:
         layer = layer_time(**self._machine, candidates=candidates, strategy=self.strategy, s=s)
         layers = self.model.num_hidden_layers / candidates.pipeline_parallel_size
         whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
-        again = whole * (layer.forward + layer.tensor + layer.context)
-        again = again + (candidates.recompute_method == SELECTIVE) * layer.repeated
+        forward = layer.forward + layer.tensor + layer.context
+        again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=whole)
         passes = layer.forward + layer.backward + layer.tensor + layer.tensor_backward + layer.context + layer.context_backward
         between = np.asarray(layers * (passes + again))
         return between + self._end_seconds_per_token() * s.tokens, between

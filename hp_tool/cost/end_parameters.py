@@ -1,0 +1,114 @@
+"""Parameters on one rank of the pipeline's first and of its last stage, by what happens to them."""
+
+from __future__ import annotations
+
+from hp_tool.cost.adapters import layer_adapter_parameters
+from hp_tool.cost.block import Column
+from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
+from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.linears import layer_matrix_parameters
+from hp_tool.cost.parameters import (
+    embedding_parameters,
+    expert_parameters,
+    final_norm_weights,
+    layer_parameters,
+    moe_shared_parameters,
+    norm_weights,
+    output_parameters,
+    special_parameters,
+)
+from hp_tool.cost.schedules.folded import folded_ends
+from hp_tool.cost.section import Section, Stage
+from hp_tool.cost.stages import End, StageLayers
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+
+
+def end_parameters(
+    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers
+) -> tuple[FloatArray, FloatArray]:
+    """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
+    where those are different stages (Megatron Core), once where they are the same.
+    """
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    alone = p == 1
+    dense = layer_parameters(model, tensor_parallel_size=t)
+    more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
+    first, last = _layers(stages, dense=dense, more=more)
+    embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
+    head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
+    if model.architecture != "decoder" or model.has_output_bias:
+        head = head + special_parameters(model, tensor_parallel_size=t)
+    # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
+    extra = 2.0 * (model.hidden_size**2 + norm_weights(model))
+    if isinstance(candidates, Stage):
+        head = candidates.holds_output * head + candidates.extra_layers * extra
+        both = first + candidates.embeddings * embedding + head
+        return both, both
+    head = head + model.num_nextn_predict_layers * extra
+    # Multi-token prediction wants an embedding on the last stage too (Megatron Core, gpt_model.py); a tied one is there.
+    copied = embedding if model.num_nextn_predict_layers and not model.tie_word_embeddings else 0.0
+    if isinstance(candidates, Section):
+        alone = candidates.stages == 1
+        embedding, head = candidates.holds_embedding * embedding, candidates.holds_output * head
+        copied = candidates.holds_output * copied
+    ends = first + embedding + alone * head, last + maximum(alone * embedding, copied) + head
+    return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
+
+
+def end_frozen(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
+    """Those of end_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    alone = p == 1
+    embedding: Column = 0.0
+    output: Column = 0.0
+    if "embedding" in workload.frozen:
+        embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    if "output_layer" in workload.frozen:
+        own = (p > 1) if model.tie_word_embeddings else 1.0
+        output = output_parameters(model, tensor_parallel_size=t) * own
+    return embedding + alone * output, alone * embedding + output
+
+
+def end_matrices(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Column, Column]:
+    """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
+    dense = layer_matrix_parameters(model, candidates)
+    more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
+    first, last = _layers(stages, dense=dense, more=more)
+    holds_extra = not isinstance(candidates, Section) or candidates.holds_output
+    depths = candidates.extra_layers if isinstance(candidates, Stage) else holds_extra * model.num_nextn_predict_layers
+    extra = depths * 2.0 * model.hidden_size**2
+    first = first + extra if isinstance(candidates, Stage) else first
+    return folded_ends(candidates, plain=(first, last + extra), layers=(first, last), ends=extra)
+
+
+def end_adapters(
+    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers, routed: bool
+) -> tuple[Column, Column] | tuple[None, None]:
+    """Parameters of LoRA's adapters on one rank of the first and of the last stage: routed experts', or all others'."""
+    if workload.lora is None:
+        return None, None
+    dense, sparse = (
+        layer_adapter_parameters(model, workload.lora, candidates, moe=moe, routed=routed)
+        for moe in (False, bool(model.num_experts))
+    )
+    first, last = _layers(stages, dense=dense, more=sparse - dense)
+    return folded_ends(candidates, plain=(first, last), layers=(first, last), ends=0.0)
+
+
+def end_expert_parameters(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Column, Column]:
+    """Routed experts on one rank of the first and of the last stage."""
+
+    def on(end: End) -> Column:
+        ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+        return end.layers * end.moe_fraction * expert_parameters(model) / ranks
+
+    layers = on(stages.first), on(stages.last)
+    return folded_ends(candidates, plain=layers, layers=layers, ends=0.0)
+
+
+def _layers(stages: StageLayers, *, dense: Column, more: Column) -> tuple[Column, Column]:
+    """Of the layers alone: `dense` in each, and `more` in those with experts."""
+    first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
+    return first, last

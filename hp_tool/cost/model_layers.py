@@ -1,0 +1,100 @@
+"""What the model's layers and ends cost on each candidate's ranks. They depend on few axes: each combination is costed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.block import Column
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.distinct import distinct_rows
+from hp_tool.cost.elementwise import anywhere
+from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
+from hp_tool.cost.exchange_overlap import merged_share, merges_passes
+from hp_tool.cost.head import HeadTime, head_time
+from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
+from hp_tool.cost.modules import layer_axes
+from hp_tool.cost.schedules.costs import splits_backward
+from hp_tool.cost.shapes import spreading_axes
+from hp_tool.cost.stages import StageLayers
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
+from hp_tool.domain.workload import TrainingWorkload
+
+Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """Of one micro-batch on one rank of each candidate."""
+
+    dense: LayerBytes
+    """A layer without experts; of an encoder-decoder model the mean one."""
+    sparse: LayerBytes | None
+    """A layer with experts, where the model has any."""
+    time: LayerTime
+    """The mean layer of the stage that sets the pace."""
+    head: HeadTime
+
+    def on_ends(self, stages: StageLayers) -> tuple[LayerBytes, LayerBytes]:
+        """The mean layers of the first and of the last stage."""
+        if self.sparse is None:
+            return self.dense, self.dense
+        first, last = (_mix(self.dense, self.sparse, end.moe_fraction) for end in (stages.first, stages.last))
+        return first, last
+
+
+def model_layers(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    strategy: Strategy,
+    stages: StageLayers,
+    micro_batches: Column,
+) -> ModelLayers:
+    """The costs of layers and ends of legal candidates."""
+    kinds, kind_of = distinct_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
+    sizes: dict[str, Any] = {"model": model, "workload": workload, "candidates": kinds}
+    machine: dict[str, Any] = {**sizes, "cluster": cluster, "profile": profile}
+    if model.architecture == "encoder_decoder":
+        return ModelLayers(
+            dense=_spread(mean_layer_bytes(**sizes), kind_of),
+            sparse=None,
+            time=_spread(mean_layer_time(**machine, strategy=strategy), kind_of),
+            head=_spread(both_heads(**machine), kind_of),
+        )
+    timing: dict[str, Any] = {**machine, "strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
+    times = _spread(layer_time(**timing), kind_of)
+    sparse = None
+    if model.num_experts:
+        sparse = _spread(layer_bytes(**sizes, moe=True), kind_of)
+        sparse_times = _spread(layer_time(**timing, moe=True), kind_of)
+        if merges_passes(workload):
+            merged = _spread(layer_time(**timing, moe=True, merged=True), kind_of)
+            sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=micro_batches))
+        times = _mix(times, sparse_times, stages.pace_moe_fraction)
+    return ModelLayers(
+        dense=_spread(layer_bytes(**sizes), kind_of), sparse=sparse, time=times, head=_spread(head_time(**machine), kind_of)
+    )
+
+
+def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
+    """Each row's own entry of every column; None: every row is its own kind. Scalars stay scalars."""
+    if kind_of is None:
+        return columns
+    values = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    return type(columns)(**{name: value[kind_of] if isinstance(value, np.ndarray) else value for name, value in values.items()})
+
+
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
+    """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
+    names = [f.name for f in fields(dense)]
+    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})
