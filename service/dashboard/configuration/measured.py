@@ -21,7 +21,9 @@ router = APIRouter(tags=["dashboard"])
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=answered)
-def compared_runs(search_id: str, a: str, b: str, store: StoreDep, corrections: CorrectionsDep, find: FindDep) -> ComparePage:
+def compare_runs_context(
+    search_id: str, a: str, b: str, store: StoreDep, corrections: CorrectionsDep, find: FindDep
+) -> ComparePage:
     """Two runs of a search side by side, as their page shows them; one that the caller may not see is not found."""
     query = store.get_search(search_id=search_id).query
     runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b)]

@@ -35,10 +35,7 @@ def form_context(
     store: StoreDep,
     clone: Annotated[str | None, Query(alias="from", max_length=16, description="A search whose query to begin with")] = None,
 ) -> NewSearchPage:
-    """The form of a new search as its page shows it.
-
-    The form as the address says: a search's query, or fields by name.
-    """
+    """The form of a new search as its page shows it: filled with a search's query, or with the address's fields by name."""
     if clone is not None:
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
