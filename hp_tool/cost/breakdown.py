@@ -5,11 +5,11 @@ from __future__ import annotations
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
-from hp_tool.cost.feasibility import host_memory_reason, memory_reason
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.intervals import intervals, unchecked_features
 from hp_tool.cost.modules import repeated_token_flops
+from hp_tool.cost.reasons import host_memory_reason, memory_reason
 from hp_tool.cost.recomputation import recomputed_layer_fraction
 from hp_tool.cost.simplified import simplified
 from hp_tool.cost.training import TrainingCosts
