@@ -6,8 +6,6 @@ an InputError that names the field, the value and the mend.
 
 from __future__ import annotations
 
-import difflib
-import functools
 import json
 import threading
 from collections.abc import Mapping
@@ -15,13 +13,12 @@ from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
+from hp_tool.complaints import input_error
 from hp_tool.documents import load_yaml
-from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query, Targets
-from hp_tool.domain.reliability import ReliabilitySpec
+from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
+from hp_tool.ranges import check_ranges
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
@@ -57,7 +54,7 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     except ValidationError as error:
         if data is text and any(details["type"] == "json_invalid" for details in error.errors(include_url=False)):
             return parse(kind, _load_yaml(text))
-        raise _input_error(error, kind) from None
+        raise input_error(error, adapter=adapter(kind)) from None
 
 
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
@@ -120,130 +117,6 @@ def _load_yaml(text: str | bytes) -> Mapping[str, Any]:
     return data
 
 
-def _input_error(error: ValidationError, kind: type[Any]) -> InputError:
-    """The most telling of pydantic's complaints, in our words."""
-    problems = error.errors(include_url=False)
-    deepest = max(
-        problems, key=lambda p: (p["type"] == "unexpected_keyword_argument", len(_path(p["loc"])), p["type"] != "string_type")
-    )
-    path = _path(deepest["loc"])
-    field = ".".join(path) or None
-    if deepest["type"] == "unexpected_keyword_argument":
-        known = _known_keys(kind, deepest["loc"])
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-        return InputError(f"unknown key {field}; {hint}", field=field, code="unknown_key")
-    if deepest["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return InputError(f"{field} is missing; add it", field=field, code="missing_field")
-    value = json.dumps(deepest.get("input"), default=str)
-    return InputError(
-        f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value"
-    )
-
-
-def _expectation(problems: list[ErrorDetails], path: tuple[str, ...]) -> str:
-    """What would have been accepted: a value that several types may take lists them all."""
-    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path]
-    return "expected " + " or ".join(dict.fromkeys(messages))
-
-
-def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody wrote."""
-    return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
-
-
-def _is_branch(part: str) -> bool:
-    return part in ("str", "int", "bool", "float") or "[" in part or part[:1].isupper()
-
-
-def _known_keys(kind: Any, loc: tuple[int | str, ...]) -> list[str]:
-    """The keys accepted where an unknown one stood, found by walking the JSON schema along the path."""
-    schema = _json_schema(kind)
-    definitions = schema.get("$defs", {})
-    nodes = [schema]
-    for part in loc[:-1]:
-        nodes = [child for node in nodes for child in _children(node, part, definitions)]
-    keys = {key for node in nodes for option in _options(node, definitions) for key in option.get("properties", {})}
-    return sorted(keys)
-
-
-@functools.cache
-def _json_schema(kind: Any) -> dict[str, Any]:
-    """Made once: it takes longer than anything else about a query."""
-    return adapter(kind).json_schema()
-
-
-def _children(node: dict[str, Any], part: int | str, definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    options = _options(node, definitions)
-    if isinstance(part, int):
-        return [option["items"] for option in options if isinstance(option.get("items"), dict)]
-    if _is_branch(part):
-        return [option for option in options if "properties" in option or "items" in option]
-    return [option["properties"][part] for option in options if part in option.get("properties", {})]
-
-
-def _options(node: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    if "$ref" in node:
-        return _options(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
-    if "anyOf" in node:
-        return [option for child in node["anyOf"] for option in _options(child, definitions)]
-    return [node]
-
-
-_COUNT = (1, 1 << 31)
-_AMOUNT = (1e-9, 1e18)
-_FRACTION = (0.0, 0.99)
-_RANGES: dict[str, dict[str, tuple[float, float]]] = {
-    "training": {
-        "sequence_length": _COUNT,
-        "decoder_sequence_length": _COUNT,
-        "global_batch_size": _COUNT,
-        "total_tokens": (1.0, 1e18),
-        "dropout": _FRACTION,
-        "offload_fraction": (1e-3, 1.0),
-        "expert_imbalance": (1.0, 1e6),
-        "expert_capacity_factor": (1e-3, 1e6),
-    },
-    "inference": {
-        "input_length": _COUNT,
-        "output_length": _COUNT,
-        "concurrency": _COUNT,
-        "request_rate_per_second": _AMOUNT,
-        "prefix_cache_hit_rate": _FRACTION,
-    },
-    "inference.disaggregated": {"prefill_replicas": _COUNT, "decode_replicas": _COUNT},
-    "inference.speculative": {
-        "num_speculative_tokens": (1, 64),
-        "acceptance_rate": (0.0, 1.0),
-        "draft_cost_fraction": (0.0, 10.0),
-    },
-    "constraints": {"max_days": _AMOUNT, "max_cost": _AMOUNT, "memory_headroom_fraction": _FRACTION},
-    "search": {
-        "budget_runs": (1, 100_000),
-        "budget_gpu_seconds": _AMOUNT,
-        "run_timeout_s": (1e-3, 1e7),
-        "steps": (1, 100_000),
-        "warmup_steps": (0, 100_000),
-        "step_tolerance_fraction": _FRACTION,
-        "hopeless_factor": (1.0, 1e6),
-        "parallel_runs": (1, 64),
-        "min_gain_fraction": _FRACTION,
-        "seed": (0, (1 << 32) - 1),
-    },
-    "targets": dict.fromkeys(Targets.__slots__, _AMOUNT),
-}
-"""Smallest and largest value: wide enough for anyone's work, narrow enough that no formula overflows."""
-BUDGET_RANGES = {name: _RANGES["search"][name] for name in ("budget_runs", "budget_gpu_seconds")}
-"""Of what may change while a search runs."""
-_PARALLEL_SIZE = (1, 1 << 20)
-_PARALLEL_RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys((name for name in ParallelQuery.__slots__ if name.endswith("_size")), _PARALLEL_SIZE),
-    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens"), _PARALLEL_SIZE),
-    "zero_stage": (0, 3),
-    "data_parallel_shard_size": (0, _PARALLEL_SIZE[1]),
-}
-
-
 def _check(query: Query) -> None:
     """Rules that types cannot say."""
     if query.kind == "training" and query.training is None:
@@ -254,51 +127,4 @@ def _check(query: Query) -> None:
         raise InputError(
             "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
         )
-    for section, ranges in _RANGES.items():
-        values: Any = query
-        for name in section.split("."):
-            values = getattr(values, name, None)
-        for name, limits in ranges.items() if values is not None else ():
-            if (value := getattr(values, name)) is not None:
-                check_range(value, limits, field=f"{section}.{name}")
-    if query.training is not None and query.training.reliability is not None:
-        check_reliability(query.training.reliability, field="training.reliability")
-    check_parallel(query.parallel)
-
-
-def check_range(value: float | None, limits: tuple[float, float], *, field: str) -> None:
-    """Raises InputError where a value is given and outside."""
-    low, high = limits
-    if value is not None and not low <= value <= high:  # not: NaN is in no range
-        ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in limits)
-        raise InputError(f"{field} must be from {ends}, got {value}", field=field, code="invalid_value")
-
-
-_RELIABILITY = {
-    "mtbf_per_gpu_hours": (1e-3, 1e12),
-    "checkpoint_s": (1e-3, 1e7),
-    "checkpoint_interval_s": (1e-3, 1e9),
-    "restart_s": (0.0, 1e7),
-}
-
-
-def check_reliability(reliability: ReliabilitySpec, *, field: str) -> None:
-    """Raises InputError where a time is outside of what formulas take."""
-    for name, limits in _RELIABILITY.items():
-        check_range(getattr(reliability, name), limits, field=f"{field}.{name}")
-
-
-def check_parallel(parallel: ParallelQuery) -> None:
-    """Sizes in range, no empty list. Raises InputError."""
-    for name in parallel.__slots__:
-        value = getattr(parallel, name)
-        if value is None:
-            continue
-        if value == ():
-            raise InputError(
-                f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value"
-            )
-        if (limits := _PARALLEL_RANGES.get(name)) is None:
-            continue
-        for one in value if isinstance(value, tuple) else (value,):
-            check_range(one, limits, field=f"parallel.{name}")
+    check_ranges(query)

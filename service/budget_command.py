@@ -21,7 +21,7 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="The search as a JSON object on stdout.")] = False,
 ) -> None:
     """Let a search that has not ended spend more or less; what is left out stays. Its worker follows within seconds."""
-    from hp_tool import schema
+    from hp_tool import ranges, schema
     from hp_tool.errors import InputError
 
     wanted = {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds}
@@ -29,8 +29,8 @@ def budget(
         raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
     if server and database_url:
         raise InputError("--server asks a service, which has a database of its own: leave out --database-url", field="--server")
-    for name, limits in schema.BUDGET_RANGES.items():
-        schema.check_range(wanted[name], limits, field=name)
+    for name, limits in ranges.BUDGET_RANGES.items():
+        ranges.check_range(wanted[name], limits, field=name)
     changed = (
         _on_server(server, search, runs=runs, gpu_seconds=gpu_seconds)
         if server

@@ -36,6 +36,8 @@ FLOORS = (
         "plots",
         "budgets",
         "schema",
+        "complaints",
+        "ranges",
         "serving",
         "strategy",
         "rules",

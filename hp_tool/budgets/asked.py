@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_tool import schema
+from hp_tool import ranges, schema
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.errors import InputError, UnsupportedError
@@ -32,9 +32,9 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
     """A validated sizing query from a mapping, or from JSON or YAML text. Raises InputError."""
     query: SizingQuery = schema.parse(SizingQuery, data)
     for name, limits in _RANGES.items():
-        schema.check_range(getattr(query, name), limits, field=name)
-    schema.check_reliability(query.reliability, field="reliability")
-    schema.check_parallel(query.parallel)
+        ranges.check_range(getattr(query, name), limits, field=name)
+    ranges.check_reliability(query.reliability, field="reliability")
+    ranges.check_parallel(query.parallel)
     _check_experts(query)
     _check_together(query)
     return query
@@ -82,7 +82,7 @@ def _check_experts(query: SizingQuery) -> None:
     if query.experts is None:
         return
     for name, limits in _EXPERTS.items():
-        schema.check_range(getattr(query.experts, name), limits, field=f"experts.{name}")
+        ranges.check_range(getattr(query.experts, name), limits, field=f"experts.{name}")
     if query.experts.num_experts_per_tok > query.experts.num_experts:
         raise InputError(
             f"{query.experts.num_experts_per_tok} experts per token are more than the {query.experts.num_experts} there are",

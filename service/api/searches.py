@@ -11,7 +11,7 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool import schema
+from hp_tool import ranges, schema
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
@@ -101,8 +101,8 @@ class BudgetChange:
 
 async def _budget(request: Request) -> BudgetChange:
     change: BudgetChange = schema.parse(BudgetChange, await request.body())
-    for name, limits in schema.BUDGET_RANGES.items():
-        schema.check_range(getattr(change, name), limits, field=name)
+    for name, limits in ranges.BUDGET_RANGES.items():
+        ranges.check_range(getattr(change, name), limits, field=name)
     return change
 
 
