@@ -13,7 +13,7 @@ from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.store import schema
 from hp_tool.store.base import now, translated_errors
 from hp_tool.store.engine import create_engine, parse_url
-from hp_tool.store.webhooks import HOOK, untold
+from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
 
 def probe(url: str) -> DatabaseState | None:
@@ -48,8 +48,10 @@ def state_of(connection: sa.Connection) -> DatabaseState:
 def _overdue_webhooks(connection: sa.Connection) -> int:
     if not sa.inspect(connection).has_table(HOOK.name):  # of an older version, or of nobody's yet
         return 0
-    late = HOOK.c.next_attempt_at <= now(connection) - timedelta(seconds=OVERDUE_S)
-    number: int = connection.execute(untold(sa.func.count()).where(late)).scalar_one()
+    # The first attempt is due as the search ends, though `next_attempt_at` says when it was submitted.
+    before = now(connection) - timedelta(seconds=OVERDUE_S)
+    late = HOOK.c.next_attempt_at <= before, SEARCH.c.finished_at <= before
+    number: int = connection.execute(untold(sa.func.count()).where(*late)).scalar_one()
     return number
 
 

@@ -299,14 +299,11 @@ def test_webhooks_over_http(http: TestClient, hooked: TestClient, query: dict[st
     assert http.get("/v1/searches/nope/webhook").status_code == 404
 
 
-def overdue(store: SqlStore, query: dict[str, Any], url: str) -> str:
-    """A search that ended some time ago and whose end nobody has told."""
-    search = store.create_search(query=query, webhook=url).id
-    store.request_cancel(search_id=search)
+def long_ago(store: SqlStore, column: sa.Column[Any]) -> None:
+    """As if that had been some time ago, in every row."""
     with store._writing() as connection:
-        long_ago = datetime.now(UTC) - timedelta(seconds=2 * OVERDUE_S)
-        connection.execute(sa.update(tables.webhooks).values(next_attempt_at=long_ago))
-    return search
+        values = {column.name: datetime.now(UTC) - timedelta(seconds=2 * OVERDUE_S)}
+        connection.execute(sa.update(column.table).values(values))
 
 
 def test_deliveries_are_counted(http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
@@ -328,8 +325,12 @@ def test_what_nobody_tells_is_told_to_the_operator(
 ) -> None:
     stopping = threading.Event()
     undelivered = Undelivered(store=store, stopping=stopping, look_s=0.01)
-    assert not undelivered.look()
-    overdue(store, query, receiver.url)
+    search = store.create_search(query=query, webhook=receiver.url).id
+    long_ago(store, tables.webhooks.c.next_attempt_at)
+    assert not undelivered.look()  # it has not ended
+    store.request_cancel(search_id=search)
+    assert not undelivered.look()  # nor has its worker had the time to tell
+    long_ago(store, tables.searches.c.finished_at)
     with caplog.at_level(logging.WARNING):
         undelivered.run()  # returns, for it says so once
     (record,) = caplog.records
