@@ -39,7 +39,7 @@ def tune(
     plan: Annotated[bool, typer.Option("--plan", help="Print the job that one run would be, and stop.")] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Find the best configuration with a few real runs. Interrupted, it pauses; --resume goes on."""
+    """Find the best configuration with a few real runs. Interrupted, it pauses, unless a server runs it; --resume goes on."""
     from hp_tool import schema
     from hp_tool.cli.progress import SearchProgress
     from hp_tool.cli.tuned import print_result

@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, SearchState
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
 from service.api.dependencies import SettingsDep, StoreDep
 from service.api.views import STREAM_END, EventView
+from service.keys import Keyring
 
 LARGEST_SEQ = 2**31 - 1
 """What the database's column holds."""
@@ -40,11 +41,11 @@ def start_of(
 
 @router.get("/searches/{search_id}/events", response_class=EventSourceResponse)
 async def events(
-    search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
+    request: Request, search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
 ) -> AsyncIterator[ServerSentEvent]:
     """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
     seen = start
-    while True:
+    while await _is_known(request):
         state, found = await run_in_threadpool(_look, store, search_id, seen)
         for record in found:
             seen = record.seq
@@ -56,6 +57,16 @@ async def events(
             yield ServerSentEvent(event=STREAM_END, data={"state": state})
             return
         await anyio.sleep(settings.poll_s)
+
+
+async def _is_known(request: Request) -> bool:
+    """Whether the key that opened the stream still is one. Where not, the stream is cut off, and who connects again is told."""
+    keyring: Keyring = request.app.state.keyring
+    try:
+        await keyring.principal(request.headers)
+    except HpToolError:
+        return False
+    return True
 
 
 def _look(store: Store, search_id: str, after: int) -> tuple[SearchState, list[EventRecord]]:

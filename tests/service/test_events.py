@@ -13,10 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.errors import StoreError
+from hp_tool.errors import InputError, StoreError
 from hp_tool.store import SqlStore
+from service import keys
 from service.app import create_app
 from service.async_client import AsyncClient
 from service.calls import EventStream, Lines
@@ -95,6 +97,22 @@ def test_followers_miss_nothing_while_the_server_restarts(store: SqlStore, setti
     told = [event.seq for event in store.events(search_id=search)]
     assert seen == (told, told)
     assert [result["search"]["id"] for result in results] == [search] * 2
+
+
+def test_a_revoked_key_follows_no_further(store: SqlStore, query: Query) -> None:
+    record, token = keys.issue(store=store, owner="ada", scope=Scope.SUBMIT)
+    search = store.create_search(query=query, owner="ada").id
+    with (
+        served(create_app(Settings(api_key="the operator's", poll_s=0.02), store=store)) as url,
+        Client(server=url, api_key=token) as client,
+        Client(server=url, api_key="the operator's") as operator,
+    ):
+        events = client.events(search_id=search)
+        assert next(events).seq == 1
+        operator._http.delete(f"/v1/keys/{record.id}")
+        claim(store, search)
+        with pytest.raises(InputError, match="revoked"):  # what it is told as it connects again
+            list(events)
 
 
 @pytest.mark.parametrize("status", [None, 502, 503])
