@@ -11,13 +11,13 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool import ranges, schema
+from hp_tool import schema
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.tuning import resolve_search
-from service.api import examples, openapi
+from service.api import examples, openapi, steering
 from service.api.answers import search_answer
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
@@ -101,8 +101,6 @@ class BudgetChange:
 
 async def _budget(request: Request) -> BudgetChange:
     change: BudgetChange = schema.parse(BudgetChange, await request.body())
-    for name, limits in ranges.BUDGET_RANGES.items():
-        ranges.check_range(getattr(change, name), limits, field=name)
     return change
 
 
@@ -113,10 +111,7 @@ async def _budget(request: Request) -> BudgetChange:
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budget)], store: StoreDep) -> SearchView:
     """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
-    record = store.change_budget(
-        search_id=search_id, budget_runs=change.budget_runs, budget_gpu_seconds=change.budget_gpu_seconds
-    )
-    return SearchView.of(record)
+    return SearchView.of(steering.change_budget(store, search_id=search_id, **asdict(change)))
 
 
 @router.get("/{search_id}/trials")

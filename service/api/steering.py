@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from hp_tool import ranges
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchRecord
@@ -29,6 +30,21 @@ _MEANING = {
     Action.RESUME: "Queue a paused or failed search again; its finished runs are not repeated.",
     Action.CLONE: "A new search with the same query; it runs again, informed by what is known by now.",
 }
+
+
+def change_budget(
+    store: Store, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
+) -> SearchRecord:
+    """The search with another budget; what is None stays.
+
+    Raises:
+        InputError: a number that no search may have.
+        NotFoundError: no such search.
+        ConflictError: it has ended.
+    """
+    for name, value in (("budget_runs", budget_runs), ("budget_gpu_seconds", budget_gpu_seconds)):
+        ranges.check_range(value, ranges.BUDGET_RANGES[name], field=name)
+    return store.change_budget(search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds)
 
 
 def steer(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:

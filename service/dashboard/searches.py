@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from fastapi import APIRouter, Response
@@ -11,6 +12,7 @@ from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exports import export
+from service.api import steering
 from service.api.answers import json_response
 from service.api.dependencies import StoreDep
 from service.api.steering import Action, steer
@@ -77,9 +79,9 @@ def export_text(search_id: str, store: StoreDep, format: str, download: bool = F
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     """Let the search run more or less."""
     text = values.get("budget_runs", "")
-    if not text.isdecimal():
-        raise InputError(f"{text!r} is no number of runs", field="budget_runs")
-    store.change_budget(search_id=search_id, budget_runs=int(text))
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise InputError(f"{text[:40]!r} is no number of runs", field="budget_runs")
+    steering.change_budget(store, search_id=search_id, budget_runs=int(text))
     return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 

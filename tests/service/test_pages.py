@@ -187,7 +187,9 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
     assert f'action="/searches/{search}/budget"' in page
     assert http.post(f"/searches/{search}/budget", content="budget_runs=9", follow_redirects=False).status_code == 303
     assert store.get_search(search_id=search).query["search"]["budget_runs"] == 9
-    assert http.post(f"/searches/{search}/budget", content="budget_runs=many").json()["field"] == "budget_runs"
+    for wrong in ("many", "0", "-1", "9" * 9, "9" * 5000):
+        answer = http.post(f"/searches/{search}/budget", content=f"budget_runs={wrong}")
+        assert (answer.status_code, answer.json()["field"]) == (422, "budget_runs"), wrong
 
 
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
