@@ -10,8 +10,6 @@ from hp_tool.domain.serving import InferenceEstimate, ServingMemory, ServingReco
 from hp_tool.layouts import arithmetic, configuration_cells, serving_arithmetic
 from hp_tool.units import duration, gib
 
-SUFFIX = "_bytes"
-
 
 def estimate_html(found: Estimate | InferenceEstimate, calibrated: Estimate | None = None) -> str:
     """One configuration: its verdict, time and memory by part."""
@@ -81,9 +79,7 @@ def _serving_cells(e: InferenceEstimate) -> tuple[str, ...]:
 
 
 def _memory(memory: MemoryEstimate | ServingMemory) -> str:
-    names = [name for name in type(memory).__slots__ if name.endswith(SUFFIX)]
-    of = ("weights", "gradients", "optimizer", "kv_cache", "activations", "logits", "buffers", "overhead")
-    rows = [(name, gib(getattr(memory, name + SUFFIX))) for name in of if name + SUFFIX in names]
+    rows = [(name, gib(size)) for name, size in memory.parts_bytes.items()]
     return _table(("memory", f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"), rows)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.result import MemoryEstimate, Recommendation
+from hp_tool.domain.serving import ServingMemory, ServingRecommendation
 from hp_tool.errors import InputError, MissingExtraError
 from hp_tool.layouts import configuration_cells, serving_arithmetic
 from hp_tool.units import GIB
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "kv_cache", "activations", "logits", "buffers", "overhead")
 ROW_PIXELS = 34
 """Of one configuration."""
 HEAD_PIXELS = 160
@@ -101,13 +100,14 @@ def recommendations_figure(rows: Sequence[Recommendation] | Sequence[ServingReco
 
 def _parts(row: Recommendation | ServingRecommendation) -> tuple[dict[str, float], dict[str, float], float]:
     """Seconds by part, GiB by part, and the capacity in GiB."""
+    memory: MemoryEstimate | ServingMemory | None
     if isinstance(row, ServingRecommendation):
         memory, seconds = row.estimate.memory, row.estimate.parts_s
     else:
         found = row.calibrated_estimate or row.estimate
-        memory, seconds = found.memory, found.time and found.time.parts_s  # type: ignore[assignment]
+        memory, seconds = found.memory, found.time.parts_s if found.time else None
     assert memory is not None and seconds is not None  # recommended ones have both
-    sizes = {part: getattr(memory, f"{part}_bytes", 0.0) / GIB for part in MEMORY_PARTS}
+    sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}
     return seconds, sizes, memory.capacity_bytes / GIB
 
 

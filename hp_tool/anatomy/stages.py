@@ -133,13 +133,13 @@ def _anatomy(
         memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
     m = micro_batches(piece, workload=problem.workload)
-    alone = not isinstance(piece, Section)
+    here = piece if isinstance(piece, Section) else None  # None: the whole pipeline is one stage
     return StageAnatomy(
         rank=rank,
         gpu=cluster.gpu.name,
-        layers=float(problem.model.total_layers if alone else round(float(piece.layers), 6)),  # type: ignore[attr-defined]
-        holds_embedding=alone or bool(piece.holds_embedding),  # type: ignore[attr-defined]
-        holds_output=alone or bool(piece.holds_output),  # type: ignore[attr-defined]
+        layers=float(problem.model.total_layers) if here is None else round(float(here.layers), 6),
+        holds_embedding=here is None or bool(here.holds_embedding),
+        holds_output=here is None or bool(here.holds_output),
         memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
         capacity_bytes=float(costs.capacity_bytes),
         seconds=float(stage_seconds(costs, profile=profile, micro_batches=m)),

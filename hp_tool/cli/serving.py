@@ -27,8 +27,8 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         table = Table()
         table.add_column("part")
         table.add_column("size", justify="right")
-        for name in ("weights", "kv_cache", "activations", "logits", "overhead"):
-            table.add_row(name.replace("_", " "), gib(getattr(memory, f"{name}_bytes")))
+        for name, size in memory.parts_bytes.items():
+            table.add_row(name.replace("_", " "), gib(size))
         console.print(table)
     if not estimate.feasible:
         _print_mends(console, estimate.mends)

@@ -38,8 +38,8 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     table = Table()
     table.add_column("part")
     table.add_column("size", justify="right")
-    for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead"):
-        table.add_row(name, gib(getattr(memory, f"{name}_bytes")))
+    for name, size in memory.parts_bytes.items():
+        table.add_row(name, gib(size))
     console.print(table)
     console.print(f"step time: {duration(time.step_s)}")
     table = Table()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -75,8 +75,8 @@ def tune(
 
 def _changed(query: Query, given: Mapping[str, object]) -> Query:
     """The query with flags laid over its search settings."""
-    settings = {name.removeprefix("search."): value for name, value in given.items()}
-    return replace(query, search=replace(query.search, **settings))  # type: ignore[arg-type]
+    settings: dict[str, Any] = {name.removeprefix("search."): value for name, value in given.items()}
+    return replace(query, search=replace(query.search, **settings))
 
 
 def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:

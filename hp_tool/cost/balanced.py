@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,13 +72,11 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
 def splits(model: ModelSpec, stages: Column) -> Split:
     """The split of each candidate's number of stages; every field an array where `stages` is one."""
     layer_weight, output_weight = _weights(model)
-    of: Callable[[int], Split] = lambda p: split(  # noqa: E731
-        layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=p
-    )
+    of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
     if not isinstance(stages, np.ndarray):
-        return of(int(stages))
+        return of(stages=int(stages))
     sizes, kind_of = np.unique(stages, return_inverse=True)
-    table = np.array([of(int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
+    table = np.array([of(stages=int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
     columns: Any = (column[kind_of].reshape(stages.shape) for column in table.T)
     return Split(*columns)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
@@ -69,24 +71,10 @@ def estimate_alone(
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, workload)
-    fits = memory.total_bytes <= memory.capacity_bytes
-    reasons = () if fits else (_too_large(memory),)
-    if not costs.feasible and fits:
-        reasons = (host_memory_reason(needed=memory.host_bytes, available=costs.host_capacity_bytes),)
-        fits = False
-    days = effective_days = gpu_hours = cost = energy = None
-    kept = goodput(model=model, cluster=cluster, workload=workload)
-    if workload.total_tokens is not None:
-        seconds = workload.total_tokens / tokens * step_s
-        days = seconds / SECONDS_PER_DAY
-        gpu_hours = seconds * cluster.num_gpus / SECONDS_PER_HOUR
-        if kept is not None:
-            effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
-        cost = gpu_hours * cluster.price_per_gpu_hour if cluster.price_per_gpu_hour is not None else None
-        energy = seconds * cluster.num_gpus * _power_w(cluster, busy=(parts["compute"] + parts["recompute"]) / step_s)
+    busy = (parts["compute"] + parts["recompute"]) / step_s
     return Estimate(
-        feasible=fits,
-        reasons=reasons,
+        feasible=bool(costs.feasible),
+        reasons=_too_large(memory, host_capacity_bytes=costs.host_capacity_bytes),
         parallel=config,
         memory=memory,
         time=TimeEstimate(step_s=step_s, parts_s=parts),
@@ -97,16 +85,34 @@ def estimate_alone(
         hfu=rate * (flops.model + again) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, profile=profile, unchecked=unchecked),
-        days=days,
-        effective_days=effective_days,
-        goodput=kept,
-        gpu_hours=gpu_hours,
-        cost=cost,
-        energy=energy,
         provenance=_provenance(model, cluster, workload, profile)
         | _kinds(cluster, costs)
         | ({"unchecked": list(unchecked)} if unchecked else {}),
+        **_whole_training(model, cluster, workload, step_s=step_s, busy=busy),
     )
+
+
+def _whole_training(
+    model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, *, step_s: float, busy: float
+) -> dict[str, Any]:
+    """What `total_tokens` take, as Estimate names it; goodput alone where the query does not say how many there are."""
+    kept = goodput(model=model, cluster=cluster, workload=workload)
+    if workload.total_tokens is None:
+        return {"goodput": kept}
+    seconds = workload.total_tokens / step_tokens(workload) * step_s
+    days, gpu_hours = seconds / SECONDS_PER_DAY, seconds * cluster.num_gpus / SECONDS_PER_HOUR
+    effective_days = None
+    if kept is not None:
+        effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
+    price = cluster.price_per_gpu_hour
+    return {
+        "goodput": kept,
+        "days": days,
+        "effective_days": effective_days,
+        "gpu_hours": gpu_hours,
+        "cost": gpu_hours * price if price is not None else None,
+        "energy": seconds * cluster.num_gpus * _power_w(cluster, busy=busy),
+    }
 
 
 def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
@@ -131,12 +137,13 @@ def _memory(costs: TrainingCosts) -> MemoryEstimate:
     )
 
 
-def _too_large(memory: MemoryEstimate) -> Reason:
-    parts = {
-        name: getattr(memory, f"{name}_bytes")
-        for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
-    }
-    return memory_reason(needed=memory.total_bytes, available=memory.capacity_bytes, parts=parts)
+def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
+    """Why it does not fit, on the device or else on the host; nothing where it does."""
+    if memory.total_bytes > memory.capacity_bytes:
+        return (memory_reason(needed=memory.total_bytes, available=memory.capacity_bytes, parts=memory.parts_bytes),)
+    if memory.host_bytes > host_capacity_bytes:
+        return (host_memory_reason(needed=memory.host_bytes, available=host_capacity_bytes),)
+    return ()
 
 
 def _recomputed_flops(candidate: Candidates, model: ModelSpec, workload: TrainingWorkload) -> tuple[float, float]:

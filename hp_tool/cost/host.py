@@ -19,8 +19,9 @@ FORWARD_LAUNCHES = 12.0 / 31.0
 
 def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
     """The constants where kernels are launched as recorded CUDA graphs: no device waits."""
-    names = ("host_layer_s", "host_tensor_stall_s", "host_pipeline_stall_s", "expert_overhead_s")
-    return dataclasses.replace(framework, **dict.fromkeys(names, 0.0))  # type: ignore[arg-type]
+    return dataclasses.replace(
+        framework, host_layer_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0
+    )
 
 
 def launched_layers(layers: Column, *, moe_fraction: Column, recomputed_fraction: Column) -> Column:

@@ -45,6 +45,19 @@ class MemoryEstimate:
     host_bytes: float = 0.0
     """Offloaded to host memory, the most of any rank; no part of total_bytes."""
 
+    @property
+    def parts_bytes(self) -> dict[str, float]:
+        """By part; they sum to total_bytes."""
+        return {
+            "weights": self.weights_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activations_bytes,
+            "logits": self.logits_bytes,
+            "buffers": self.buffers_bytes,
+            "overhead": self.overhead_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:

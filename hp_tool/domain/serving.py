@@ -111,6 +111,17 @@ class ServingMemory:
     kv_cache_capacity_bytes: float
     """Left for keys and values after everything else."""
 
+    @property
+    def parts_bytes(self) -> dict[str, float]:
+        """By part; they sum to total_bytes."""
+        return {
+            "weights": self.weights_bytes,
+            "kv_cache": self.kv_cache_bytes,
+            "activations": self.activations_bytes,
+            "logits": self.logits_bytes,
+            "overhead": self.overhead_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:

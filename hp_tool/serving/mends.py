@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,11 +129,11 @@ def _on_more_devices(query: Query, asked: InferenceEstimate, *, num_gpus: int) -
 
 def _neighbours(problem: ServingProblem, asked: ServingConfig) -> Neighbours:
     """Every legal layout under every limit within LIMITS of the one asked for."""
-    limits = {
+    limits: dict[str, Any] = {
         name: tuple(sorted({max(int(getattr(asked, name) * 2.0**k), 1) for k in powers})) for name, powers in LIMITS.items()
     }
     candidates = serving_space(
-        query=dataclasses.replace(ParallelQuery(), **limits),  # type: ignore[arg-type]
+        query=dataclasses.replace(ParallelQuery(), **limits),
         model=problem.model,
         num_gpus=problem.cluster.num_gpus,
         engine=problem.engine,

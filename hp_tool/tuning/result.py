@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -218,7 +218,7 @@ def _describe(
     training = problem.training
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
-    nouns = {
+    nouns: dict[str, Any] = {
         "model": training.model,
         "cluster": training.cluster,
         "workload": training.workload,
@@ -228,7 +228,7 @@ def _describe(
     correction = Correction(calibration=calibration)
     described = []
     for place, row in enumerate(rows):
-        estimate = estimate_row(place, costs=costs, candidates=candidates, **nouns)  # type: ignore[arg-type]
+        estimate = estimate_row(place, costs=costs, candidates=candidates, **nouns)
         described.append(
             Recommendation(
                 rank=place + 1,

@@ -12,7 +12,7 @@ from hp_tool import app, schema
 from hp_tool.app import RecommendationResult, config_query
 from hp_tool.catalog import gpu as catalogue_gpu
 from hp_tool.correction import Corrections
-from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parallel import ParallelConfig, RecomputeName, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.errors import HpToolError
@@ -28,7 +28,7 @@ FASTEST = 5
 """Rows; each the fastest of its layout."""
 WEIGHED = 120
 """Best configurations among which layouts are looked for."""
-EFFECTS = (
+EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
     ("Selective recomputation", False, "selective"),
@@ -147,18 +147,14 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
     for label, sharded, recompute in EFFECTS:
         if sharded and shown.tensor_parallel_size == 1:
             continue  # there is nothing to share norms and dropout with
-        changed = replace(shown, sequence_parallel=sharded, recompute=recompute)  # type: ignore[arg-type]
+        changed = replace(shown, sequence_parallel=sharded, recompute=recompute)
         found = app.estimate(query=replace(query, parallel=config_query(changed)), with_mends=False)
         if found.memory is None or found.time is None:
             continue
         href = f"/explorer?{_address(_at(settings, changed))}"
-        parts = {name: float(getattr(found.memory, f"{name}_bytes")) for name in _MEMORY}
-        sizes.append(Row(label=label, parts=parts, limit=found.memory.capacity_bytes, href=href))
+        sizes.append(Row(label=label, parts=found.memory.parts_bytes, limit=found.memory.capacity_bytes, href=href))
         times.append(Row(label=label, parts=found.time.parts_s, href=href))
     return (stack(sizes, unit="bytes"), stack(times, unit="seconds")) if sizes else (None, None)
-
-
-_MEMORY = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 
 
 def _at(settings: Settings, config: ParallelConfig) -> Settings:
