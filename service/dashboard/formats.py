@@ -9,8 +9,16 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.units import JOULES_PER_MWH
 
 ABSENT = "–"
-WORDS = {"kv_cache": "KV cache", "pipeline_p2p": "pipeline transfers", "prefill_interference": "others' prefill"}
+WORDS = {
+    "pipeline_p2p": "pipeline transfers",
+    "prefill_interference": "others' prefill",
+    "num_gpus": "GPUs",
+    "price_per_gpu_hour": "dollars a GPU-hour",
+    "price_per_hour": "dollars an hour",
+}
 """Names that plain words would spoil."""
+SPELT = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs"}
+"""Words that are written otherwise than in a name."""
 
 
 def seconds(value: float | None) -> str:
@@ -29,15 +37,17 @@ def count(value: float | None) -> str:
 
 def gib(value: float | None) -> str:
     """Bytes in GiB (2**30), or MiB where that is below a tenth."""
-    if value is None:
-        return ABSENT
+    if not value:
+        return ABSENT if value is None else "0 GiB"
     return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 def billions(value: float | None) -> str:
-    """A number of parameters: 70.6 B, 125 M."""
+    """A number of parameters: 1.01 T, 70.6 B, 125 M."""
     if value is None:
         return ABSENT
+    if value >= 0.9995e12:
+        return f"{value / 1e12:.3g} T"
     return f"{value / 1e9:.3g} B" if value >= 1e9 else f"{value / 1e6:.3g} M"
 
 
@@ -93,7 +103,7 @@ def arrows(text: str) -> str:
 
 def words(name: str) -> str:
     """A part's or field's name as people write it."""
-    return WORDS.get(name, name.replace("_", " "))
+    return WORDS.get(name) or " ".join(SPELT.get(word, word) for word in name.split("_"))
 
 
 def measured(value: float | None, unit: str) -> str:
@@ -116,7 +126,7 @@ def measured(value: float | None, unit: str) -> str:
         case "hours":
             return f"{value:,.0f} h"
         case "dollars":
-            return f"${value:,.0f}" if value >= 100 else f"${value:,.3g}"
+            return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
         case "joules":
             return f"{_significant(value / JOULES_PER_MWH)} MWh"
         case _:

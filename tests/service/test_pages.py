@@ -42,6 +42,11 @@ def test_the_arithmetic_of_a_configuration() -> None:
         (formats.seconds(1234.5), "1,234 s"),
         (formats.percent(-0.0712), "−7.1 %"),
         (formats.gib(3 * 2**30), "3.00 GiB"),
+        (formats.billions(1.008e12), "1.01 T"),
+        (formats.share(2.4e-11), "below 0.01 %"),
+        (formats.tick(1.5, "seconds"), "1.5 s"),
+        (formats.measured(3.9, "dollars"), "$3.90"),
+        (formats.words("gpus_per_node"), "GPUs per node"),
         (formats.count(1651.6), "1,652"),
     ],
 )

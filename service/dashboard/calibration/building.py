@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.measurement import MeasurementStatus, Runner
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord, Page
 from hp_tool.errors import HpToolError
 from hp_tool.learning.lessons import Lesson
+from hp_tool.search.serving import software
 from service.dashboard import formats
 from service.dashboard.calibration.contexts import (
     CalibrationsPage,
@@ -67,6 +68,7 @@ def series_page(records: Sequence[CalibrationRecord], *, lessons: Sequence[Lesso
         cluster=newest.cluster_key,
         framework=newest.framework,
         family=_family(newest),
+        serves=newest.framework.split()[0] in {software(runner) for runner in get_args(Runner)},
         newest=versions[0],
         versions=versions,
         factors=tuple(_factors(newest.payload.get("summary", {}))),

@@ -97,6 +97,8 @@ class SeriesPage:
     cluster: str
     framework: str
     family: str
+    serves: bool
+    """Its runs served requests, and were no training steps."""
     newest: VersionRow
     versions: tuple[VersionRow, ...]
     factors: tuple[Factor, ...]

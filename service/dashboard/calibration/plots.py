@@ -48,7 +48,7 @@ def drift(rows: Sequence[LessonRow]) -> Figure:
             ),
         ],
         "layout": {
-            "xaxis": {"title": "Measured at (UTC)"},
+            "xaxis": {"title": "Measured at (UTC)", "nticks": 4, "tickangle": 0},
             "yaxis": {"title": "Predicted / measured − 1", "tickformat": "+.0%", "zeroline": True},
         },
     }  # fmt: skip

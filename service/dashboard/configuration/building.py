@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hp_tool import anatomy, app, schema, serving
 from hp_tool.anatomy import StageAnatomy
@@ -18,7 +17,8 @@ from hp_tool.layouts import serving_arithmetic
 from hp_tool.problem import resolve_training
 from hp_tool.single import calibrated, predicted, single
 from service.dashboard import formats
-from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView, Fact
+from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView
+from service.dashboard.configuration.facts import facts_of
 from service.dashboard.configuration.mending import mend_rows
 from service.dashboard.configuration.metrics import serving_metrics, training_metrics
 from service.dashboard.contexts import Tone
@@ -92,7 +92,7 @@ def _training_view(query: Query, found: Estimate, learnt: Estimate | None) -> Co
         shown_stages=shown,
         num_stages=stages,
         time=_time(found, learnt),
-        provenance=_provenance(found, learnt),
+        provenance=facts_of(found, learnt),
         query_text=json.dumps(schema.query_mapping(query), indent=2, ensure_ascii=False),
         href=configuration_href(query),
     )
@@ -106,7 +106,6 @@ def _serving_view(query: Query, found: InferenceEstimate) -> ConfigurationView:
         memory = stack([Row(label="Fullest GPU", parts=parts, limit=found.memory.capacity_bytes)], unit="bytes")
     verdict, tone = _verdict(found)
     limits = f"up to {found.parallel.max_num_seqs} requests at once, {found.parallel.max_num_batched_tokens:,} tokens a pass"
-    sources = found.intervals.source if found.intervals else None
     return ConfigurationView(
         kind="inference",
         subject=subject(query),
@@ -123,7 +122,7 @@ def _serving_view(query: Query, found: InferenceEstimate) -> ConfigurationView:
         shown_stages=1,
         num_stages=found.parallel.pipeline_parallel_size,
         time=stack([Row(label="One request", parts=found.parts_s)], unit="seconds") if found.parts_s else None,
-        provenance=_facts(found.provenance, sources),
+        provenance=facts_of(found),
         query_text=json.dumps(schema.query_mapping(query), indent=2, ensure_ascii=False),
         href=configuration_href(query),
     )
@@ -201,27 +200,3 @@ def _with_the_best(query: Query, found: Estimate | InferenceEstimate, asked: str
     if not best or best[0].parallel == found.parallel:
         return None
     return compare_href(asked, configuration_text(free, parallel=best[0].parallel))
-
-
-def _provenance(found: Estimate, learnt: Estimate | None) -> tuple[Fact, ...]:
-    known = dict(found.provenance)
-    if learnt is not None:
-        known |= {name: value for name, value in learnt.provenance.items() if name not in known}
-    return _facts(known, found.intervals.source if found.intervals else None)
-
-
-def _facts(known: dict[str, object], intervals: str | None) -> tuple[Fact, ...]:
-    facts = [Fact(name=name.replace("_", " "), value=_said(value)) for name, value in known.items() if value is not None]
-    if intervals:
-        facts.append(Fact(name="intervals", value=intervals))
-    return tuple(facts)
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(_said(each) for each in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_said(each)}" for name, each in value.items())
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)

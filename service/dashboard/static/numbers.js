@@ -14,7 +14,7 @@ export function count(value) {
 }
 
 export function gib(value) {
-  if (value == null) return ABSENT;
+  if (!value) return value == null ? ABSENT : "0 GiB";
   return value >= 0.1 * 2 ** 30 ? `${(value / 2 ** 30).toFixed(2)} GiB` : `${(value / 2 ** 20).toFixed(1)} MiB`;
 }
 
