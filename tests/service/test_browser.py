@@ -80,3 +80,23 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
     assert page.evaluate(colour) == "rgb(27, 122, 67)"
     page.emulate_media(color_scheme="dark")
     wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)
+
+
+def test_a_page_whose_scripts_were_cut_off_makes_itself_whole(
+    browser: Browser, server: str, store: Store, query: Query
+) -> None:
+    with Client(server=server) as client:
+        search = client.submit_search(query=query).id
+    one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4))
+    context = browser.new_context()
+    page = context.new_page()
+    away = ("**/static/*/table.js", "**/events")
+    for address in away:
+        page.route(address, lambda route: route.abort())
+    page.goto(f"{server}/searches/{search}")
+    page.get_by_text("The server is away").wait_for()
+    assert page.locator("tr.chosen").count() == 0
+    for address in away:
+        page.unroute(address)
+    page.locator("tr.chosen").wait_for()
+    context.close()

@@ -2,7 +2,8 @@
 
 import { seconds, count, gib } from "./numbers.js";
 
-export const MOST_POINTS = 250; // that one trace draws; what is left out of how many is said below the charts
+export const MOST_POINTS = 150; // that one trace draws; what is left out of how many is said below the charts
+const MOST_INTERVALS = 60; // each is an element of its own, and many hide the points
 const GIB = 2 ** 30;
 const FEW = 12; // runs, each of which has its tick: there is no run one and a half
 
@@ -19,7 +20,7 @@ export function history(trials, shown) {
   const awaited = sample(shown.filter((i) => expected(trials, i) != null && !faded(trials, i)), trials);
   return {
     data: [
-      points("Expected by the model", awaited, number, (i) => expected(trials, i), trials, { symbol: "line-ew-open", color: "--series-2", size: 8 }),
+      dashes("Expected by the model", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
       points("Failed, where expected", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "x", color: "--ink-faint", size: 6 }),
       points("Measured", sample(ok, trials), number, (i) => trials.measured_step_s[i], trials, { color: "--series-1", size: 6 }),
       {
@@ -40,7 +41,7 @@ export function accuracy(trials, shown) {
   const ends = all.length ? [Math.min(...all) * 0.9, Math.max(...all) * 1.1] : [];
   const known = both.filter((i) => trials.calibrated_step_s[i] != null);
   const after = points("After calibration", known, measured, (i) => trials.calibrated_step_s[i], trials, { color: "--series-1", size: 6 });
-  if (known.length <= 200) {
+  if (known.length <= MOST_INTERVALS) {
     after.error_y = {
       type: "data", symmetric: false, thickness: 1, width: 2, color: "--series-1",
       array: known.map((i) => (trials.calibrated_high_s[i] ?? trials.calibrated_step_s[i]) - trials.calibrated_step_s[i]),
@@ -105,6 +106,17 @@ export function points(name, indices, x, y, trials, marker) {
   return {
     type: "scatter", mode: "markers", name, marker, x: indices.map(x), y: indices.map(y), customdata: indices,
     text: indices.map((i) => about(trials, i)), hovertemplate: "%{text}<extra></extra>",
+  };
+}
+
+// Short level lines, all of them one element: as markers each would be its own.
+function dashes(name, indices, x, y, trials, color) {
+  const all = indices.map(x);
+  const half = Math.max(0.3, (Math.max(...all) - Math.min(...all)) / 250);
+  const triple = (values) => values.flatMap((value) => [value, value, null]);
+  return {
+    type: "scatter", mode: "lines", name, line: { color, width: 2 }, text: triple(indices.map((i) => about(trials, i))), hovertemplate: "%{text}<extra></extra>",
+    x: all.flatMap((at) => [at - half, at + half, null]), y: triple(indices.map(y)), connectgaps: false,
   };
 }
 

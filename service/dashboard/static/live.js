@@ -18,7 +18,8 @@ function follow(url) {
 
   function listen(stream) {
     stream.addEventListener("open", () => {
-      if (away) refresh(); // whatever happened meanwhile
+      if (away && !whole()) location.reload();
+      else if (away) refresh(); // whatever happened meanwhile
       away = false;
       note("");
     });
@@ -35,6 +36,12 @@ function follow(url) {
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => listen(new EventSource(url)), RETRY_MS);
     });
   }
+}
+
+// A script that had not come when the server went away cannot be asked for again on the same page.
+function whole() {
+  const trials = document.querySelector("#trials");
+  return !trials || "ready" in trials.dataset;
 }
 
 async function refresh() {

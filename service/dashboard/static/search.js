@@ -173,9 +173,13 @@ const watch = new IntersectionObserver((entries) => {
     else visible.delete(entry.target.dataset.part);
   }
   if (trials) drawVisible();
-}, { rootMargin: "200px" });
+});
 for (const name of [...Object.keys(figures), "parallel"]) watch.observe(part(name));
 
 addEventListener("popstate", () => trials && (controls(), update()));
 document.addEventListener("refreshed", () => load().catch((error) => console.info(error)));
-await load();
+root.dataset.ready = ""; // see live.js
+load().catch((error) => {
+  console.info(error); // a live page asks again
+  if (!document.body.dataset.events) part("empty").textContent = "The runs did not come; reload the page.";
+});
