@@ -82,9 +82,7 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
     wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)
 
 
-def test_a_page_whose_scripts_were_cut_off_makes_itself_whole(
-    browser: Browser, server: str, store: Store, query: Query
-) -> None:
+def test_a_page_whose_scripts_were_cut_off_mends_itself(browser: Browser, server: str, store: Store, query: Query) -> None:
     with Client(server=server) as client:
         search = client.submit_search(query=query).id
     one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4))
