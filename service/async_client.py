@@ -52,9 +52,15 @@ class AsyncClient:
         return await self._do(calls.size(query=query))
 
     async def submit_search(
-        self, *, query: Mapping[str, Any], idempotency_key: str | None = None, webhook: str | None = None
+        self,
+        *,
+        query: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        webhook: str | None = None,
+        priority: int = 0,
     ) -> SearchView:
-        return await self._do(calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook))
+        call = calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
+        return await self._do(call)
 
     async def webhook(self, *, search_id: str) -> WebhookView:
         return await self._do(calls.webhook(search_id=search_id))

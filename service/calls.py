@@ -90,8 +90,11 @@ def size(*, query: Mapping[str, Any]) -> Call[JsonObject]:
     return Call(method="POST", path="/v1/sizings", answer=JsonObject, options={"json": query})
 
 
-def submit_search(*, query: Mapping[str, Any], idempotency_key: str | None, webhook: str | None) -> Call[SearchView]:
-    options = {"json": query, "headers": _once(idempotency_key), "params": _given({"webhook": webhook})}
+def submit_search(
+    *, query: Mapping[str, Any], idempotency_key: str | None, webhook: str | None, priority: int
+) -> Call[SearchView]:
+    params = _given({"webhook": webhook, "priority": priority or None})
+    options = {"json": query, "headers": _once(idempotency_key), "params": params}
     return Call(method="POST", path="/v1/searches", answer=SearchView, options=options)
 
 

@@ -101,13 +101,20 @@ class Client:
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
 
     def submit_search(
-        self, *, query: Mapping[str, Any], idempotency_key: str | None = None, webhook: str | None = None
+        self,
+        *,
+        query: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        webhook: str | None = None,
+        priority: int = 0,
     ) -> SearchView:
         """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search.
 
+        `priority`: -100 to 100, higher goes first; above 0 for administrators.
         `webhook`: https URL that is told when it ends; `service.webhooks.verify` tells the service's messages from others'.
         """
-        return self._do(calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook))
+        call = calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
+        return self._do(call)
 
     def webhook(self, *, search_id: str) -> WebhookView:
         """How far the telling of its end has come."""

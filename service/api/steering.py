@@ -8,6 +8,7 @@ from hp_tool import ranges
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchRecord
+from hp_tool.errors import InputError
 
 
 class Action(StrEnum):
@@ -38,10 +39,12 @@ def change_budget(
     """The search with another budget; what is None stays.
 
     Raises:
-        InputError: a number that no search may have.
+        InputError: a number that no search may have, or none at all.
         NotFoundError: no such search.
         ConflictError: it has ended.
     """
+    if budget_runs is None and budget_gpu_seconds is None:
+        raise InputError("nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs")
     for name, value in (("budget_runs", budget_runs), ("budget_gpu_seconds", budget_gpu_seconds)):
         ranges.check_range(value, ranges.BUDGET_RANGES[name], field=name)
     return store.change_budget(search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds)

@@ -40,6 +40,8 @@ def test_errors_are_the_librarys(server: str, query: Query) -> None:
             client.search(search_id="nope")
         with pytest.raises(NotFoundError):
             list(client.events(search_id="nope"))
+        with pytest.raises(InputError, match="nothing to change"):
+            client.change_budget(search_id=client.submit_search(query=query).id)
         search = client.submit_search(query=query)
         client.cancel(search_id=search.id)
         with pytest.raises(ConflictError):
@@ -131,6 +133,15 @@ def test_a_search_that_failed_before_any_run_raises_as_it_would_here(server: str
         with pytest.raises(InputError, match="no such GPU here") as caught:
             client.wait(search_id=search)
         assert caught.value.code == "launcher_mismatch"
+
+
+def test_a_search_waits_by_its_priority(server: str, store: Store, query: Query) -> None:
+    with Client(server=server) as client:
+        later, sooner = (client.submit_search(query=query, priority=priority).id for priority in (-5, 7))
+        with pytest.raises(InputError, match="less than or equal to 100"):
+            client.submit_search(query=query, priority=101)
+    claimed = [store.claim_search(holder="w", lease_s=60.0) for _ in range(2)]
+    assert [claim[0].id for claim in claimed if claim] == [sooner, later]
 
 
 def test_a_measurement_is_reported(server: str, query: Query) -> None:
