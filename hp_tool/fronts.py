@@ -7,17 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from hp_tool.correction import Correction
-from hp_tool.cost.compute import peak_flops
-from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.domain.query import Query
 from hp_tool.problem import TrainingProblem
 from hp_tool.ranking import CostedRows, CostedSpace, cost_space, costed_chunks, with_residuals
 from hp_tool.serving.pareto import undominated
 from hp_tool.space import default_axes
-from hp_tool.targets import longest_step_s
-
-BEYOND_PEAK = 2.0
-"""No step is faster than its model FLOPs at this multiple of the peak: kernels skip the causal half of attention at most."""
+from hp_tool.targets import least_step_s, longest_step_s
 
 
 def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
@@ -78,11 +73,9 @@ def devices_front(
 
 def _possible(query: Query, problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """The problem on each of `device_counts`, without those too few to meet a deadline at twice their peak."""
-    work = token_flops(problem.model, problem.workload).model * step_tokens(problem.workload)
-    peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
     for count in device_counts(query=query, problem=problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
-        if work / (BEYOND_PEAK * peak * count) <= longest_step_s(smaller):
+        if least_step_s(smaller) <= longest_step_s(smaller):
             yield smaller
 
 

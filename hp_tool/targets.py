@@ -1,12 +1,18 @@
-"""What a training must keep to: max_days and max_cost as a longest step time, and those that a prediction misses."""
+"""What a training must keep to: max_days and max_cost as a longest step time, those that a prediction misses, and the least
+that a step takes.
+"""
 
 from __future__ import annotations
 
-from hp_tool.cost.flops import step_tokens
+from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.problem import TrainingProblem
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+BEYOND_PEAK = 2.0
+"""Kernels skip the causal half of attention at most."""
 
 
 def longest_step_s(problem: TrainingProblem) -> float:
@@ -25,6 +31,14 @@ def longest_step_s(problem: TrainingProblem) -> float:
         hours = problem.constraints.max_cost / (problem.cluster.price_per_gpu_hour * problem.cluster.num_gpus)
         limits.append(hours * SECONDS_PER_HOUR / steps)
     return min(limits)
+
+
+def least_step_s(problem: TrainingProblem) -> float:
+    """No step is faster than its model FLOPs at BEYOND_PEAK times what the devices' datasheets say."""
+    cluster, workload = problem.cluster, problem.workload
+    work = token_flops(problem.model, workload).model * step_tokens(workload)
+    peak = max(peak_flops(kind.gpu, precision=workload.precision) for kind in cluster.kinds or (cluster,))
+    return work / (BEYOND_PEAK * peak * cluster.num_gpus)
 
 
 def missed_targets(result: Estimate, problem: TrainingProblem) -> tuple[Reason, ...]:

@@ -61,7 +61,7 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
         return found
     known = entries(kind)
     hint = nearest(name, [known_name for e in known for known_name in (e.name, *e.aliases)])
-    message = f"no {_SINGULAR[kind]} is called {name!r}{hint or _listing(kind, known)}"
+    message = f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint or _listing(kind, known)}"
     raise NotFoundError(message, field=field or _SINGULAR[kind])
 
 

@@ -104,10 +104,11 @@ def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[BinaryIO]:
     if path == "-":
-        yield sys.stdin.buffer
+        yield query_files.standard_input()
         return
     try:
-        with Path(path).open("rb") as stream:
-            yield stream
+        stream = Path(path).open("rb")  # noqa: SIM115 (an error of what reads it is not one of opening it)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", field="QUERIES") from None
+    with stream:
+        yield stream

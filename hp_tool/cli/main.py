@@ -54,6 +54,11 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # a full disk, a device that is gone; what commands open they name themselves
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"hp-tool: {where}{error.strerror or error}\n")
+        sys.stdout = None  # what is left in it would fail again at the end  # type: ignore[assignment]
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

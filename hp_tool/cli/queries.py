@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -59,7 +59,14 @@ def read_text(path: str) -> str | bytes:
     from hp_tool.documents import MAX_FILE_BYTES
     from hp_tool.documents import read_text as read_file
 
-    return sys.stdin.buffer.read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
+    return standard_input().read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
+
+
+def standard_input() -> BinaryIO:
+    """Raises InputError where it is closed."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed; name a file in place of -")
+    return sys.stdin.buffer
 
 
 def read_lines(path: str) -> Iterator[bytes]:
@@ -67,7 +74,7 @@ def read_lines(path: str) -> Iterator[bytes]:
     from hp_tool.documents import MAX_FILE_BYTES
 
     try:
-        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as stream:
+        with standard_input() if path == "-" else Path(path).open("rb") as stream:
             while line := stream.readline(MAX_FILE_BYTES + 1):
                 if len(line) > MAX_FILE_BYTES:
                     raise InputError(f"a line of {path} is longer than {MAX_FILE_BYTES:,} bytes", code="too_large")

@@ -16,6 +16,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
+from hp_tool.learning.plausible import check_plausible
 from hp_tool.learning.series import cluster_key
 from hp_tool.problem import TrainingProblem, resolve_training
 
@@ -44,7 +45,7 @@ def read_report(
     look its names up.
 
     Raises:
-        InputError: the report is malformed, its configuration illegal, or its numbers belong to other hardware.
+        InputError: the report is malformed, its configuration illegal, or its numbers cannot be or belong to other hardware.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
     query = resolve(replace(report.query, parallel=report.parallel))
@@ -52,6 +53,7 @@ def read_report(
     problem = resolve_training(query)
     estimate = _legal(app.estimate(query=query))
     measurement, hardware = _checked(report.measurement, problem)
+    check_plausible(measurement, problem=problem, estimate=estimate)
     assert estimate.parallel is not None
     return NewMeasurement(
         source=source,

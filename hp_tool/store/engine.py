@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
-from hp_tool.errors import InputError, MissingExtraError
+from hp_tool.errors import InputError, MissingExtraError, StoreError
 from hp_tool.places import default_database_path
 
 ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
@@ -55,7 +55,8 @@ def masked(url: str) -> str:
 def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     """An engine with transactions that wait for each other instead of failing.
 
-    foreign_keys=False is for migrations, which on SQLite rebuild tables. MissingExtraError without PostgreSQL's driver.
+    foreign_keys=False is for migrations, which on SQLite rebuild tables. MissingExtraError without PostgreSQL's driver,
+    StoreError where a SQLite file has no place.
     """
     parsed = parse_url(url)
     # A NaN in JSON would be accepted by SQLite and break every reader after it.
@@ -64,24 +65,61 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
         if find_spec("psycopg") is None:
             raise MissingExtraError("PostgreSQL needs the postgresql extra: pip install 'hp-tool[postgresql]'")
         return sa.create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10}, **common)
-    Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(parsed.database or "").parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the database's folder {folder} cannot be made: {error.strerror}; name another place in {ENVIRONMENT_VARIABLE}"
+        ) from None
     engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S}, **common)
     _set_up_sqlite(engine, foreign_keys=foreign_keys)
     return engine
 
 
 def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
+    file = _SameFile(engine.url)
+
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
+        file.check()  # before SQLite makes an empty one
         connection.isolation_level = None  # transactions begin below, not where the driver guesses
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
         connection.execute("PRAGMA synchronous = NORMAL")  # with WAL: safe against a crash of any process, four times faster
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+        file.remember()
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
+        file.check()
         # A transaction that reads first and writes later fails at once when another wrote in between, whatever the
         # timeout. Taking the write lock at the start makes it wait its turn.
         writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+class _SameFile:
+    """The file of a SQLite database: what is written into one that was deleted or replaced meanwhile is lost without a word."""
+
+    def __init__(self, url: URL) -> None:
+        self._url, self._path = url, Path(url.database or "").absolute()
+        self._known: tuple[int, int] | None = None
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def remember(self) -> None:
+        self._known = self._known or self._identity()
+
+    def check(self) -> None:
+        """Raises StoreError where it is not the file that was opened first."""
+        if self._known is not None and self._identity() != self._known:
+            raise StoreError(
+                f"database {self._url.render_as_string(hide_password=True)}: its file was deleted or replaced while in use; "
+                "put it back, or restart what uses it"
+            )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, status
+from fastapi import APIRouter, Depends, Query, Request, status
 
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.learning import MadeCalibration, calibrate
-from service.api.dependencies import Cursor, StoreDep, SystemStoreDep
+from service.api.dependencies import Cursor, StoreDep, SystemStoreDep, refuse_body
 from service.api.views import CalibrationView, PageView
 
 router = APIRouter(prefix="/calibrations", tags=["calibrations"])
@@ -27,7 +27,7 @@ def learn(
     return made
 
 
-@router.post("", status_code=status.HTTP_201_CREATED)
+@router.post("", status_code=status.HTTP_201_CREATED, dependencies=[Depends(refuse_body)])
 def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
     """Fit the stored measurements, of one GPU or framework where given: the newest version of every series they speak of.
 

@@ -147,5 +147,5 @@ def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | Node
         return catalog.model(name, allow_files=False) if kind == "model" else catalog.node_type(name)
     record = store.get_registration(kind=kind, name=name.casefold())
     if record is None:
-        raise NotFoundError(f"no {kind} is called {name!r}", field="name")
+        raise NotFoundError(f"no {kind} is called {name[:200]!r}", field="name")
     return read_spec(kind=kind, name=record.name, spec=record.spec)

@@ -101,6 +101,12 @@ async def refuse_unknown_parameters(request: Request) -> None:
             raise InputError(f"unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key")
 
 
+async def refuse_body(request: Request) -> None:
+    """For routes that read none: what stands in one would be passed over. Raises InputError."""
+    if (await request.body()).strip() not in (b"", b"{}"):
+        raise InputError("this route takes no body; what it may be told are parameters of its address", code="unknown_key")
+
+
 def _parameters(dependant: Dependant) -> set[str]:
     """The query parameters of a route, its dependencies' included."""
     own = {field.alias for field in dependant.query_params}

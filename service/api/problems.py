@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -95,9 +95,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or None
-        return _response(422, code="invalid_input", detail=first["msg"], field=where)
+        where = _path(error.errors()[0]["loc"])
+        # A value that several types may take has a complaint of each.
+        each = dict.fromkeys(found["msg"] for found in error.errors() if _path(found["loc"]) == where)
+        return _response(422, code="invalid_input", detail="; or ".join(each), field=where)
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
@@ -119,6 +120,11 @@ def install(app: FastAPI) -> None:
         if request_id:  # sent outside of the layer that says it otherwise
             response.headers["X-Request-ID"] = request_id
         return response
+
+
+def _path(loc: Sequence[int | str]) -> str | None:
+    """The field as its sender wrote it: without where it stood (query, body) and the branches of a union."""
+    return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or None
 
 
 def _allowed(request: Request) -> set[str]:

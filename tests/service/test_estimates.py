@@ -146,3 +146,14 @@ def test_the_api_description_is_complete(http: TestClient) -> None:
         ("post", "/v1/measurements"), ("get", "/v1/measurements"), ("get", "/healthz"), ("get", "/readyz"),
     ]:  # fmt: skip
         assert wanted in paths
+
+
+def test_a_parameter_of_several_kinds_names_all_of_them(shared_http: TestClient, query: Query) -> None:
+    problem = shared_http.post("/v1/recommendations", params={"pareto": "speed"}, json=query).json()
+    assert problem["field"] == "pareto"
+    assert all(word in problem["detail"] for word in ("memory", "gpus", "throughput"))
+
+
+def test_a_body_where_none_is_read_is_refused(shared_http: TestClient) -> None:
+    assert shared_http.post("/v1/calibrations", json={"gpu": "h100-sxm-80gb"}).status_code == 422
+    assert shared_http.post("/v1/calibrations", json={}).status_code == 201

@@ -75,3 +75,18 @@ def test_nan_never_reaches_a_json_column(tmp_path: Path) -> None:
         pytest.raises(sa.exc.StatementError, match="not JSON compliant"),
     ):
         connection.execute(sa.select(sa.literal({"x": float("nan")}, sa.JSON)))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_is_written_into_a_file_that_was_taken_away(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "store.sqlite3"
+    store = open_store(f"sqlite:///{path}")
+    path.rename(tmp_path / "elsewhere.sqlite3")
+    if replaced:
+        path.write_bytes(b"")
+    with pytest.raises(StoreError, match="deleted or replaced while in use"):
+        store.create_search(query={})
+    assert path.exists() == replaced
+    (tmp_path / "elsewhere.sqlite3").rename(path)  # put back, it is as before
+    assert store.list_searches(limit=1).items == ()
+    store.close()

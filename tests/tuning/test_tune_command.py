@@ -103,7 +103,7 @@ class FakeClient:
     def __exit__(self, *_):
         self.store.close()
 
-    def submit_search(self, *, query):
+    def submit_search(self, *, query, **options):
         return self.store.create_search(query=query)
 
     def wait(self, *, search_id, on_event):

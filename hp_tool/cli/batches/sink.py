@@ -23,6 +23,8 @@ def writing(path: str, *, resume: bool) -> Iterator[BinaryIO]:
     if path == "-":
         if resume:
             raise InputError("--resume goes on with a file: name it with --output", field="--resume")
+        if sys.stdout is None:
+            raise InputError("standard output is closed; name a file with --output", field="--output")
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

@@ -1,0 +1,49 @@
+"""Reported figures that cannot be are refused: one of them alone would decide what its cluster is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hp_tool.errors import InputError
+from hp_tool.learning.reports import read_report
+
+
+def report(gpu: str = "h100-sxm-80gb", **measurement: Any) -> bytes:
+    query = {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": gpu, "num_gpus": 8},
+        "training": {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
+    }
+    figures = {"status": "ok", "step_s": 5.0, **measurement}
+    return json.dumps({"query": query, "parallel": {"tensor_parallel_size": 8}, "measurement": figures}).encode()
+
+
+@pytest.mark.parametrize("figures", [{"step_s": 2.0}, {"step_s": 500.0}, {"peak_memory_bytes": 30 * 10**9}])
+def test_what_a_run_may_show_is_taken(figures: dict[str, Any]) -> None:
+    taken = read_report(report(**figures), source="reported").measurement
+    assert figures.items() <= {"step_s": taken.step_s, "peak_memory_bytes": taken.peak_memory_bytes}.items()
+
+
+@pytest.mark.parametrize(
+    ("figures", "field"),
+    [
+        ({"step_s": 1e-300}, "step_s"),
+        ({"step_s": 0.005}, "step_s"),
+        ({"step_s": 5_000.0}, "step_s"),
+        ({"step_s": 1e18}, "step_s"),
+        ({"peak_memory_bytes": 1}, "peak_memory_bytes"),
+        ({"peak_memory_bytes": 10**12}, "peak_memory_bytes"),
+    ],
+)
+def test_what_no_run_can_show_is_refused(figures: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match="cannot be") as caught:
+        read_report(report(**figures), source="file")
+    assert (caught.value.field, caught.value.code) == (f"measurement.{field}", "implausible")
+
+
+def test_a_processor_is_as_fast_as_its_host() -> None:
+    assert read_report(report("cpu", step_s=5_000.0), source="reported").measurement.step_s == 5_000.0
