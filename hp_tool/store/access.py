@@ -12,6 +12,7 @@ from hp_tool.domain.records import Page
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, now
+from hp_tool.store.codec import storable
 from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.quotas import reserved_by_open_searches, used_today
 from hp_tool.store.types import new_id, row_dict
@@ -100,8 +101,7 @@ class Access(StoreBase):
             "owner": owner,
             "api_key_id": api_key_id,
             "action": action[:200],
-            # What a stranger typed: cut to the column, and without the character that PostgreSQL has no place for.
-            "resource": resource[:500].replace("\0", "�"),
+            "resource": storable(resource[:500]),  # what a stranger typed
             "outcome": outcome,
             "request_id": request_id,
         }

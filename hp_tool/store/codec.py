@@ -21,12 +21,26 @@ def encode(value: Any, *, field: str) -> JsonObject:
     """A dataclass or mapping as a JSON object. InputError names `field` where it holds NaN, infinity or no JSON at all."""
     try:
         encoded = to_jsonable_python(value, inf_nan_mode="constants")
-        json.dumps(encoded, allow_nan=False)
+        text = json.dumps(encoded, allow_nan=False)
     except ValueError as error:  # covers pydantic's serialization error
         raise InputError(f"{field} cannot be stored as JSON: {error}", field=field) from error
     if not isinstance(encoded, dict):
         raise InputError(f"{field} must be a JSON object, not {type(value).__name__}", field=field)
-    return encoded
+    return _storable(encoded) if "\\u0000" in text else encoded
+
+
+def storable(text: str) -> str:
+    """Text of others' making, a log's or a stranger's, without the one character that PostgreSQL has no place for."""
+    return text.replace("\0", "\ufffd")
+
+
+def _storable(value: Any) -> Any:
+    """The same throughout a JSON value: as JSON it could be stored, but none of its texts be looked at ever after."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {storable(name): _storable(each) for name, each in value.items()}
+    return [_storable(each) for each in value] if isinstance(value, list) else value
 
 
 def decode(kind: type[T], value: JsonObject) -> T:

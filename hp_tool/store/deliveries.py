@@ -14,6 +14,7 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.webhooks import ATTEMPTS, WebhookRecord, WebhookState, wait_s
 from hp_tool.errors import NotFoundError
 from hp_tool.store.base import StoreBase, now
+from hp_tool.store.codec import storable
 from hp_tool.store.searches import read_search
 from hp_tool.store.types import row_dict
 from hp_tool.store.webhooks import HOOK, untold
@@ -52,7 +53,7 @@ class Deliveries(StoreBase):
         with self._writing() as connection:
             # The instant of the next attempt is this claim's own: one that comes late, or after a reset, changes nothing.
             mine = HOOK.c.search_id == webhook.search_id, HOOK.c.next_attempt_at == webhook.next_attempt_at
-            values: dict[str, Any] = {"last_error": error and error[:500].replace("\0", "�")}
+            values: dict[str, Any] = {"last_error": error and storable(error[:500])}
             if error is None:
                 values |= {"state": WebhookState.DELIVERED, "delivered_at": now(connection)}
             elif webhook.attempts >= ATTEMPTS:

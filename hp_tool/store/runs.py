@@ -17,7 +17,7 @@ from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunF
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
-from hp_tool.store.codec import decode, decode_text, encode
+from hp_tool.store.codec import decode, decode_text, encode, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.quotas import admit_run, open_runs_on
@@ -120,7 +120,7 @@ class Runs(StoreBase):
             if run.state is RunState.FINISHED:
                 raise ConflictError(f"run {run_id} is already finished")
             at = now(connection)
-            ended = {"state": RunState.ABANDONED, "cause": cause, "gpu_seconds": gpu_seconds, "finished_at": at}
+            ended = {"state": RunState.ABANDONED, "cause": storable(cause), "gpu_seconds": gpu_seconds, "finished_at": at}
             return _changed(connection, run_id, at=at, **ended)
 
     def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
