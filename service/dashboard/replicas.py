@@ -99,7 +99,7 @@ class ServingRuns:
     def misses(self, seen: Seen) -> tuple[str, ...]:
         """The targets that latencies miss, in words."""
         return tuple(
-            f"{LATENCIES[name]} {formats.seconds(getattr(seen, name))}, above {formats.seconds(limit)}"
+            f"{LATENCIES[name]} {formats.seconds(getattr(seen, name))} is above {formats.seconds(limit)}"
             for name, limit in self.targets.items()
             if getattr(seen, name) > limit
         )

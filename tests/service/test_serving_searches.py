@@ -54,6 +54,16 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert targets == {"time to first token": None, "time per output token": TARGET_S, "request latency": None}
 
 
+def test_where_no_run_keeps_to_the_target_the_nearest_is_shown_and_not_called_the_best(searched: Searched) -> None:
+    http, store, _ = searched
+    asked = query(search={"budget_runs": 1}, targets={"tpot_s": 1e-5})
+    found = tune(query=asked, store=store, launcher=ServingEngine(num_gpus=2))
+    page, best = (http.get(f"/searches/{found.search.id}{rest}") for rest in ("", ".json"))
+    assert "Nearest to the targets" in page.text and "Best configuration</h2>" not in page.text
+    (miss,) = best.json()["best"]["misses"]
+    assert miss.startswith("time per output token") and miss.endswith("above 10 µs") and miss in page.text
+
+
 def test_its_columns_hold_what_was_predicted_and_measured_under_the_whole_load(searched: Searched) -> None:
     http, _, search = searched
     table = http.get(f"/searches/{search}/trials.json").json()

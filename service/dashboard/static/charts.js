@@ -112,7 +112,7 @@ export function points(name, indices, x, y, trials, marker) {
 // Short level lines, all of them one element: as markers each would be its own.
 function dashes(name, indices, x, y, trials, color) {
   const all = indices.map(x);
-  const half = Math.max(0.3, (Math.max(...all) - Math.min(...all)) / 250);
+  const half = Math.max(0.1, (Math.max(...all) - Math.min(...all)) / 250);
   const triple = (values) => values.flatMap((value) => [value, value, null]);
   return {
     type: "scatter", mode: "lines", name, line: { color, width: 2 }, text: triple(indices.map((i) => about(trials, i))), hovertemplate: "%{text}<extra></extra>",
