@@ -16,7 +16,7 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.result import Estimate, Intervals
 from hp_tool.problem import TrainingProblem
 from hp_tool.search.table import allocated_bytes, layer_passes
-from hp_tool.targets import missed_targets
+from hp_tool.targets import with_missed_targets
 
 CONFIDENCE = 0.9
 MEMORY_OVERHEAD = "overhead"
@@ -67,16 +67,11 @@ def corrected_estimate(
         0,
         costs=_corrected(alone, known=known, calibration=calibration),
         candidates=one,
-        model=problem.model,
-        cluster=problem.cluster,
-        workload=problem.workload,
-        profile=problem.profile,
+        **problem.machine,
         strategy=problem.strategy,
     )
-    if missed := missed_targets(found, problem):
-        found = replace(found, feasible=False, reasons=found.reasons + missed)
     return replace(
-        found,
+        with_missed_targets(found, problem),
         intervals=_intervals(known, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0]), calibration=calibration),
         provenance={**found.provenance, "calibration": {**correction.provenance, **calibration.summary()}},
     )

@@ -9,9 +9,9 @@ from hp_tool.correction import Correction, corrected_estimate
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.parallel import as_asked
-from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.result import Recommendation
 from hp_tool.problem import TrainingProblem
-from hp_tool.targets import missed_targets
+from hp_tool.targets import with_missed_targets
 
 
 def described(chosen: Candidates, problem: TrainingProblem, correction: Correction | None) -> tuple[Recommendation, ...]:
@@ -19,10 +19,7 @@ def described(chosen: Candidates, problem: TrainingProblem, correction: Correcti
     if len(chosen) == 0:
         return ()
     costs = problem.costs(chosen)
-    nouns: dict[str, Any] = {
-        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile,
-        "strategy": problem.strategy,
-    }  # fmt: skip
+    nouns: dict[str, Any] = {**problem.machine, "strategy": problem.strategy}
     return tuple(
         Recommendation(
             rank=rank + 1,
@@ -46,11 +43,3 @@ def described_misses(
     return tuple(
         replace(row, estimate=with_missed_targets(row.estimate, problem)) for row in described(chosen, problem, correction)
     )
-
-
-def with_missed_targets(found: Estimate, problem: TrainingProblem) -> Estimate:
-    """The estimate, infeasible where it misses a limit, each of those among its reasons."""
-    missed = missed_targets(found, problem)
-    if not missed:
-        return found
-    return replace(found, feasible=False, reasons=found.reasons + missed)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hp_tool.correction import Correction
+from hp_tool.domain.divisors import divisors
 from hp_tool.domain.query import Query
 from hp_tool.problem import TrainingProblem
 from hp_tool.ranking import CostedRows, CostedSpace, cost_space, costed_chunks, with_residuals
@@ -21,11 +22,11 @@ def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
     d divides the global batch, t, p and c are the values that a search on the whole cluster would try.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
-    axes = default_axes(query=query.parallel, model=problem.model, cluster=cluster, workload=problem.workload)
+    axes = default_axes(query=query.parallel, **problem.nouns)
     ranks = {
         t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
     }
-    counts = {model_ranks * d for d in _divisors(batch, limit=cluster.num_gpus) for model_ranks in ranks}
+    counts = {model_ranks * d for d in divisors(batch, limit=cluster.num_gpus) for model_ranks in ranks}
     node = cluster.gpus_per_node
     fitting = {n for n in counts if n <= cluster.num_gpus and (n % node == 0 if n > node else node % n == 0)}
     return tuple(sorted(fitting | {cluster.num_gpus}))
@@ -77,7 +78,3 @@ def _possible(query: Query, problem: TrainingProblem) -> Iterator[TrainingProble
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
         if least_step_s(smaller) <= longest_step_s(smaller):
             yield smaller
-
-
-def _divisors(n: int, *, limit: int) -> list[int]:
-    return [k for k in range(1, min(n, limit) + 1) if n % k == 0]

@@ -47,11 +47,18 @@ class TrainingProblem:
     rows: Rows | None = None
     """What packed rows hold; None where all rows cost the same."""
 
+    @property
+    def nouns(self) -> dict[str, Any]:
+        """What decides which configurations are legal, by the names that functions take it under."""
+        return {"model": self.model, "cluster": self.cluster, "workload": self.workload}
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The same with the efficiency profile: what decides the costs of each."""
+        return {**self.nouns, "profile": self.profile}
+
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""
-        nouns: dict[str, Any] = {
-            "model": self.model, "cluster": self.cluster, "workload": self.workload, "profile": self.profile
-        }  # fmt: skip
         if self.cluster.kinds:
             first, second = zip(self.cluster.kinds, self.kind_profiles, strict=True)
             return MixedPipeline(
@@ -63,18 +70,18 @@ class TrainingProblem:
             ).costs(candidates)
         if self.strategy.pipeline_layout is not None:
             return LaidOutPipeline(
-                **nouns,
+                **self.machine,
                 strategy=self.strategy,
                 layout=self.strategy.pipeline_layout,
                 memory_headroom_fraction=self.constraints.memory_headroom_fraction,
             ).costs(candidates)
         costs = training_costs(
-            **nouns,
+            **self.machine,
             candidates=candidates,
             strategy=self.strategy,
             memory_headroom_fraction=self.constraints.memory_headroom_fraction,
         )
-        return costs if self.rows is None else with_imbalance(costs, rows=self.rows, **nouns, candidates=candidates)
+        return costs if self.rows is None else with_imbalance(costs, rows=self.rows, **self.machine, candidates=candidates)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""

@@ -105,10 +105,9 @@ def costed_chunks(
     """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Of a
     `correction` only the factors are used.
     """
-    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     keep_heap()
-    axes = default_axes(query=query.parallel, **nouns)
-    for chunk in legal_chunks(axes=axes, strategy=problem.strategy, **nouns):
+    axes = default_axes(query=query.parallel, **problem.nouns)
+    for chunk in legal_chunks(axes=axes, strategy=problem.strategy, **problem.nouns):
         costs: TrainingCosts = problem.costs(chunk.candidates)
         if correction is not None:
             every = chunk.candidates.take(slice(None))

@@ -12,7 +12,6 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.feasibility import legality
 from hp_tool.cost.reasons import explain
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.described import with_missed_targets
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
@@ -20,6 +19,7 @@ from hp_tool.domain.result import Estimate, Reason
 from hp_tool.errors import InputError
 from hp_tool.problem import TrainingProblem, resolve_training
 from hp_tool.space import scheduled_chunks
+from hp_tool.targets import with_missed_targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,9 @@ def single(query: Query) -> Single:
     problem = resolve_training(query)
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
     candidate = Candidates.alone(config)
-    nouns: dict[str, Any] = {
-        "model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "strategy": problem.strategy
-    }  # fmt: skip
-    code = int(legality(**nouns, candidates=candidate))
-    reasons = explain(code, **nouns, config=config) if code else ()
+    asked: dict[str, Any] = {**problem.nouns, "strategy": problem.strategy}
+    code = int(legality(**asked, candidates=candidate))
+    reasons = explain(code, **asked, config=config) if code else ()
     return Single(query=query, problem=problem, config=config, candidate=candidate, reasons=reasons)
 
 
@@ -75,10 +73,7 @@ def predicted(*, asked: Single, row: Row | None = None) -> Estimate:
     found = estimate_alone(
         costs=problem.costs(asked.candidate) if row is None else row.costs.row(row.index),
         candidate=asked.candidate,
-        model=problem.model,
-        cluster=problem.cluster,
-        workload=problem.workload,
-        profile=problem.profile,
+        **problem.machine,
         strategy=problem.strategy,
     )
     return with_missed_targets(replace(found, parallel=asked.config), problem)

@@ -4,6 +4,8 @@ that a step takes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
@@ -22,7 +24,7 @@ def longest_step_s(problem: TrainingProblem) -> float:
     tokens = problem.workload.total_tokens
     if tokens is None:
         return float("inf")
-    kept = goodput(model=problem.model, cluster=problem.cluster, workload=problem.workload)
+    kept = goodput(**problem.nouns)
     steps = tokens / step_tokens(problem.workload) / (1.0 if kept is None else kept.fraction)
     limits = [float("inf")]
     if problem.constraints.max_days is not None:
@@ -62,3 +64,11 @@ def _in_parts(result: Estimate, value: float) -> str:
     shares = {name.replace("_", " "): seconds / result.time.step_s for name, seconds in result.time.parts_s.items()}
     largest = sorted(shares.items(), key=lambda item: -item[1])
     return ": " + ", ".join(f"{name} {share * value:,.1f}" for name, share in largest if share >= 0.01)
+
+
+def with_missed_targets(found: Estimate, problem: TrainingProblem) -> Estimate:
+    """The estimate, infeasible where it misses a limit, each of those among its reasons."""
+    missed = missed_targets(found, problem)
+    if not missed:
+        return found
+    return replace(found, feasible=False, reasons=found.reasons + missed)

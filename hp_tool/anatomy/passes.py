@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.encoder_decoder import mean_layer_time
-from hp_tool.cost.layer import LayerTime, layer_time
-from hp_tool.cost.schedules.costs import splits_backward
+from hp_tool.cost.layer import LayerTime
+from hp_tool.cost.model_layers import model_layers
+from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.stages import stage_layers
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.problem import TrainingProblem
@@ -30,7 +29,7 @@ def passes(*, problem: TrainingProblem, config: ParallelConfig, stage: StageAnat
 
     The ends (embedding, output layer) and waits for the host are divided alike; recomputation is backward.
     """
-    layer = _mean_layer(problem, Candidates.alone(config))
+    layer = _pacing_layer(problem, config)
     forward = weight = 0.0
     for name, ahead, back in (
         ("compute", layer.forward, layer.backward),
@@ -50,23 +49,13 @@ def passes(*, problem: TrainingProblem, config: ParallelConfig, stage: StageAnat
     )
 
 
-def _mean_layer(problem: TrainingProblem, candidate: Candidates) -> LayerTime:
-    """The layer that paces the pipeline; where layers with and without experts mix, by their share."""
-    nouns: dict[str, Any] = {
-        "model": problem.model,
-        "cluster": problem.cluster,
-        "workload": problem.workload,
-        "profile": problem.profile,
-        "candidates": candidate,
-        "strategy": problem.strategy,
-    }
-    if problem.model.architecture == "encoder_decoder":
-        return mean_layer_time(**nouns)
-    split = bool(splits_backward(candidate))
-    dense = layer_time(**nouns, split_backward=split)
-    if not problem.model.num_experts:
-        return dense
-    sparse = layer_time(**nouns, split_backward=split, moe=True)
-    share = stage_layers(problem.model, candidate, framework=problem.workload.framework).pace_moe_fraction
-    names = LayerTime.__slots__
-    return LayerTime(**{n: getattr(dense, n) + share * (getattr(sparse, n) - getattr(dense, n)) for n in names})
+def _pacing_layer(problem: TrainingProblem, config: ParallelConfig) -> LayerTime:
+    """The mean layer of the stage that sets the pace."""
+    candidate = Candidates.alone(config)
+    return model_layers(
+        **problem.machine,
+        candidates=candidate,
+        strategy=problem.strategy,
+        stages=stage_layers(problem.model, candidate, framework=problem.workload.framework),
+        micro_batches=micro_batches(candidate, workload=problem.workload),
+    ).time

@@ -86,10 +86,7 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     work = [passes(problem=problem, config=config, stage=stage) for stage in each]
     transfer_s = float(
         transfer_seconds(
-            model=problem.model,
-            cluster=problem.cluster,
-            workload=problem.workload,
-            profile=problem.profile,
+            **problem.machine,
             candidates=candidate,
         )
     )

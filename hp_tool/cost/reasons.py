@@ -10,6 +10,7 @@ from hp_tool.cost.balanced import splits
 from hp_tool.cost.feasibility import MEMORY, REASONS
 from hp_tool.cost.schedules.legality import least_micro_batches, schedule_rule
 from hp_tool.cost.strategy_rules import STRATEGY_REASONS, explain_strategy
+from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -89,7 +90,7 @@ def _heads(case: _Case) -> _Told:
     t, heads = case.config.tensor_parallel_size, case.model.num_attention_heads
     return (
         f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
-        f"{case.model.kv_heads}); choose one of {_divisors(heads, limit=64)}",
+        f"{case.model.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
         t,
         heads,
     )
@@ -117,7 +118,7 @@ def _layers(case: _Case) -> _Told:
     else:
         message = (
             f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers "
-            f"{layers}; choose a product among {_divisors(layers, limit=layers)}{_unevenly(layers)}"
+            f"{layers}; choose a product among {list(divisors(layers, limit=layers))}{_unevenly(layers)}"
         )
     return message, p * v, layers
 
@@ -202,7 +203,7 @@ def _shards(case: _Case) -> _Told:
     return (
         f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
         + (", or its replicas do not divide the ranks that hold the same experts" if case.model.num_experts else "")
-        + f"; choose one of {_divisors(d, limit=d)}, or 0 for all of them",
+        + f"; choose one of {list(divisors(d, limit=d))}, or 0 for all of them",
         size,
         d,
     )
@@ -257,7 +258,3 @@ def _unevenly(layers: int) -> str:
     sizes = [1 << k for k in range(1, layers.bit_length() + 1)]
     found = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
     return f", or stages with one chunk each and shorter ends among {found}" if found else ""
-
-
-def _divisors(n: int, *, limit: int) -> list[int]:
-    return [k for k in range(1, min(n, limit) + 1) if n % k == 0]

@@ -109,10 +109,7 @@ def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
         row,
         costs=found.costs,
         candidates=found.candidates,
-        model=problem.model,
-        cluster=problem.cluster,
-        workload=problem.workload,
-        profile=problem.profile,
+        **problem.machine,
         strategy=problem.strategy,
     )
     assert asked.parallel is not None and after.parallel is not None and after.memory is not None and after.time is not None

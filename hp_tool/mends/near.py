@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +54,7 @@ def near(
     problem: TrainingProblem, *, asked: ParallelConfig, changes: int, schedule: PipelineSchedule | None = None
 ) -> Near | None:
     """The neighbours of `asked` on exactly so many axes that are legal and run under the schedule; None without any."""
-    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    axes = default_axes(query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), **nouns)
+    axes = default_axes(query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), **problem.nouns)
     chunks = (asked.virtual_pipeline_parallel_size, *axes.virtual_pipeline_parallel_size)
     every = neighbours(
         asked=Candidates.alone(asked),
@@ -64,7 +62,7 @@ def near(
         num_gpus=problem.cluster.num_gpus,
         changes=changes,
     )
-    legal = every.take(legality(**nouns, candidates=every, strategy=problem.strategy) == 0)
+    legal = every.take(legality(**problem.nouns, candidates=every, strategy=problem.strategy) == 0)
     candidates = _with_fewest_layers(problem, legal)
     if len(candidates) == 0:
         return None

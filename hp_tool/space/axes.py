@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.cost.exchange_overlap import merges_passes
+from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -71,10 +72,10 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
-    stages = _values(query.pipeline_parallel_size) or whole or tuple(sorted((*_divisors(layers, n), *unevenly)))
+    stages = _values(query.pipeline_parallel_size) or whole or tuple(sorted((*divisors(layers, limit=n), *unevenly)))
     laid_out = len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
     if laid_out:  # which fixes p v
-        stages = _values(query.pipeline_parallel_size) or _divisors(laid_out, n)
+        stages = _values(query.pipeline_parallel_size) or divisors(laid_out, limit=n)
     chunks = (
         _values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
@@ -83,13 +84,13 @@ def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec
     )
     shards = _values(query.data_parallel_shard_size) or (0,)
     return Axes(
-        tensor_parallel_size=_values(query.tensor_parallel_size) or _divisors(model.num_attention_heads, n),
+        tensor_parallel_size=_values(query.tensor_parallel_size) or divisors(model.num_attention_heads, limit=n),
         pipeline_parallel_size=stages,
         virtual_pipeline_parallel_size=chunks,
         context_parallel_size=_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
-        expert_parallel_size=_values(query.expert_parallel_size) or _divisors(model.num_experts or 1, n),
+        expert_parallel_size=_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
         expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
-        micro_batch_size=_values(query.micro_batch_size) or _divisors(workload.global_batch_size, MAX_MICRO_BATCH),
+        micro_batch_size=_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
         sequence_parallel=_values(query.sequence_parallel),
         recompute=_recompute(query, _recomputations(workload)),
         zero_stage=_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
@@ -162,7 +163,3 @@ def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[
         return tuple(recompute_codes(name) for name in known)
     asked = query.recompute if isinstance(query.recompute, tuple) else (query.recompute,)
     return tuple(dict.fromkeys(recompute_codes(value) for value in asked))
-
-
-def _divisors(number: int, limit: int) -> tuple[int, ...]:
-    return tuple(k for k in range(1, min(number, limit) + 1) if number % k == 0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.feasibility import legality, rejection_counts
+from hp_tool.domain.divisors import divisors
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.serving import EngineEfficiency
@@ -33,13 +34,13 @@ def serving_space(
     """Every legal combination of what the query allows, under each concurrency, once. Left free, the sizes are the divisors of
     the devices; expert and attention data parallelism belong to models with experts; batch limits are the engine's.
     """
-    divisors = tuple(k for k in range(1, num_gpus + 1) if num_gpus % k == 0)
+    shares = divisors(num_gpus, limit=num_gpus)
     experts = model.num_experts is not None
     axes = (
-        _values(query.tensor_parallel_size) or tuple(k for k in divisors if model.num_attention_heads % k == 0),
-        _values(query.pipeline_parallel_size) or tuple(k for k in divisors if k <= min(MAX_STAGES, model.num_hidden_layers)),
-        _values(query.attention_data_parallel_size) or (divisors if experts else (1,)),
-        _values(query.expert_parallel_size) or (divisors if experts else (1,)),
+        _values(query.tensor_parallel_size) or tuple(k for k in shares if model.num_attention_heads % k == 0),
+        _values(query.pipeline_parallel_size) or tuple(k for k in shares if k <= min(MAX_STAGES, model.num_hidden_layers)),
+        _values(query.attention_data_parallel_size) or (shares if experts else (1,)),
+        _values(query.expert_parallel_size) or (shares if experts else (1,)),
         _values(query.max_num_seqs) or (engine.max_num_seqs,),
         _values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
         concurrency,

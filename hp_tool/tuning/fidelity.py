@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +59,7 @@ class Reducer:
             return None
         problem, config = reduced_problem(self.problem, parallel=parallel, fidelity=fidelity)
         one = Candidates.from_configs([config])
-        nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-        code = legality(**nouns, candidates=one, strategy=problem.strategy)
+        code = legality(**problem.nouns, candidates=one, strategy=problem.strategy)
         if code[0]:
             return None
         costs = problem.costs(one)

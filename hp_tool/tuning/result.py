@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -218,17 +218,10 @@ def _describe(
     training = problem.training
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
-    nouns: dict[str, Any] = {
-        "model": training.model,
-        "cluster": training.cluster,
-        "workload": training.workload,
-        "profile": training.profile,
-        "strategy": training.strategy,
-    }
     correction = Correction(calibration=calibration)
     described = []
     for place, row in enumerate(rows):
-        estimate = estimate_row(place, costs=costs, candidates=candidates, **nouns)
+        estimate = estimate_row(place, costs=costs, candidates=candidates, **training.machine, strategy=training.strategy)
         described.append(
             Recommendation(
                 rank=place + 1,
