@@ -34,13 +34,22 @@ class Watch:
         self._warmup, self._every = warmup_steps, every
         self._times: list[float] = []
         self._last = time.perf_counter()
-        answer = client.estimate(query={**self._query, "parallel": self._parallel})
+        self.predicted_s = self.low_s = self.high_s = 0.0
+        self._unknown = self._ask()
+
+    def _ask(self) -> str:
+        """What to expect; why that is not known, where it is not: a training does not end because a service is away."""
+        try:
+            answer = self._client.estimate(query={**self._query, "parallel": self._parallel})
+        except HpToolError as error:
+            return error.message
         estimate = answer.get("calibrated_estimate") or answer["estimate"]
-        self.predicted_s: float = estimate["time"]["step_s"]
-        self.low_s, self.high_s = (estimate.get("intervals") or {}).get("step_s") or (
-            0.8 * self.predicted_s,
-            1.25 * self.predicted_s,
-        )
+        if estimate["time"] is None:
+            return str(estimate["reasons"][0]["message"])
+        self.predicted_s = estimate["time"]["step_s"]
+        interval = (estimate.get("intervals") or {}).get("step_s")
+        self.low_s, self.high_s = interval or (0.8 * self.predicted_s, 1.25 * self.predicted_s)
+        return ""
 
     def step_done(self) -> str | None:
         """Call after every step. What there is to say after a report: how the steps stand to their prediction."""
@@ -54,12 +63,15 @@ class Watch:
         told = self._verdict(step_s)
         try:
             self._report(step_s)
-        except HpToolError as error:  # a training does not end because a service is away
+        except HpToolError as error:
             told += f" (not reported: {error.message})"
         self._last = time.perf_counter()  # the report's own time is no step's
         return told
 
     def _verdict(self, step_s: float) -> str:
+        if self._unknown and (still := self._ask()):
+            return f"step {step_s:.4g} s, no prediction: {still}"
+        self._unknown = ""
         if step_s > self.high_s:
             word = (
                 f"slower than predicted by {step_s / self.predicted_s - 1:.0%}: look for a slow host, a busy network, or input"

@@ -17,6 +17,7 @@ from hp_tool.domain.result import Estimate, Intervals
 from hp_tool.problem import TrainingProblem
 from hp_tool.search.table import allocated_bytes, layer_passes
 from hp_tool.targets import with_missed_targets
+from hp_tool.units import counted
 
 CONFIDENCE = 0.9
 MEMORY_OVERHEAD = "overhead"
@@ -128,7 +129,7 @@ def _intervals(known: _Known, *, outside_bytes: float, calibration: Calibration)
         confidence=CONFIDENCE,
         step_s=(float(step[0][0]), float(step[1][0])),
         memory_total_bytes=(float(memory[0][0]) + outside_bytes, float(memory[1][0]) + outside_bytes),
-        source=f"{len(calibration.measurement_ids)} measurements on this cluster",
+        source=f"{counted(len(calibration.measurement_ids), 'measurement')} on this cluster",
     )
 
 

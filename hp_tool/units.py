@@ -25,3 +25,8 @@ def duration(seconds: float) -> str:
     if seconds < 2 * SECONDS_PER_DAY:
         return f"{seconds / SECONDS_PER_HOUR:.1f} h"
     return f"{seconds / SECONDS_PER_DAY:.1f} days"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 measurement`, `1,000 measurements`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -82,10 +82,12 @@ def _print(made: Sequence[MadeCalibration], *, stored: int, quiet: bool) -> None
     from rich.console import Console
     from rich.table import Table
 
+    from hp_tool.units import counted
+
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     if stored:
-        console.print(f"{stored} measurements stored", highlight=False)
+        console.print(f"{counted(stored, 'measurement')} stored", highlight=False)
     if not made and quiet:
         return
     if not made:

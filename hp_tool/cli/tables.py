@@ -11,7 +11,7 @@ from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.reliability import Goodput
 from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.layouts import arithmetic, configuration_cells
-from hp_tool.units import JOULES_PER_MWH, duration, gib
+from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
@@ -75,7 +75,7 @@ def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     known = calibrated.provenance["calibration"]
     assert isinstance(known, dict)
     low, high = calibrated.intervals.step_s
-    source = f"{known['measurements']} measurements on this cluster (version {known['version']})"
+    source = f"{counted(known['measurements'], 'measurement')} on this cluster (version {known['version']})"
     console.print(f"calibrated by {source}:", style="bold")
     console.print(
         f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
@@ -134,7 +134,9 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     if learnt and rows[0].calibrated_estimate is not None:
         known = rows[0].calibrated_estimate.provenance["calibration"]
         assert isinstance(known, dict)
-        console.print(f"ranked after {known['measurements']} measurements on this cluster; before: the cost model alone")
+        console.print(
+            f"ranked after {counted(known['measurements'], 'measurement')} on this cluster; before: the cost model alone"
+        )
     print_misses(console, answer.nearest_misses)
     if answer.rejections:
         console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))

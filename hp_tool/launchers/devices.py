@@ -21,6 +21,7 @@ _NAMES = (
     (r"GB200", "gb200-nvl72"),
     (r"B200", "b200-sxm-180gb"),
     (r"H200(?! NVL)", "h200-sxm-141gb"),
+    (r"H800(?! (PCIe|NVL))", "h800-sxm-80gb"),
     (r"H100 PCIe", "h100-pcie-80gb"),
     (r"H100 80GB HBM3", "h100-sxm-80gb"),
     (r"A100-SXM4-80GB", "a100-sxm-80gb"),

@@ -165,7 +165,9 @@ class Searches(StoreBase):
         with self._writing() as connection:
             row = locked_search(connection, search_id)
             if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
-                raise ConflictError(f"the budget of search {search_id} cannot change: it is {row.requested or row.state}")
+                raise ConflictError(
+                    f"the budget of search {search_id} cannot change: its state is {row.requested or row.state}"
+                )
             at = now(connection)
             query = {**row.query, "search": {**(row.query.get("search") or {}), **changed}}
             if budget_of(query) > budget_of(row.query):

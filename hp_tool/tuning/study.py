@@ -46,6 +46,7 @@ def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
     """
     import optuna
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not path.parent.is_dir():
         raise InputError(f"{path.parent} is no folder", field="--optuna")
     source = study_storage(database_url)

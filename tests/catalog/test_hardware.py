@@ -19,6 +19,7 @@ GPUS = {
     "a100-sxm-80gb",
     "h100-sxm-80gb",
     "h100-pcie-80gb",
+    "h800-sxm-80gb",
     "h200-sxm-141gb",
     "b200-sxm-180gb",
     "gb200-nvl72",

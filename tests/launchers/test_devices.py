@@ -15,6 +15,8 @@ from hp_tool.launchers import devices
     [
         ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
         ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H800", "h800-sxm-80gb"),
+        ("NVIDIA H800 PCIe", "nvidia-h800-pcie"),
         ("NVIDIA H200", "h200-sxm-141gb"),
         ("NVIDIA H200 NVL", "nvidia-h200-nvl"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
