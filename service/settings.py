@@ -97,13 +97,13 @@ def from_environment(
     Raises:
         InputError: a value is malformed, or the host is not loopback and no key is set.
     """
-    text_port = environment.get("HP_PORT", "8000")
+    text_port = environment.get("HP_PORT") or "8000"
     if port is None and not text_port.isdecimal():
         raise InputError(f"HP_PORT={text_port!r} is not a number", field="HP_PORT")
     log_form, log_level = log_settings(environment)
     return Settings(
         database_url=database_url or environment.get("HP_DATABASE_URL") or None,
-        host=host or environment.get("HP_HOST", "127.0.0.1"),
+        host=host or environment.get("HP_HOST") or "127.0.0.1",
         port=port if port is not None else int(text_port),
         api_key=read_secret(environment, "HP_API_KEY"),
         requests_per_second=_amount(environment, "HP_REQUESTS_PER_SECOND") or 100.0,

@@ -20,6 +20,7 @@ class SearchProgress:
         columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=self._console)
         self._task: TaskID = self._progress.add_task("starting", total=None)
+        self._search_id: str | None = None
 
     def __enter__(self) -> SearchProgress:
         self._progress.start()
@@ -27,11 +28,13 @@ class SearchProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.stop()
+        if kind is KeyboardInterrupt and self._search_id is not None:
+            self._console.print(f"interrupted; hp-tool tune --resume {self._search_id} goes on", highlight=False)
 
     def on_event(self, kind: str, payload: dict[str, Any]) -> None:
         """One event of a search; kinds that say nothing about progress are passed over."""
         if kind == "started":
-            done = payload.get("profile_runs", 0)
+            done, self._search_id = payload.get("profile_runs", 0), payload["search_id"]
             self._progress.update(self._task, total=payload["budget_runs"], completed=done, description="choosing")
             self._console.print(f"search {payload['search_id']}", highlight=False)
         elif kind in ("run_started", "proposed"):

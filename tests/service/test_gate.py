@@ -67,6 +67,8 @@ def test_secrets_are_not_printed() -> None:
 
 def test_flags_win_over_the_environment() -> None:
     assert from_environment({"HP_PORT": "9", "HP_HOST": "127.0.0.2"}, host="localhost", port=1).port == 1
+    empty = from_environment({"HP_PORT": "", "HP_HOST": ""})  # as compose files pass on what nobody set
+    assert (empty.host, empty.port) == ("127.0.0.1", 8000)
     with pytest.raises(InputError, match="HP_PORT"):
         from_environment({"HP_PORT": "http"})
 
