@@ -7,7 +7,7 @@ from typing import Any
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.compute import peak_flops
-from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.intervals import intervals, unchecked_features
 from hp_tool.cost.modules import repeated_token_flops
@@ -70,7 +70,7 @@ def estimate_alone(
     flops = token_flops(model, workload)
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
-    again, again_paper = _recomputed_flops(candidate, model, workload)
+    again, again_paper = _recomputed_flops(candidate, model, flops)
     busy = (parts["compute"] + parts["recompute"]) / step_s
     return Estimate(
         feasible=bool(costs.feasible),
@@ -146,11 +146,10 @@ def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[R
     return ()
 
 
-def _recomputed_flops(candidate: Candidates, model: ModelSpec, workload: TrainingWorkload) -> tuple[float, float]:
+def _recomputed_flops(candidate: Candidates, model: ModelSpec, flops: TokenFlops) -> tuple[float, float]:
     """(forward FLOPs a token run again, the same as arXiv 2205.05198 counts them: its s/3h is three attention cores more
     than the model's s/6h, where one core, s/18h, is what selective recomputation repeats).
     """
-    flops = token_flops(model, workload)
     if candidate.recompute_method == NONE:
         return 0.0, 0.0
     if candidate.recompute_method == SELECTIVE:
