@@ -15,6 +15,7 @@ const visible = new Set();
 const picked = new Set();
 const inFile = location.protocol === "file:"; // where only the part behind # may be changed
 let trials = null;
+let selects = []; // of the filter: name, label and choices
 let shown = [];
 let page = 0;
 
@@ -30,6 +31,7 @@ async function load() {
     if (!response.ok) throw new Error(`the trials did not come: ${response.status}`);
     trials = await response.json();
   }
+  selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
   controls();
   update();
 }
@@ -64,14 +66,12 @@ function keep(filter) {
 // A select for each axis and the state; made anew only when the choices change, so that the focus stays.
 function controls() {
   const filter = wanted();
-  const states = [...new Set(trials.state)].sort();
-  const all = [["state", "State", states], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
-  const says = JSON.stringify(all);
+  const says = JSON.stringify(selects);
   const form = part("filter");
   if (form.dataset.says !== says) {
     form.dataset.says = says;
     form.replaceChildren(
-      ...all.map(([name, label, values]) => {
+      ...selects.map(([name, label, values]) => {
         const options = [["", "Any"], ...values.map((value) => [String(value), String(value)])];
         const select = element("select", { name, onchange: (event) => choose(name, event.target.value) });
         select.append(...options.map(([value, text]) => element("option", { value }, text)));
