@@ -51,7 +51,8 @@ def audit(*, database_url: str, home: Path, accepted: dict[str, str], leftovers:
     found.lost.extend(f"run {run['id']} is finished without a measurement" for run in runs if _unmeasured(run, of_run))
     ids = {search["id"] for search in searches}
     found.lost.extend(f"search {given} was accepted and is gone" for given in accepted.values() if given not in ids)
-    found.lost.extend(f"search {s['id']} is {s['state']}: {s['error']}" for s in searches if s["state"] != "succeeded")
+    measured = {of_job[job]["search_id"] for job in written if job in of_job}
+    found.lost.extend(f"search {s['id']} is {s['state']}: {s['error']}" for s in searches if not _answered(s, measured))
 
     found.doubled.extend(f"job {job} was started {n} times" for job, n in started.items() if n > 1)
     found.doubled.extend(f"run {run} was measured {n} times" for run, n in of_run.items() if n > 1)
@@ -68,6 +69,13 @@ def audit(*, database_url: str, home: Path, accepted: dict[str, str], leftovers:
 
 def _unmeasured(run: dict[str, Any], measured: Counter[str]) -> bool:
     return run["state"] == "finished" and run["id"] not in measured
+
+
+def _answered(search: dict[str, Any], measured: set[str]) -> bool:
+    """Whether it ended as it should: that it failed is the right answer where not one of its jobs came to its end."""
+    if search["state"] == "succeeded":
+        return True
+    return (search["error"] or {}).get("code") == "all_runs_failed" and search["id"] not in measured
 
 
 def _ledger(path: Path) -> list[dict[str, Any]]:
