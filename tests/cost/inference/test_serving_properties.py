@@ -74,7 +74,7 @@ def test_more_bandwidth_never_hurts(case: Serving, rate: str) -> None:
 @few
 @given(servings())
 def test_a_prefix_cache_never_hurts(case: Serving) -> None:
-    # Of a prompt in several chunks the last one's way through a pipeline is timed at the chunks' mean context (docs/serving.md).
+    # Of several chunks the last one's way through a pipeline is timed at their mean context (docs/serving.md).
     assume(case.config.pipeline_parallel_size == 1 or case.nouns.input_length < case.config.max_num_batched_tokens)
     none, half = (replace(case, nouns=replace(case.nouns, prefix_cache_hit_rate=rate)) for rate in (0.0, 0.5))
     slow, fast = none.costs(concurrency=LOADS), half.costs(concurrency=LOADS)
