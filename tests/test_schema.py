@@ -137,7 +137,7 @@ def test_an_unknown_key_of_an_inline_model_names_its_nearest() -> None:
         ("training.global_batch_size", 1 << 80, "from 1 to"),
         ("training.dropout", 1.0, "from 0 to 0.99"),
         ("training.precision", "bf17", "'bf16'"),
-        ("training.total_tokens", math.inf, "JSON"),
+        ("training.total_tokens", math.inf, "finite number"),
         ("constraints.memory_headroom_fraction", -0.1, "from 0 to 0.99"),
         ("parallel.micro_batch_size", [], "empty list"),
         ("parallel.tensor_parallel_size", [1, 0], "from 1 to"),
@@ -152,7 +152,7 @@ def test_an_unknown_key_of_an_inline_model_names_its_nearest() -> None:
 def test_a_wrong_value_names_field_and_expectation(path: str, value: object, message: str) -> None:
     error = refused(changed(path, value))
     assert message in error.message
-    assert error.field == path or "JSON" in message
+    assert error.field == path
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
