@@ -50,6 +50,7 @@ def _is_supervisor(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_a_run_over_two_processes(tmp_path: Path) -> None:
     measurement = _profile(tmp_path, parallel=TP2)
     assert measurement.status == "ok", measurement.log_tail

@@ -192,6 +192,7 @@ class TestOutages:
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")
 
+    @pytest.mark.long
     def test_a_running_job_outlives_its_controller(self, whole: SlurmCluster, tmp_path: Path) -> None:
         launcher = whole.launcher(root=tmp_path)
         handle = launcher.submit(plan("print('began', flush=True)\n" + BRIEF.replace("sleep(2)", "sleep(12)")))
@@ -214,6 +215,7 @@ class TestOutages:
         assert measurement.status == "preempted", (tmp_path / "job-1" / "slurm.log").read_text()
         assert "Unable to contact slurm controller" in (measurement.cause or "")
 
+    @pytest.mark.long
     def test_a_job_submitted_while_the_controller_is_away_runs_later_and_once(
         self, whole: SlurmCluster, tmp_path: Path
     ) -> None:
@@ -227,6 +229,7 @@ class TestOutages:
         assert launcher.fetch(handle).status == "ok"
         assert (tmp_path / "job-1" / "runs.txt").read_text() == "x"
 
+    @pytest.mark.long
     def test_patience_with_a_controller_ends(self, whole: SlurmCluster, tmp_path: Path) -> None:
         launcher = whole.launcher(root=tmp_path, patience_s=0.5)
         handle = started(launcher)

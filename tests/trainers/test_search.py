@@ -37,6 +37,7 @@ def query(*more: str, **changes: object):
     )
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_a_search_over_a_command_ends_in_a_measured_best(tmp_path, monkeypatch):
     if importlib.util.find_spec("torch") is None:
