@@ -19,19 +19,24 @@ def input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputEr
     deepest = max(
         problems, key=lambda p: (p["type"] == "unexpected_keyword_argument", len(_path(p["loc"])), p["type"] != "string_type")
     )
+    if deepest["type"] == "unexpected_keyword_argument":
+        return _unknown_key(deepest["loc"], adapter)
     path = _path(deepest["loc"])
     field = ".".join(path) or None
-    if deepest["type"] == "unexpected_keyword_argument":
-        known = _known_keys(adapter, deepest["loc"])
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-        return InputError(f"unknown key {field}; {hint}", field=field, code="unknown_key")
     if deepest["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return InputError(f"{field} is missing; add it", field=field, code="missing_field")
     value = json.dumps(deepest.get("input"), default=str)
     return InputError(
         f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value"
     )
+
+
+def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
+    key, known = str(loc[-1]), _known_keys(adapter, loc)  # the user's own word, whatever it looks like
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    field = ".".join((*_path(loc[:-1]), key)) or None
+    return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
 
 
 def _expectation(problems: list[ErrorDetails], path: tuple[str, ...]) -> str:

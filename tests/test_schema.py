@@ -114,6 +114,9 @@ def test_a_parsed_query_can_be_written_and_read_again() -> None:
         ("parallel.recompute.granularty", "parallel.recompute.granularty", "did you mean granularity?"),
         ("search.budget", "search.budget", "did you mean budget_runs?"),
         ("paralel", "paralel", "did you mean parallel?"),
+        ("Model", "Model", "did you mean model?"),
+        ("training.Precision", "training.Precision", "did you mean precision?"),
+        ("int", "int", "did you mean kind?"),
     ],
 )
 def test_an_unknown_key_names_its_nearest(path: str, field: str, hint: str) -> None:
