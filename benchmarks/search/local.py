@@ -1,7 +1,7 @@
 """A real search on this machine against measuring everything: `python -m benchmarks.search.local`.
 
 Searches the quickstart's space (63 candidates on two processes) as `hp-tool tune` does, then runs the candidates one by
-one, and tells how much slower the configuration found is than the best of them all. About ten minutes on two quiet cores.
+one, and tells how much slower the configuration found is than the best of them all. About 14 minutes on two quiet cores.
 """
 
 from __future__ import annotations
