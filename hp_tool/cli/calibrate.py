@@ -63,8 +63,8 @@ def calibrate(
 def _import(store: Store, path: str) -> int:
     """Store every line; the same line again is the same measurement. Raises InputError that names the line, none stored."""
     from hp_tool.domain.digests import json_digest
-    from hp_tool.errors import HpToolError, InputError
     from hp_tool.domain.own_files import with_own_files
+    from hp_tool.errors import HpToolError, InputError
     from hp_tool.learning import read_report
     from hp_tool.problem import self_contained
 

@@ -40,9 +40,21 @@ WITHOUT = frozenset(
 """Changing routes that take no query."""
 LABELS = frozenset(
     {
-        *("a", "b", "after", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind", "limit", "model"),
-        *("model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until", "wait_s", "calibration"),
-        *("attention", "cp", "ep", "global_batch_size", "mbs", "num_gpus", "pp", "precision", "recompute", "sequence_length"),
+        *("a", "b", "after", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind", "limit"),
+        *("model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until", "wait_s"),
+        *(
+            "attention",
+            "calibration",
+            "cp",
+            "ep",
+            "global_batch_size",
+            "mbs",
+            "num_gpus",
+            "pp",
+            "precision",
+            "recompute",
+            "sequence_length",
+        ),
         *("sp", "tp", "vpp", "zero"),
     }
 )
@@ -101,37 +113,38 @@ def _report(place: str, value: str) -> Iterator[Json]:
 
 def _export(place: str, value: str) -> Iterator[Json]:
     query, config = asked(place, value), {"parallel": {"tensor_parallel_size": 2}}
-    for format in ("vllm", "slurm") if query["kind"] == "inference" else ("megatron-lm",):
-        for result in (query, {"query": query, "recommendations": [config]}, {"query": query, "estimate": config}):
-            yield {"json": {"result": result, "format": format}}
-    yield {"json": examples.EXPORT | {"format": value}}
+    format = "vllm" if query["kind"] == "inference" else "megatron-lm"
+    for result in (query, {"query": query, "recommendations": [config]}):
+        yield {"json": {"result": result, "format": format}}
+    if place == "model":
+        yield {"json": examples.EXPORT | {"format": value}}
 
 
 def _import(place: str, value: str) -> Iterator[Json]:
     given = examples.IMPORT["overrides"]
     yield {"json": examples.IMPORT | {"overrides": given | {place: value}}}
     yield {"json": examples.IMPORT | {"overrides": given | laid({}, place, value)}}
+    if place != "model":
+        return
     torchtitan = f'[model]\nname = "{value}"\nflavor = "{value}"\n'
     deepspeed = json.dumps({"train_batch_size": 8, "hostfile": value})
     megatron = f"{examples.IMPORT['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
     for command in (value, megatron, torchtitan, deepspeed):
         yield {"json": examples.IMPORT | {"command": command}}
-        yield {"json": examples.IMPORT | {"command": command, "overrides": given | {place: value}}}
     yield {"json": examples.IMPORT | {"format": value}}
     yield {"json": examples.IMPORT | {"log": value}}
 
 
 def _sizing(place: str, value: str) -> Iterator[Json]:
-    yield {"json": laid(examples.SIZING, place, value)}
-    yield {"json": laid({"tokens": 1e12, "model": "llama-3-8b"}, place, value)}
+    yield {"json": laid({"tokens": 1e12, "cluster": examples.SIZING["cluster"]}, place, value)}
 
 
 def _form(place: str, value: str) -> Iterator[Json]:
-    for query in (asked(place, value), laid({"kind": "training"}, place, value)):
-        given = {f"{name}.{key}": one for name, part in query.items() if isinstance(part, dict) for key, one in part.items()}
-        flat = {name: part for name, part in query.items() if not isinstance(part, dict)}
-        yield {"content": urlencode(flat | given | {place: value}), "headers": FORM}
-    yield {"content": urlencode({"kind": "training", "extra": json.dumps(asked(place, value))}), "headers": FORM}
+    query = asked(place, value)
+    given = {f"{name}.{key}": one for name, part in query.items() if isinstance(part, dict) for key, one in part.items()}
+    flat = {name: part for name, part in query.items() if not isinstance(part, dict)}
+    for fields in (flat | given | {place: value}, {"kind": "training", "extra": json.dumps(query)}):
+        yield {"content": urlencode(fields), "headers": FORM}
 
 
 BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
@@ -163,7 +176,8 @@ def answers(http: TestClient, route: Address, place: str, value: str) -> Iterato
         for name in sorted(route.parameters & {*QUERIES}):
             whole = dict.fromkeys(route.parameters & {*QUERIES}, json.dumps(TRAINING))
             yield http.get(route.pattern, params=whole | {name: json.dumps(asked(place, value))})
-            yield http.get(route.pattern, params=whole | {name: value})
+            if place == "model":
+                yield http.get(route.pattern, params=whole | {name: value})
         if route.pattern.startswith("/searches/new"):
             yield http.get(route.pattern, params={"kind": "training", place: value})
         elif place.rpartition(".")[2] in route.parameters:
