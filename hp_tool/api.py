@@ -100,10 +100,12 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     """
     from hp_tool import documents, schema
     from hp_tool.budgets import parse_sizing, size_answer
+    from hp_tool.domain.own_files import with_own_files
 
     data = schema.parse_mapping(documents.read_text(query)) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))
     paths = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
-    return size_answer(parse_sizing(schema.lay(data, {paths.get(key, key): value for key, value in keys.items()})))
+    parsed = parse_sizing(schema.lay(data, {paths.get(key, key): value for key, value in keys.items()}))
+    return size_answer(with_own_files(parsed))
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
@@ -122,4 +124,4 @@ def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys:
         else:
             schema.lay(data, {SHORT_KEYS.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
-    return schema.parse_query(data)
+    return schema.parse_own_query(data)

@@ -28,16 +28,22 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
 FORMATS = (*TRAINING, *engines.ENGINES)
 
 
-def export(*, result: Mapping[str, Any], format: str, rank: int = 1) -> str:
+def export(
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    rank: int = 1,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+) -> str:
     """The text of one configuration in another tool's words.
 
     `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
-    query, which is answered first. `rank` picks a recommendation. Raises InputError, UnsupportedError.
+    query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
     """
     if format not in FORMATS:
         raise InputError(f"no format {format}; choose one of {', '.join(FORMATS)}", field="format")
     if "kind" in result:
-        query = schema.parse_query(result)
+        query = read(result)
         return _write(query, _recommended(query, rank), format)
     if not isinstance(result.get("query"), dict):
         raise InputError(
@@ -45,7 +51,7 @@ def export(*, result: Mapping[str, Any], format: str, rank: int = 1) -> str:
             field="query",
             code="missing_field",
         )
-    query = schema.parse_query(result["query"])
+    query = read(result["query"])
     return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.catalog import checked_model, model_from_mapping
+from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
@@ -152,8 +152,13 @@ def resolve_model(query: Query) -> ModelSpec:
     return named_model(query.model)
 
 
+def self_contained(query: Query) -> Query:
+    """The query to be kept: a model that is a file stands in it, so that it asks the same tomorrow, and by another process."""
+    return dataclasses.replace(query, model=resolve_model(query)) if is_own_file(query.model) else query
+
+
 def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
-    """A catalogue name, a path, a mapping or a shape as a shape. Raises InputError, NotFoundError."""
+    """A catalogue name, an own file, a mapping or a shape as a shape. Raises InputError, NotFoundError."""
     if isinstance(model, ModelSpec):
         return checked_model(model)
     return catalogue_model(model) if isinstance(model, str) else model_from_mapping(model)

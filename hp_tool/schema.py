@@ -1,5 +1,7 @@
 """The one door for queries: JSON or YAML in, a strictly validated Query out; and results back to JSON.
 
+A query that comes through it names nothing but the catalogue's entries, unless its asker is let read files (parse_own_query).
+
 The declaration is the domain's dataclasses; nothing is said twice. An unknown key, a wrong type or a missing field is
 an InputError that names the field, the value and the mend.
 """
@@ -17,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hp_tool.complaints import input_error
 from hp_tool.documents import load_yaml
+from hp_tool.domain.own_files import with_own_files
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.ranges import check_ranges
@@ -43,6 +46,11 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
     query: Query = parse(Query, data)
     _check(query)
     return query
+
+
+def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
+    """The same for whoever may read this machine's files: its names may be paths. Not for what arrives from elsewhere."""
+    return with_own_files(parse_query(data))
 
 
 def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool import catalog
 from hp_tool.correction import Correction, Corrections
 from hp_tool.problem import TrainingProblem
+from service import bodies
 from service.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
@@ -116,7 +117,7 @@ class CachedAnswers:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
             await self.app(scope, receive, send)
             return
-        body = await _whole(receive)
+        body = await bodies.whole(receive)
         if body is None:  # the sender hung up
             return
         path: str = scope["path"]
@@ -140,33 +141,7 @@ class CachedAnswers:
                 self.cache.put(key, message.get("body", b""), learnt=state.get("learnt", []))
             await send(message)
 
-        await self.app(scope, _replay(body, receive), kept)
-
-
-async def _whole(receive: Receive) -> bytes | None:
-    """The request's body, which the gate bounds."""
-    pieces = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(pieces)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body was read already."""
-    given = False
-
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
+        await self.app(scope, bodies.replayed(body, receive), kept)
 
 
 def _same(now: Correction | None, before: Correction | None) -> bool:

@@ -14,6 +14,7 @@ from starlette.types import Scope as AsgiScope
 
 from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, NotFoundError
+from service import bodies
 from service.api.problems import problem
 from service.keys import Keyring, Principal
 from service.rates import Rates
@@ -71,10 +72,16 @@ class Gate:
                 check_scope(principal, method=scope["method"], path=scope["path"])
             limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
             check_announced_size(request, limit)
+            receive = bodies.counted(receive, limit)
+            if scope["path"] not in STREAMED:  # read here, so that no layer below meets a body that is too large half-way
+                body = await bodies.whole(receive)
+                if body is None:  # the sender hung up
+                    return
+                receive = bodies.replayed(body, receive)
         except HpToolError as error:
             await problem(error)(scope, receive, send_with_headers)
             return
-        await self.app(scope, _counted(receive, limit), send_with_headers)
+        await self.app(scope, receive, send_with_headers)
 
     def check_rate(self, principal: Principal) -> None:
         """A stored key asks no more often than it may; the operator as often as they like."""
@@ -139,24 +146,4 @@ def check_announced_size(headers: Headers, limit: int) -> None:
     if not announced.isdecimal():
         raise InputError("Content-Length is not a number", code="bad_request")
     if int(announced) > limit:
-        raise _too_large(limit)
-
-
-def _counted(receive: Receive, limit: int) -> Receive:
-    """`receive` that stops a body of unannounced length at the limit."""
-    seen = 0
-
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > limit:
-                raise _too_large(limit)
-        return message
-
-    return counted
-
-
-def _too_large(limit: int) -> HpToolError:
-    return HpToolError(f"the body is larger than {limit} bytes", code="payload_too_large")
+        raise bodies.too_large(limit)

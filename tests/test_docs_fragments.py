@@ -15,6 +15,7 @@ from hp_tool import schema
 from hp_tool.budgets.asked import parse_sizing
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.query import Query
 from hp_tool.launchers import kubernetes_options, ray_options, slurm_options
 from hp_tool.learning.reports import read_report
@@ -43,7 +44,7 @@ def query(content: dict[str, Any], folder: Path) -> None:
 def lengths(content: dict[str, Any], folder: Path) -> None:
     path = folder / "lengths.yaml"
     path.write_text(yaml.safe_dump(content))
-    assert sequence_lengths(str(path)).lengths.size
+    assert sequence_lengths(OwnFile(path)).lengths.size
 
 
 def launcher(content: dict[str, Any], folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_type_from_mapping, node_types
 from hp_tool.catalog.library import Entry, Kind, entries, entry, knows, revision
-from hp_tool.catalog.models import checked_model, is_file_name, model, model_from_mapping, models
+from hp_tool.catalog.models import checked_model, is_file_name, is_own_file, model, model_from_mapping, models
 
 __all__ = [
     "Entry",
@@ -14,6 +14,7 @@ __all__ = [
     "gpu",
     "gpus",
     "is_file_name",
+    "is_own_file",
     "knows",
     "model",
     "model_from_mapping",

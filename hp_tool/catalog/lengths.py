@@ -9,6 +9,7 @@ from pathlib import Path
 from hp_tool import documents
 from hp_tool.catalog import library, records
 from hp_tool.cost.lengths.distribution import LengthDistribution
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.errors import InputError
 
 FIELD = "training.sequence_lengths"
@@ -34,17 +35,20 @@ class LengthRecord:
     """Sequences by length in tokens."""
 
 
-def sequence_lengths(name: str, *, allow_files: bool = True) -> LengthDistribution:
-    """A distribution by catalogue name, or from a file.
+def sequence_lengths(name: str) -> LengthDistribution:
+    """A distribution by catalogue name, or from one's own file.
 
-    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length a line, or a length and a count.
-    A service that takes names from strangers passes allow_files=False. Raises InputError; NotFoundError names the nearest.
+    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length a line, or a length and a count; it is
+    read where the name is an OwnFile alone. Raises InputError; NotFoundError names the nearest.
     """
     path = Path(name)
     if path.suffix not in (*documents.SUFFIXES, *TABLES):
         return _from_entry(library.entry("lengths", name, field=FIELD))
-    if not allow_files:
-        raise InputError(f"sequence_lengths {name!r} is a file; name a distribution instead", field=FIELD)
+    if not isinstance(name, OwnFile):
+        raise InputError(
+            f"sequence_lengths {name[:200]!r} names a file, which is not read from here; name a distribution instead",
+            field=FIELD,
+        )
     try:
         return _from_table(path) if path.suffix in TABLES else _from_file(path)
     except InputError as error:

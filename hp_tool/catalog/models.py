@@ -11,6 +11,7 @@ from typing import Any
 from hp_tool import documents
 from hp_tool.catalog import huggingface, library, records
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.errors import InputError
 
 _MAY_BE_ZERO = {
@@ -25,18 +26,26 @@ _LARGEST_SIZE = 1 << 26
 """Far above any model; keeps a slip of the keyboard, or worse, from overflowing the arithmetic."""
 
 
-def model(name: str, *, allow_files: bool = True) -> ModelSpec:
-    """A model by catalogue name or alias (a Hugging Face id), or from a file.
+def model(name: str) -> ModelSpec:
+    """A model by catalogue name or alias (a Hugging Face id), or from one's own file.
 
-    A file is a config.json (or the folder that holds one), or a YAML or JSON file of ModelSpec's fields. A service
-    that takes names from strangers passes allow_files=False. NotFoundError names the nearest names.
+    A file is a config.json (or the folder that holds one), or a YAML or JSON file of ModelSpec's fields; it is read where
+    the name is an OwnFile alone. NotFoundError names the nearest names.
     """
-    if is_file_name(name) or (allow_files and _holds_config(Path(name))):
-        if not allow_files:
-            raise InputError(f"model {name!r} is a file; send its content as a mapping instead", field="model")
+    if is_own_file(name):
         path = Path(name)
         return _from_file(path / "config.json" if path.is_dir() else path)
+    if is_file_name(name):
+        raise InputError(
+            f"model {name[:200]!r} names a file, which is not read from here; give its content as a mapping instead",
+            field="model",
+        )
     return _from_entry(library.entry("models", name))
+
+
+def is_own_file(name: object) -> bool:
+    """Whether a model of this name is read from a file."""
+    return isinstance(name, OwnFile) and (is_file_name(name) or _holds_config(Path(name)))
 
 
 def is_file_name(name: str) -> bool:

@@ -11,6 +11,7 @@ from hp_tool.cli import queries
 
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Store
+    from hp_tool.domain.query import Query
     from hp_tool.learning import MadeCalibration
 
 
@@ -62,13 +63,18 @@ def calibrate(
 def _import(store: Store, path: str) -> int:
     """Store every line; the same line again is the same measurement. Raises InputError that names the line, none stored."""
     from hp_tool.domain.digests import json_digest
+    from hp_tool.domain.own_files import with_own_files
     from hp_tool.errors import HpToolError, InputError
     from hp_tool.learning import read_report
+    from hp_tool.problem import self_contained
+
+    def resolve(query: Query) -> Query:
+        return self_contained(with_own_files(query))
 
     read = []
     for number, line in enumerate(queries.read_lines(path), start=1):
         try:
-            read.append((read_report(line, source="file"), f"file:{json_digest(line.decode())}"))
+            read.append((read_report(line, source="file", resolve=resolve), f"file:{json_digest(line.decode())}"))
         except UnicodeDecodeError:
             raise InputError(f"line {number} is not UTF-8", field="--measurements") from None
         except HpToolError as error:

@@ -35,8 +35,9 @@ def register(app: typer.Typer) -> None:
 def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the models of the catalogue, or show one: its name, alias, config.json or own file."""
     from hp_tool import catalog
+    from hp_tool.domain.own_files import OwnFile
 
-    specs = [catalog.model(each) for each in ([name] if name else catalog.models())]
+    specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.models())]
     if as_json or name:
         _show(specs, single=name is not None, as_json=as_json, kind="models")
         return

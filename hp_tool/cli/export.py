@@ -34,5 +34,6 @@ def export(
     from hp_tool import schema
     from hp_tool.exports import export as write
 
-    text = write(result=schema.parse_mapping(queries.read_text(result)), format=format, rank=rank)
+    given = schema.parse_mapping(queries.read_text(result))
+    text = write(result=given, format=format, rank=rank, read=schema.parse_own_query)
     typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)

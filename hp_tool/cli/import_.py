@@ -52,7 +52,7 @@ def import_(
     content = queries.read_text(command)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
     tool = format or detect(text)
-    parsed = schema.parse_query(read_query(text, format=tool, num_gpus=num_gpus, overrides=given))
+    parsed = schema.parse_own_query(read_query(text, format=tool, num_gpus=num_gpus, overrides=given))
     if query_only:
         typer.echo(yaml.safe_dump(schema.query_mapping(parsed), sort_keys=False), nl=False)
         return

@@ -38,9 +38,9 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
             raise InputError(
                 "no query: name a file, or give at least --model, --gpu, --num-gpus, --sequence-length, --global-batch-size"
             )
-        return schema.parse_query(schema.lay({"kind": "training"}, given))
+        return schema.parse_own_query(schema.lay({"kind": "training"}, given))
     text = read_text(path)
-    return schema.parse_query(schema.lay(schema.parse_mapping(text), given) if given else text)
+    return schema.parse_own_query(schema.lay(schema.parse_mapping(text), given) if given else text)
 
 
 def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def size(
     """
     from hp_tool import budgets, schema
     from hp_tool.cli.sized import print_sizing
+    from hp_tool.domain.own_files import with_own_files
 
     flags = {
         "gpu": gpu, "num_gpus": num_gpus, "days": days, "model": model, "parameters": parameters, "tokens": tokens,
@@ -49,7 +50,7 @@ def size(
     }  # fmt: skip
     data: dict[str, Any] = {} if query is None else schema.parse_mapping(queries.read_text(query))
     given = {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
-    parsed = budgets.parse_sizing(schema.lay(data, given | queries.overrides({}, settings)))
+    parsed = with_own_files(budgets.parse_sizing(schema.lay(data, given | queries.overrides({}, settings))))
     with stored_corrections(wanted=calibration) as corrections:
         answer = budgets.size_answer(parsed, corrections=corrections)
     if as_json:

@@ -11,7 +11,8 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import Lease, SearchState
 from hp_tool.errors import ConflictError, NotFoundError
-from hp_tool.schema import parse, to_dict
+from hp_tool.problem import self_contained
+from hp_tool.schema import parse, parse_query, to_dict
 from hp_tool.tuning.clusters import daily_limits, within_limits
 from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.result import TuneResult
@@ -41,8 +42,9 @@ def tune(
     if search_id is None:
         if query is None:
             raise NotFoundError("neither a query nor a search to resume was given", field="query")
-        resolve_search(query)
-        asked = within_limits(to_dict(query))
+        asked = to_dict(self_contained(query))
+        resolve_search(parse_query(asked))  # as it is kept, without what this process alone may read
+        asked = within_limits(asked)
         search_id = store.create_search(query=asked, paused=True, limits=daily_limits(asked)).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:

@@ -61,7 +61,7 @@ Owner = Annotated[str | None, Query(max_length=200, description="Whose, if not o
 @router.get("/models")
 def models(store: StoreDep) -> Listing[ModelSpec]:
     """Every model that a query may name, with its shape."""
-    known = [catalog.model(name, allow_files=False) for name in catalog.models()]
+    known = [catalog.model(name) for name in catalog.models()]
     return cast(Listing[ModelSpec], _listing(known, store, kind="model"))
 
 
@@ -144,7 +144,7 @@ def _listing(known: list[Any], store: Store, *, kind: RegistrationKind) -> Listi
 
 def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | NodeType:
     if catalog.knows("models" if kind == "model" else "clusters", name):
-        return catalog.model(name, allow_files=False) if kind == "model" else catalog.node_type(name)
+        return catalog.model(name) if kind == "model" else catalog.node_type(name)
     record = store.get_registration(kind=kind, name=name.casefold())
     if record is None:
         raise NotFoundError(f"no {kind} is called {name[:200]!r}", field="name")

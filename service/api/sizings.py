@@ -13,7 +13,6 @@ from hp_tool.registered import names_registered, with_registered
 from service.api import examples, openapi
 from service.api.answers import json_response
 from service.api.dependencies import CorrectionsDep, FindDep
-from service.api.queries import refuse_model_file
 
 router = APIRouter(tags=["estimates"])
 
@@ -22,7 +21,6 @@ async def _body(request: Request, find: FindDep) -> SizingQuery:
     query = parse_sizing(await request.body())
     if names_registered(query):
         query = await run_in_threadpool(with_registered, query, find=find)
-    refuse_model_file(query.model)
     return query
 
 

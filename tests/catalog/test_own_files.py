@@ -11,6 +11,7 @@ import pytest
 
 from hp_tool import catalog
 from hp_tool.catalog import library
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.errors import InputError, NotFoundError
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
@@ -104,19 +105,19 @@ def test_a_path_is_a_model(tmp_path: Path) -> None:
         json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 9})
     )
     (tmp_path / "tiny.yaml").write_text("\n".join(f"{key}: {value}" for key, value in TINY.items()))
-    assert catalog.model(str(folder)) == catalog.model(str(folder / "config.json"))
-    assert catalog.model(str(folder)).name == "my-llama"
-    assert catalog.model(str(tmp_path / "tiny.yaml")).name == "tiny"
+    assert catalog.model(OwnFile(folder)) == catalog.model(OwnFile(folder / "config.json"))
+    assert catalog.model(OwnFile(folder)).name == "my-llama"
+    assert catalog.model(OwnFile(tmp_path / "tiny.yaml")).name == "tiny"
     with pytest.raises(InputError, match="cannot be read"):
-        catalog.model(str(tmp_path / "absent.json"))
+        catalog.model(OwnFile(tmp_path / "absent.json"))
 
 
-def test_a_service_reads_no_files_for_strangers(tmp_path: Path) -> None:
+def test_a_plain_name_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    with pytest.raises(InputError, match="send its content"):
-        catalog.model(str(tmp_path / "config.json"), allow_files=False)
+    with pytest.raises(InputError, match="give its content"):
+        catalog.model(str(tmp_path / "config.json"))
     with pytest.raises(NotFoundError):
-        catalog.model(str(tmp_path), allow_files=False)
+        catalog.model(str(tmp_path))
 
 
 def test_one_look_up_parses_one_file() -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from benchmarks.accuracy.dynamic_context import evaluate
 from hp_tool.catalog.lengths import sequence_lengths
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.workload import TrainingWorkload
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lengths.md").read_text(encoding="utf-8")
@@ -23,7 +24,7 @@ def test_the_distributions_of_the_page_are_ones(tmp_path: Path) -> None:
     for block in own:
         path = tmp_path / "own.yaml"
         path.write_text(block)
-        assert sequence_lengths(str(path)).mean > 0
+        assert sequence_lengths(OwnFile(path)).mean > 0
 
 
 def test_the_gains_of_the_page_are_those_of_the_command() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from hp_tool.catalog import library
 from hp_tool.catalog.lengths import FIELD, named_sequence_lengths, sequence_lengths
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.errors import InputError, NotFoundError
-from service.api.queries import read_query
 
 
 @pytest.mark.parametrize("name", named_sequence_lengths())
@@ -34,7 +34,7 @@ def test_named_distributions_are_proper_and_say_what_they_are(name: str) -> None
 )
 def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    found = sequence_lengths(str(tmp_path / name))
+    found = sequence_lengths(OwnFile(tmp_path / name))
     assert found.name == "mine"
     assert (found.lengths.tolist(), found.shares.tolist()) == ([100, 300], [0.5, 0.5])
 
@@ -63,33 +63,19 @@ def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError) as caught:
-        sequence_lengths(str(tmp_path / name))
+        sequence_lengths(OwnFile(tmp_path / name))
     assert said in caught.value.message and caught.value.field.startswith(FIELD)
 
 
 def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        sequence_lengths("nowhere/lengths.txt")
+        sequence_lengths(OwnFile("nowhere/lengths.txt"))
     with pytest.raises(NotFoundError, match="synthetic-code"):
         sequence_lengths("synthetic-cod")
 
 
-def test_strangers_name_no_files(tmp_path: Path) -> None:
+def test_a_plain_name_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("100\n")
     with pytest.raises(InputError, match="name a distribution"):
-        sequence_lengths(str(tmp_path / "mine.csv"), allow_files=False)
-    assert sequence_lengths("full-rows", allow_files=False).mean > 0
-
-
-@pytest.mark.parametrize("name", ["mine.csv", "/etc/lengths", "../secret.yaml"])
-def test_the_service_reads_no_file_that_a_query_names(name: str) -> None:
-    training = {"sequence_length": 4096, "global_batch_size": 8, "sequence_lengths": name}
-    query = {
-        "kind": "training",
-        "model": "llama-3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": training,
-    }
-    with pytest.raises(InputError, match="names a file"):
-        read_query(json.dumps(query).encode())
-    training["sequence_lengths"] = "synthetic-code"
-    assert read_query(json.dumps(query).encode()).training is not None
+        sequence_lengths(str(tmp_path / "mine.csv"))
+    assert sequence_lengths("full-rows").mean > 0

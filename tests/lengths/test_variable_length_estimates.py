@@ -11,6 +11,7 @@ import pytest
 from hp_tool.app import estimate, recommend
 from hp_tool.cost.lengths.imbalance import PART
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
@@ -40,7 +41,7 @@ def halves(tmp_path: Path) -> str:
     """Every sequence is half a row."""
     path = tmp_path / "halves.txt"
     path.write_text(f"{ROW // 2}\n")
-    return str(path)
+    return OwnFile(path)
 
 
 def same_numbers(one: Estimate, other: Estimate) -> None:

@@ -133,6 +133,7 @@ def _turn(items: list[Item]) -> list[str]:
 
 
 def _answers(items: list[Item], asked: Asked, corrections: Corrections) -> list[str]:
+    from hp_tool import schema
     from hp_tool.lines import answer_lines
 
-    return answer_lines(items, task=asked.task, top=asked.top, corrections=corrections)
+    return answer_lines(items, task=asked.task, top=asked.top, read=schema.parse_own_query, corrections=corrections)

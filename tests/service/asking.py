@@ -1,0 +1,191 @@
+"""Every way in which a route of the application takes a query, so that a value can be put at each place of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlencode
+
+import httpx
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.query import Query
+from hp_tool.domain.sizing import SizingQuery
+from service.api import examples
+from tests.service.routes import Address, every_route
+
+Json = dict[str, Any]
+TRAINING: Json = examples.SEARCH | {"parallel": {}}
+SERVING: Json = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 8, "precision": "fp8"},
+}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+QUERIES = ("query", "first", "second")
+"""Parameters of addresses that hold a whole query."""
+WITHOUT = frozenset(
+    {
+        *("/v1/searches/{search_id}", "/v1/keys", "/v1/models", "/v1/clusters", "/v1/calibrations"),
+        *(f"{prefix}/searches/{{search_id}}/{act}" for prefix in ("", "/v1") for act in ("cancel", "pause", "resume", "clone")),
+        *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
+        *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
+    }
+)
+"""Changing routes that take no query."""
+LABELS = frozenset(
+    {
+        *("a", "b", "after", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind", "limit"),
+        *("model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until", "wait_s"),
+        *(
+            "attention",
+            "calibration",
+            "cp",
+            "ep",
+            "global_batch_size",
+            "mbs",
+            "num_gpus",
+            "pp",
+            "precision",
+            "recompute",
+            "sequence_length",
+        ),
+        *("sp", "tp", "vpp", "zero"),
+    }
+)
+"""Parameters of addresses that hold one value: each is tried with it."""
+
+
+def asked(place: str, value: object) -> Json:
+    """A query with the value at this place."""
+    base = SERVING if place.startswith(("inference", "targets")) else TRAINING
+    return laid(base, place, value)
+
+
+def laid(data: Json, place: str, value: object) -> Json:
+    """A copy with the value at a dotted place; where a value stands above it, that one gives way."""
+    name, _, rest = place.partition(".")
+    if not rest:
+        return data | {name: value}
+    below = data.get(name)
+    given = laid(below if isinstance(below, dict) else {}, rest, value)
+    return data | {name: [given, given] if name == "stages" else given}
+
+
+def text_places(kind: type[Any], prefix: str = "") -> Iterator[str]:
+    """Dotted places of a query that hold text of the sender's own."""
+    for name, hint in get_type_hints(kind).items():
+        if name.startswith("__"):
+            continue
+        kinds = set(_alternatives(hint))
+        if str in kinds:
+            yield f"{prefix}{name}"
+        for each in kinds:
+            if dataclasses.is_dataclass(each):
+                yield from text_places(each, f"{prefix}{name}.")
+
+
+def _alternatives(hint: Any) -> Iterator[Any]:
+    """The types that a value may have, those inside of lists included."""
+    if get_origin(hint) in (Union, types.UnionType, tuple, list):
+        for each in get_args(hint):
+            yield from _alternatives(each)
+    else:
+        yield hint
+
+
+def _query(place: str, value: str) -> Iterator[Json]:
+    yield {"json": asked(place, value)}
+
+
+def _lines(place: str, value: str) -> Iterator[Json]:
+    yield {"content": json.dumps(asked(place, value))}
+
+
+def _report(place: str, value: str) -> Iterator[Json]:
+    yield {"json": examples.MEASUREMENT | {"query": asked(place, value)}}
+
+
+def _export(place: str, value: str) -> Iterator[Json]:
+    query, config = asked(place, value), {"parallel": {"tensor_parallel_size": 2}}
+    format = "vllm" if query["kind"] == "inference" else "megatron-lm"
+    for result in (query, {"query": query, "recommendations": [config]}):
+        yield {"json": {"result": result, "format": format}}
+    if place == "model":
+        yield {"json": examples.EXPORT | {"format": value}}
+
+
+def _import(place: str, value: str) -> Iterator[Json]:
+    given = examples.IMPORT["overrides"]
+    yield {"json": examples.IMPORT | {"overrides": given | {place: value}}}
+    yield {"json": examples.IMPORT | {"overrides": given | laid({}, place, value)}}
+    if place != "model":
+        return
+    torchtitan = f'[model]\nname = "{value}"\nflavor = "{value}"\n'
+    deepspeed = json.dumps({"train_batch_size": 8, "hostfile": value})
+    megatron = f"{examples.IMPORT['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
+    for command in (value, megatron, torchtitan, deepspeed):
+        yield {"json": examples.IMPORT | {"command": command}}
+    yield {"json": examples.IMPORT | {"format": value}}
+    yield {"json": examples.IMPORT | {"log": value}}
+
+
+def _sizing(place: str, value: str) -> Iterator[Json]:
+    yield {"json": laid({"tokens": 1e12, "cluster": examples.SIZING["cluster"]}, place, value)}
+
+
+def _form(place: str, value: str) -> Iterator[Json]:
+    query = asked(place, value)
+    given = {f"{name}.{key}": one for name, part in query.items() if isinstance(part, dict) for key, one in part.items()}
+    flat = {name: part for name, part in query.items() if not isinstance(part, dict)}
+    for fields in (flat | given | {place: value}, {"kind": "training", "extra": json.dumps(query)}):
+        yield {"content": urlencode(fields), "headers": FORM}
+
+
+BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
+    **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches"), _query),
+    "/v1/batch": _lines,
+    "/v1/measurements": _report,
+    "/v1/measurements/bulk": _report,
+    "/v1/exports": _export,
+    "/v1/imports": _import,
+    "/v1/sizings": _sizing,
+    **dict.fromkeys(("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form),
+}
+"""How each changing route is given a query with a value at a place."""
+
+
+def unknown_routes(app: FastAPI) -> list[str]:
+    """Routes of which nobody said here whether, and how, they take a query."""
+    return [
+        f"{route.method} {route.pattern}"
+        for route in every_route(app)
+        if (route.method == "GET" and route.parameters - LABELS - {*QUERIES})
+        or (route.method != "GET" and route.pattern not in BODIES and route.pattern not in WITHOUT)
+    ]
+
+
+def answers(http: TestClient, route: Address, place: str, value: str) -> Iterator[httpx.Response]:
+    """What a route answers to the value at this place of a query, in every form that it takes one."""
+    if route.method == "GET":
+        for name in sorted(route.parameters & {*QUERIES}):
+            whole = dict.fromkeys(route.parameters & {*QUERIES}, json.dumps(TRAINING))
+            yield http.get(route.pattern, params=whole | {name: json.dumps(asked(place, value))})
+            if place == "model":
+                yield http.get(route.pattern, params=whole | {name: value})
+        if route.pattern.startswith("/searches/new"):
+            yield http.get(route.pattern, params={"kind": "training", place: value})
+        elif place.rpartition(".")[2] in route.parameters:
+            yield http.get(route.pattern, params={place.rpartition(".")[2]: value})
+    elif route.pattern in BODIES:
+        for form in BODIES[route.pattern](place, value):
+            yield http.request(route.method, route.pattern, **form)
+
+
+PLACES = sorted({*text_places(Query), *text_places(SizingQuery)})
+"""Of all that arrives, as the declarations say it."""

@@ -1,0 +1,149 @@
+"""No value that arrives over HTTP opens a file of the server, or tells whether there is one: every route, every place of a
+query that holds text, every kind of file that the command line would read there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import NewMeasurement
+from hp_tool.errors import InputError
+from hp_tool.store import SqlStore
+from hp_tool.tuning import run_search
+from service.app import create_app
+from service.settings import Settings
+from tests.service.asking import PLACES, answers, asked, unknown_routes
+from tests.service.coordinator import claim
+from tests.service.opened import opened
+from tests.service.routes import every_route
+
+SECRET = "canary-in-a-file"
+STEM, MISSING = "zzzzzzzzzzzzzzzzzzzk", "zzzzzzzzzzzzzzzzzzzj"
+"""Files and a folder of this name are there, with the secret in them; of the other, none. Unlike any name of the
+catalogue, which an answer would propose, and alike wherever an answer cuts them."""
+FILES = {
+    "{}.txt": f"{SECRET}\n",
+    "{}.csv": f"{SECRET},{SECRET}\n",
+    "{}.yaml": f"{SECRET}: 1\n",
+    "{}/config.json": json.dumps({"model_type": SECRET}),
+}
+PATHS = (*FILES, "{}")
+OF_FILES = ("model", "training.sequence_lengths")
+"""Where the command line takes a path."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server's working directory, so that a bare name reaches the files as well as a whole path."""
+    here = tmp_path / "server"
+    (here / STEM).mkdir(parents=True)
+    for name, text in FILES.items():
+        (here / name.format(STEM)).write_text(text)
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.fixture
+def app(store: SqlStore) -> FastAPI:
+    return create_app(Settings(poll_s=0.02), store=store)
+
+
+@pytest.fixture
+def http(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False) as client:
+        yield client
+
+
+def told(answer: httpx.Response, *, label: bool) -> tuple[int, str, str]:
+    """What an answer says, whichever of the two names it was asked about; where it took the name for a label, only that."""
+    text = "" if label and answer.is_success else answer.text.replace(MISSING, STEM)
+    return answer.status_code, answer.headers.get("content-type", ""), text
+
+
+def is_refusal(answer: httpx.Response, place: str) -> bool:
+    """Whether it names the field at fault. Pages answer a form's or an address's mistakes beside their controls."""
+    if not answer.headers["content-type"].startswith(("application/json", "application/problem+json", "application/x-ndjson")):
+        return answer.status_code == 422 or "names a file" in answer.text or "is called" in answer.text
+    said = answer.json()
+    error = said.get("error", said)
+    return bool(error.get("code")) and str(error.get("field", "")).endswith(place.rpartition(".")[2])
+
+
+def attempts(place: str, folder: Path) -> tuple[str, ...]:
+    """Paths to try: all kinds where the command line takes one, a YAML file at all other places."""
+    return (*PATHS, f"{folder}/{{}}.yaml") if place in OF_FILES else ("{}.yaml",)
+
+
+def test_no_value_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, folder: Path) -> None:
+    assert unknown_routes(app) == []  # a new route is told to `asking`: how it takes a query, or that it takes none
+    assert set(OF_FILES) < set(PLACES)
+    tried = dict.fromkeys(PLACES, 0)
+    with opened(STEM) as found, opened(MISSING) as missed:
+        routes = list(every_route(app))
+        patterns = {route.pattern for route in routes}
+        for route in routes:
+            twin = f"{route.pattern}.json" in patterns  # made of the same; what is a label everywhere is asked there
+            for place in OF_FILES if twin else PLACES:
+                label = place not in OF_FILES or "cursor" in route.parameters
+                for path in attempts(place, folder):
+                    there = list(answers(http, route, place, path.format(STEM)))
+                    absent = list(answers(http, route, place, path.format(MISSING)))
+                    for one, other in zip(there, absent, strict=True):
+                        assert told(one, label=label) == told(other, label=label), (route, place, path)
+                        assert SECRET not in one.text, (route, place, path)
+                        assert one.status_code < 500, (route, place, path, one.text)
+                    tried[place] += len(there)
+                    assert (found, missed) == ([], []), (route, place, path)
+    assert min(tried.values()) > 10
+
+
+@pytest.mark.parametrize("place", OF_FILES)
+@pytest.mark.parametrize("route", ["estimates", "recommendations", "batch", "searches", "measurements", "exports", "imports"])
+def test_a_path_is_refused_by_its_field(app: FastAPI, http: TestClient, folder: Path, route: str, place: str) -> None:
+    address = next(each for each in every_route(app) if (each.method, each.pattern) == ("POST", f"/v1/{route}"))
+    for name in PATHS:
+        said = list(answers(http, address, place, str(folder / name.format(STEM))))
+        for answer in said[:1] if route in ("exports", "imports") else said:  # whose other forms are other mistakes
+            assert is_refusal(answer, place), (name, answer.text)
+            assert SECRET not in answer.text
+            assert answer.status_code == (200 if route == "batch" else 422), (name, answer.text)
+
+
+def test_pages_over_stored_paths_open_none(app: FastAPI, http: TestClient, store: SqlStore, folder: Path) -> None:
+    """As another version, or someone at the database, may have stored them."""
+    searches = []
+    for place in OF_FILES:
+        query = asked(place, str(folder / f"{STEM}.yaml"))
+        searches.append((store.create_search(query=query).id, query))
+    with opened(STEM) as found:
+        for search, query in searches:
+            lease = claim(store, search)
+            with pytest.raises(InputError, match=r"names a file"):
+                run_search(store=store, lease=lease)
+            config = ParallelConfig()
+            store.add_measurement(
+                measurement=NewMeasurement(
+                    source="file", cluster_key="cpu", gpu="cpu", framework="megatron-core", model="m", query=query,
+                    parallel=config, measurement=Measurement(status="ok", step_s=0.5),
+                )
+            )  # fmt: skip
+        http.post("/v1/calibrations")
+        for route in every_route(app):
+            if route.method != "GET" or not ("{search_id}" in route.pattern or "from" in route.parameters):
+                continue
+            for search, _ in searches:
+                run = "0" * 16
+                path = route.at(search_id=search, run_id=run) if "{" in route.pattern else route.pattern
+                parameters: dict[str, Any] = {"from": search, "format": "megatron-lm", "a": run, "b": run}
+                http.get(path, params={name: value for name, value in parameters.items() if name in route.parameters})
+    assert found == []
