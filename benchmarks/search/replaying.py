@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
 from hp_tool.calibration import Evidence
-from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.elementwise import FloatArray
 from hp_tool.cost.feasibility import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
+from hp_tool.cost.block import BlockBytes, BlockTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
+from hp_tool.cost.elementwise import Column
 from hp_tool.cost.experts import routed_tokens
 from hp_tool.cost.linears import Linear, layer_linears
 from hp_tool.cost.lowprecision import wide_precision

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.compute import (
     additive_seconds,
     elementwise_seconds,
@@ -12,7 +12,7 @@ from hp_tool.cost.compute import (
     weight_matmuls,
 )
 from hp_tool.cost.context import context_seconds
-from hp_tool.cost.elementwise import maximum, where
+from hp_tool.cost.elementwise import Column, FloatArray, maximum, where
 from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile

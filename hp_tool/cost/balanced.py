@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hp_tool.cost.block import Column
+from hp_tool.cost.elementwise import Column
 from hp_tool.domain.model import ModelSpec
 
 TAIL_BLOCKS = 2

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
-from hp_tool.cost.elementwise import maximum
-
-Column = Any
-"""FloatArray of shape (k,), or a plain number: of one candidate alone, or the same for all."""
+from hp_tool.cost.elementwise import Column, maximum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

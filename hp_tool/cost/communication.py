@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, sqrt, where
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import BoolArray, Column, FloatArray, IntArray, anywhere, maximum, minimum, sqrt, where
 from hp_tool.cost.network import (
     detour_latency,
     exchange_slowdown,

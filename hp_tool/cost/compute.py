@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import FloatArray
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.elementwise import Column, FloatArray, maximum
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.errors import InputError

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import all_to_all_seconds, group_ring
-from hp_tool.cost.elementwise import anywhere, gcd, maximum, minimum
+from hp_tool.cost.elementwise import Column, FloatArray, anywhere, gcd, maximum, minimum
 from hp_tool.cost.placement import Group, dense_group, group_size, sharing, split
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from hp_tool.cost.attention import core_bytes, core_seconds, head_widths
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
+from hp_tool.cost.block import BlockBytes, BlockTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
-from hp_tool.cost.elementwise import maximum, minimum, where
+from hp_tool.cost.elementwise import Column, maximum, minimum, where
 from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.parameters import attention_matrices
 from hp_tool.cost.shapes import Shapes

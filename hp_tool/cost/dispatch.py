@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hp_tool.cost.block import Column
+from hp_tool.cost.elementwise import Column
 from hp_tool.cost.placement import Group, group_size, sharing
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

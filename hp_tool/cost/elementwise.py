@@ -10,8 +10,15 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import FloatArray
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+"""Shape (n,) of n candidates. In the formulas, also a plain number: of one candidate alone; or what broadcasts to a grid."""
+
+Column = Any
+"""FloatArray of shape (k,), or a plain number: of one candidate alone, or the same for all."""
 
 
 def where(condition: Any, x: Any, y: Any) -> FloatArray:

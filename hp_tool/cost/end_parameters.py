@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hp_tool.cost.adapters import layer_adapter_parameters
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.candidates import ZBV, Candidates
+from hp_tool.cost.elementwise import Column, FloatArray, maximum
 from hp_tool.cost.linears import layer_matrix_parameters
 from hp_tool.cost.parameters import (
     embedding_parameters,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
-from hp_tool.cost.elementwise import anywhere
+from hp_tool.cost.elementwise import Column, anywhere
 from hp_tool.cost.schedules.costs import is_folded
 from hp_tool.cost.section import Section, Stage
 from hp_tool.cost.stages import StageLayers

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hp_tool.cost.block import BlockTime, Column
+from hp_tool.cost.block import BlockTime
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import maximum, minimum
+from hp_tool.cost.elementwise import Column, maximum, minimum
 from hp_tool.domain.workload import TrainingWorkload
 
 

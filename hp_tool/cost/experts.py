@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import exchange_seconds, group_ring
 from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
 from hp_tool.cost.dispatch import travelling_copies
-from hp_tool.cost.elementwise import minimum
+from hp_tool.cost.elementwise import Column, FloatArray, minimum
 from hp_tool.cost.lowprecision import cast_traffic
 from hp_tool.cost.placement import expert_group
 from hp_tool.cost.shapes import Shapes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.balanced import splits
-from hp_tool.cost.candidates import ONE_F_ONE_B, BoolArray, Candidates, IntArray
-from hp_tool.cost.elementwise import anywhere, maximum
+from hp_tool.cost.candidates import ONE_F_ONE_B, Candidates
+from hp_tool.cost.elementwise import BoolArray, IntArray, anywhere, maximum
 from hp_tool.cost.schedules.legality import schedule_broken
 from hp_tool.cost.strategy_rules import STRATEGY_REASONS, strategy_broken
 from hp_tool.domain.frameworks import facts

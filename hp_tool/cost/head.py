@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.compute import elementwise_seconds, matmul_seconds
-from hp_tool.cost.elementwise import minimum, where
+from hp_tool.cost.elementwise import Column, FloatArray, minimum, where
 from hp_tool.cost.loss import logit_bytes
 from hp_tool.cost.parameters import head_matrices
 from hp_tool.cost.shapes import activation_element_bytes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import maximum, minimum
+from hp_tool.cost.elementwise import Column, maximum, minimum
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import ClusterSpec
 

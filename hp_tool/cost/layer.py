@@ -11,10 +11,10 @@ from typing import Any
 
 from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.attention import attention_bytes, attention_time
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
+from hp_tool.cost.block import BlockBytes, BlockTime
 from hp_tool.cost.candidates import PER_OP, Candidates
 from hp_tool.cost.communication import tensor_ring
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.exchange_overlap import behind_other_pass
 from hp_tool.cost.experts import expert_bytes, expert_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.elementwise import Column, maximum
 from hp_tool.cost.mixed import PACED_PARTS, chosen, stage_seconds
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.pipeline import micro_batches

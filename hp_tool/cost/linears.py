@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.elementwise import Column, maximum
 from hp_tool.domain.model import ModelSpec
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hp_tool.cost.block import Column
+from hp_tool.cost.elementwise import Column
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.workload import TrainingWorkload
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import Column, FloatArray, anywhere, maximum, minimum, where
 from hp_tool.cost.ends import PipelineEnd, pipeline_ends
 from hp_tool.cost.head import HeadBytes, head_bytes, waiting_logit_bytes
 from hp_tool.cost.layer import LayerBytes

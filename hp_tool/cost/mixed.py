@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray
-from hp_tool.cost.elementwise import ceil, floor, maximum, minimum, where
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import Column, FloatArray, ceil, floor, maximum, minimum, where
 from hp_tool.cost.pipeline import micro_batches, transfer_seconds
 from hp_tool.cost.section import Section, section
 from hp_tool.cost.step import TIME_PARTS, step_seconds

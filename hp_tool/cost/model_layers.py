@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.distinct import distinct_rows
-from hp_tool.cost.elementwise import anywhere
+from hp_tool.cost.elementwise import Column, anywhere
 from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.exchange_overlap import merged_share, merges_passes
 from hp_tool.cost.head import HeadTime, head_time

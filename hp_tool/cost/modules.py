@@ -10,21 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from hp_tool.cost.attention import head_widths, up_projections
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
-from hp_tool.cost.candidates import (
-    CORE_ATTN,
-    LAYERNORM,
-    MLA_UP_PROJ,
-    MLP,
-    MOE,
-    MOE_ACT,
-    PER_OP,
-    SHARED_EXPERTS,
-    Candidates,
-    IntArray,
-)
+from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.candidates import CORE_ATTN, LAYERNORM, MLA_UP_PROJ, MLP, MOE, MOE_ACT, PER_OP, SHARED_EXPERTS, Candidates
 from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
-from hp_tool.cost.elementwise import anywhere, where
+from hp_tool.cost.elementwise import Column, IntArray, anywhere, where
 from hp_tool.cost.experts import activation_width, routed_tokens, shared_matrices
 from hp_tool.cost.parameters import active_expert_matrices, mlp_matrices, moe_layers, shared_expert_matrices
 from hp_tool.cost.per_op import per_op_matrices, per_op_seconds

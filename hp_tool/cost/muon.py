@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import group_ring
 from hp_tool.cost.compute import matmul_seconds
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.linears import Linear, layer_linears
 from hp_tool.cost.sharding import Sharding
 from hp_tool.cost.stages import stage_layers

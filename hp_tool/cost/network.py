@@ -7,8 +7,7 @@ whatever leaves at the same time. All groups of a kind communicate at once; so d
 
 from __future__ import annotations
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.placement import Group, group_size, sharing
 from hp_tool.domain.efficiency import Link
 from hp_tool.domain.hardware import ClusterSpec

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.elementwise import maximum, minimum
+from hp_tool.cost.elementwise import Column, maximum, minimum
 from hp_tool.cost.optimizer import BytesPerParameter
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.workload import TrainingWorkload

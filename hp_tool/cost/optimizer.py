@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.block import Column
+from hp_tool.cost.elementwise import Column
 from hp_tool.cost.lowprecision import quantized_bytes
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.frameworks import facts

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.host import host_waits, launched_layers
 from hp_tool.cost.layer import LayerTime

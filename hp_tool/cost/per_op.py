@@ -8,9 +8,9 @@ Source: torchtitan 0.2, distributed/activation_checkpoint.py (_apply_op_sac) and
 from __future__ import annotations
 
 from hp_tool.cost.attention import core_bytes
-from hp_tool.cost.block import BlockTime, Column
+from hp_tool.cost.block import BlockTime
 from hp_tool.cost.compute import weight_matmuls
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.elementwise import Column, maximum
 from hp_tool.cost.shapes import Shapes
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import GpuSpec

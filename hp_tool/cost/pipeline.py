@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import send_seconds
-from hp_tool.cost.elementwise import where
+from hp_tool.cost.elementwise import FloatArray, where
 from hp_tool.cost.placement import dense_group
 from hp_tool.cost.shapes import activation_element_bytes
 from hp_tool.domain.efficiency import EfficiencyProfile

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import gcd, maximum, minimum
+from hp_tool.cost.elementwise import Column, gcd, maximum, minimum
 from hp_tool.errors import InputError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray, IntArray
-from hp_tool.cost.elementwise import where
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import BoolArray, FloatArray, IntArray, where
 from hp_tool.cost.lowprecision import is_narrow, quantized_bytes
 from hp_tool.cost.window import windowed_length
 from hp_tool.domain.frameworks import FrameworkFacts, facts

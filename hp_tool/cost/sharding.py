@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.communication import group_ring
-from hp_tool.cost.elementwise import anywhere, maximum, where
+from hp_tool.cost.elementwise import Column, anywhere, maximum, where
 from hp_tool.cost.placement import Group, group_size, line, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.balanced import splits
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import ZBV, Candidates
-from hp_tool.cost.elementwise import maximum, minimum, where
+from hp_tool.cost.elementwise import Column, maximum, minimum, where
 from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.section import Section, Stage
 from hp_tool.domain.frameworks import facts

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
+from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.communication import group_ring, ring
-from hp_tool.cost.elementwise import anywhere, maximum, where, zeros_like
+from hp_tool.cost.elementwise import Column, FloatArray, anywhere, maximum, where, zeros_like
 from hp_tool.cost.end_parameters import end_adapters, end_expert_parameters, end_frozen, end_matrices, end_parameters
 from hp_tool.cost.muon import muon_seconds
 from hp_tool.cost.offload import offload_states

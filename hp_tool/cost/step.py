@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.data_parallel import data_parallel_seconds
-from hp_tool.cost.elementwise import zeros_like
+from hp_tool.cost.elementwise import Column, FloatArray, zeros_like
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.host import message_stalls
 from hp_tool.cost.layer import LayerTime

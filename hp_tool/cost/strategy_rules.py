@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import FULL_UNIFORM, ONE_F_ONE_B, Candidates
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.elementwise import Column, maximum
 from hp_tool.cost.exchange_overlap import merges_passes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy

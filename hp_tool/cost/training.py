@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import BoolArray, FloatArray
 from hp_tool.cost.encoder_decoder import counted_candidates, decoder_workload
 from hp_tool.cost.memory import Memory, memory
 from hp_tool.cost.middle import fuller, middle_stages

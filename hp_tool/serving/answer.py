@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import BoolArray, FloatArray
+from hp_tool.cost.elementwise import BoolArray, FloatArray
 from hp_tool.cost.feasibility import MEMORY
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.feasibility import explain, legality

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import BoolArray, FloatArray, IntArray
+from hp_tool.cost.elementwise import BoolArray, FloatArray, IntArray
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.serving import ServingCosts
 from hp_tool.domain.hardware import ClusterQuery

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.cost.candidates import BoolArray, FloatArray, IntArray
+from hp_tool.cost.elementwise import BoolArray, FloatArray, IntArray
 from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.feasibility import legality
 from hp_tool.cost.inference.pools import PoolCosts, pool_costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, FloatArray
+from hp_tool.cost.elementwise import BoolArray, FloatArray
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.serving import ServingCosts
 from hp_tool.serving.problem import ServingProblem

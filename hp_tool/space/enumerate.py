@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates, IntArray
+from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates
+from hp_tool.cost.elementwise import IntArray
 from hp_tool.cost.feasibility import legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

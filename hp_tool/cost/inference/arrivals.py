@@ -23,7 +23,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.elementwise import FloatArray
 from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.serving import ServingCosts, serving_costs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
 from hp_tool.cost.compute import ELEMENT_BYTES, peak_flops, roofline_seconds
+from hp_tool.cost.elementwise import FloatArray, IntArray
 from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.matrices import mlp_matrices, moe_width, weights
 from hp_tool.cost.inference.operations import matmuls_seconds, thin_roof

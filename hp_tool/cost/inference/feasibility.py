@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import IntArray
+from hp_tool.cost.elementwise import IntArray
 from hp_tool.cost.inference.candidates import ServingCandidates
 from hp_tool.cost.inference.matrices import moe_width
 from hp_tool.domain.model import ModelSpec

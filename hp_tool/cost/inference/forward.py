@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray
 from hp_tool.cost.communication import send_seconds
+from hp_tool.cost.elementwise import FloatArray
 from hp_tool.cost.inference.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.inference.experts import experts_seconds
 from hp_tool.cost.inference.matrices import attention_matrices, mlp_matrices, moe_layers

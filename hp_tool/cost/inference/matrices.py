@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.elementwise import FloatArray, IntArray
 from hp_tool.domain.model import ModelSpec
 
 Matrix = tuple[FloatArray | float, FloatArray | float]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.elementwise import FloatArray, IntArray
 from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.inference.experts import expert_weights
 from hp_tool.cost.inference.matrices import attention_matrices, cached_width, mlp_matrices, moe_layers, moe_width, weights

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
 from hp_tool.cost.communication import ring
 from hp_tool.cost.compute import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
+from hp_tool.cost.elementwise import FloatArray, IntArray
 from hp_tool.cost.inference.candidates import ServingNouns
 from hp_tool.cost.inference.matrices import Matrix, attention_flops, cached_width
 from hp_tool.cost.inference.window import prefill_keys, seen_tokens

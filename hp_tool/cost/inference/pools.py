@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, FloatArray, IntArray
+from hp_tool.cost.elementwise import BoolArray, FloatArray, IntArray
 from hp_tool.cost.inference.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.inference.forward import forward_seconds
 from hp_tool.cost.inference.matrices import cached_width

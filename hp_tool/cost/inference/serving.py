@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, FloatArray
+from hp_tool.cost.elementwise import BoolArray, FloatArray
 from hp_tool.cost.inference.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.inference.forward import forward_seconds
 from hp_tool.cost.inference.memory import ServingBytes, serving_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray
+from hp_tool.cost.elementwise import FloatArray
 from hp_tool.cost.inference.serving import ServingCosts
 
 

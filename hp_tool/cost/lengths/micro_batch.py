@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.elementwise import FloatArray, IntArray
 from hp_tool.cost.head import head_time
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds

@@ -8,9 +8,8 @@ norm of all ranks, so that the fill of a "zero bubble" schedule counts here, and
 
 from __future__ import annotations
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, BoolArray, Candidates, FloatArray, IntArray
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
+from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
+from hp_tool.cost.elementwise import BoolArray, Column, FloatArray, IntArray, anywhere, maximum, minimum, where
 
 
 def splits_backward(c: Candidates) -> BoolArray:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.block import Column
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
-from hp_tool.cost.elementwise import anywhere, maximum, where
+from hp_tool.cost.elementwise import Column, anywhere, maximum, where
 from hp_tool.cost.placement import Axis, Group, dense_group
 from hp_tool.cost.schedules.costs import is_folded
 
