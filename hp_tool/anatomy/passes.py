@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.anatomy.stages import StageAnatomy
+from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.model_layers import model_layers
 from hp_tool.cost.pipeline import micro_batches
 from hp_tool.cost.stages import stage_layers

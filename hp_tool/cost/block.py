@@ -54,3 +54,41 @@ class BlockBytes:
         # The blocks' backward passes run one after the other: their working sets do not add up.
         working = maximum(self.working, other.working)
         return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=working)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Seconds per layer and micro-batch; arrays of shape (n,). Communication is the exposed part."""
+
+    forward: Column
+    """Compute of the forward pass."""
+    backward: Column
+    weight_gradient: Column
+    """Part of `backward` that may run later than the rest."""
+    repeated: Column
+    """What selective recomputation runs again: of `forward` the attention core, or what the named modules take."""
+    tensor: Column
+    """Tensor-parallel collectives of the forward pass."""
+    tensor_backward: Column
+    context: Column
+    context_backward: Column
+    expert: Column
+    expert_backward: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """Bytes per layer and micro-batch; arrays of shape (n,), or (2, n) where the pipeline's ends have different layers."""
+
+    saved: Column
+    """Kept for the backward pass without recomputation."""
+    saved_selective: Column
+    """Kept when the attention core, or the named modules, are recomputed."""
+    waiting: Column
+    """Kept for the weight gradients when the rest of the backward pass is over."""
+    saved_full: Column
+    """Kept when the whole layer is recomputed: its input."""
+    repeated: Column
+    """What selective recomputation brings back at a time: one block's worth of one layer."""
+    backward_working: Column
+    """Gradients and gathered inputs alive at the worst moment of one layer's backward pass."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from hp_tool.cost.block import LayerBytes, LayerTime
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.cross_attention import cross_bytes, cross_flops, cross_time, memory_read_seconds
 from hp_tool.cost.elementwise import maximum, minimum, where
 from hp_tool.cost.head import HeadTime, head_time
-from hp_tool.cost.layer import LayerBytes, LayerTime, as_layer_time, layer_bytes, layer_time
+from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
 from hp_tool.cost.parameters import attention_matrices, mlp_matrices
 from hp_tool.cost.shapes import shapes
 from hp_tool.domain.efficiency import EfficiencyProfile

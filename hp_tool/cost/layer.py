@@ -6,12 +6,12 @@ GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.attention import attention_bytes, attention_time
-from hp_tool.cost.block import BlockBytes, BlockTime
+from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime
 from hp_tool.cost.candidates import PER_OP, Candidates
 from hp_tool.cost.communication import tensor_ring
 from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
@@ -26,44 +26,6 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTime:
-    """Seconds per layer and micro-batch; arrays of shape (n,). Communication is the exposed part."""
-
-    forward: Column
-    """Compute of the forward pass."""
-    backward: Column
-    weight_gradient: Column
-    """Part of `backward` that may run later than the rest."""
-    repeated: Column
-    """What selective recomputation runs again: of `forward` the attention core, or what the named modules take."""
-    tensor: Column
-    """Tensor-parallel collectives of the forward pass."""
-    tensor_backward: Column
-    context: Column
-    context_backward: Column
-    expert: Column
-    expert_backward: Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerBytes:
-    """Bytes per layer and micro-batch; arrays of shape (n,), or (2, n) where the pipeline's ends have different layers."""
-
-    saved: Column
-    """Kept for the backward pass without recomputation."""
-    saved_selective: Column
-    """Kept when the attention core, or the named modules, are recomputed."""
-    waiting: Column
-    """Kept for the weight gradients when the rest of the backward pass is over."""
-    saved_full: Column
-    """Kept when the whole layer is recomputed: its input."""
-    repeated: Column
-    """What selective recomputation brings back at a time: one block's worth of one layer."""
-    backward_working: Column
-    """Gradients and gathered inputs alive at the worst moment of one layer's backward pass."""
 
 
 def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, moe: bool = False) -> LayerBytes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.elementwise import Column, FloatArray, anywhere, maximum, minimum, where
 from hp_tool.cost.ends import PipelineEnd, pipeline_ends
 from hp_tool.cost.head import HeadBytes, head_bytes, waiting_logit_bytes
-from hp_tool.cost.layer import LayerBytes
 from hp_tool.cost.offload import offload_activations
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.costs import chunks_in_flight, splits_backward, waiting_in_flight

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.cost.block import LayerBytes, LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.distinct import distinct_rows
 from hp_tool.cost.elementwise import Column, anywhere
 from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.exchange_overlap import merged_share, merges_passes
 from hp_tool.cost.head import HeadTime, head_time
-from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
+from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.cost.modules import layer_axes
 from hp_tool.cost.schedules.costs import splits_backward
 from hp_tool.cost.shapes import spreading_axes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.host import host_waits, launched_layers
-from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.costs import is_folded, split_bubble_share, splits_backward
 from hp_tool.cost.schedules.folded import share_of_ends

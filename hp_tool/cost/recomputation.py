@@ -5,9 +5,9 @@ The modules that selective recomputation may name are in `modules`, torchtitan's
 
 from __future__ import annotations
 
+from hp_tool.cost.block import LayerBytes, LayerTime
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Candidates
 from hp_tool.cost.elementwise import Column, FloatArray, anywhere, ceil, maximum, minimum, where, zeros_like
-from hp_tool.cost.layer import LayerBytes, LayerTime
 from hp_tool.cost.schedules.costs import splits_backward
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.data_parallel import data_parallel_seconds
 from hp_tool.cost.elementwise import Column, FloatArray, zeros_like
 from hp_tool.cost.head import HeadTime
 from hp_tool.cost.host import message_stalls
-from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.offload import activation_seconds
 from hp_tool.cost.pace import StageTime, bubble_seconds, ends_time, stage_time
 from hp_tool.cost.pipeline import transfer_seconds
