@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.elementwise import BoolArray, IntArray
+from hp_tool.cost.arrays import BoolArray, IntArray
 from hp_tool.domain.parallel import (
     OF_THE_QUERY,
     ParallelConfig,

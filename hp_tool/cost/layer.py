@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
+from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
-from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime
+from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import PER_OP, Candidates
-from hp_tool.cost.communication import tensor_ring
-from hp_tool.cost.elementwise import Column, anywhere, maximum, minimum, where
-from hp_tool.cost.exchange_overlap import behind_other_pass
-from hp_tool.cost.experts import expert_bytes, expert_time
+from hp_tool.cost.collectives import tensor_ring
+from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
-from hp_tool.cost.modules import dropped_bytes, names_modules, repeated_seconds
-from hp_tool.cost.per_op import per_op_bytes
-from hp_tool.cost.shapes import Shapes, shapes
+from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
+from hp_tool.cost.recomputation import dropped_bytes, names_modules, per_op_bytes, repeated_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
