@@ -19,6 +19,7 @@ from hp_tool.cost.arrays import Column, FloatArray, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.collectives import exchange_seconds, group_ring
+from hp_tool.cost.matrices import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.cost.topology import Group, expert_group, group_size, sharing
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -26,22 +27,6 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy, TokenDispatcher
 from hp_tool.domain.workload import TrainingWorkload
-
-
-def expert_width(model: ModelSpec) -> float:
-    """Width of one routed expert."""
-    return float(model.moe_intermediate_size or model.ffn_size)
-
-
-def activation_width(model: ModelSpec, candidates: Candidates) -> Column:
-    """Width of one routed expert on one rank."""
-    return expert_width(model) / candidates.expert_tensor_parallel_size
-
-
-def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
-    """(output n, input k) of the shared experts' matrices on one rank; they split like a dense MLP."""
-    shared = model.shared_expert_size / s.t
-    return [((2.0 if model.gated_mlp else 1.0) * shared, s.h), (s.h, shared)]
 
 
 def routed_tokens(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> FloatArray:
@@ -57,9 +42,9 @@ def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Ca
     permutation's map, two int32 each), permuted inputs of the experts, pre-activations and activations of routed and
     shared experts. Not counted: 32 bytes or so for each chosen pair, its probabilities and indices.
     """
-    gates = 2.0 if model.gated_mlp else 1.0
+    gates = float(model.mlp_inputs)
     routed = routed_tokens(model, workload, candidates, s)
-    width = activation_width(model, candidates)
+    width = model.expert_size / candidates.expert_tensor_parallel_size
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
@@ -91,16 +76,16 @@ def expert_time(
     """
     gpu, c = cluster.gpu, candidates
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
-    gates = 2.0 if model.gated_mlp else 1.0
+    gates = float(model.mlp_inputs)
     local_experts = (model.num_experts or 1) / ep
     routed = routed_tokens(model, workload, candidates, s)
-    width = activation_width(model, c)
-    matrices = [(gates * width, s.h), (s.h, width)]
+    width = model.expert_size / etp
+    matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
     matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
     forward, gradient = weight_matmuls(routed / local_experts, matrices, batch=local_experts, **matmul)
     cast, cast_backward = cast_traffic(workload, matrices)
     if model.num_shared_experts:
-        beside, beside_gradient = weight_matmuls(s.tokens, shared_matrices(model, s), **matmul)
+        beside, beside_gradient = weight_matmuls(s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), **matmul)
         forward, gradient = forward + beside, gradient + beside_gradient
 
     # Permute (read, write) and un-permute (read, weighted sum) every copy; norm, residual and activation as in a dense MLP.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_tool.cost.arrays import Column, FloatArray, IntArray, anywhere, ceil, maximum, minimum, where, zeros_like
-from hp_tool.cost.attention import core_bytes, head_widths, up_projections
+from hp_tool.cost.attention import core_bytes
 from hp_tool.cost.block import LAYER_AXES, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes
 from hp_tool.cost.candidates import (
     CORE_ATTN,
@@ -24,8 +24,18 @@ from hp_tool.cost.candidates import (
     SHARED_EXPERTS,
     Candidates,
 )
-from hp_tool.cost.moe import activation_width, routed_tokens, shared_matrices
-from hp_tool.cost.parameters import active_expert_matrices, mlp_matrices, moe_layers, shared_expert_matrices
+from hp_tool.cost.matrices import (
+    Matrix,
+    attention_matrices,
+    entries,
+    kv_heads,
+    mlp_matrices,
+    query_heads,
+    shapes,
+    shared_expert_matrices,
+)
+from hp_tool.cost.moe import routed_tokens
+from hp_tool.cost.parameters import active_expert_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -163,19 +173,17 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
     if modules == PER_OP:
         return 2.0 * (model.num_hidden_layers + model.num_nextn_predict_layers) * per_op_matrices(model)
     layers = model.num_hidden_layers + model.num_nextn_predict_layers
-    sparse = moe_layers(model) + (model.num_nextn_predict_layers if model.num_experts else 0)
-    parameters = 0.0
+    sparse = model.moe_layers + (model.num_nextn_predict_layers if model.num_experts else 0)
+    repeated = 0.0
     if modules & MLP:
-        parameters += (layers - sparse) * mlp_matrices(model)
+        repeated += (layers - sparse) * entries(mlp_matrices(model))
     if modules & MOE:
-        parameters += sparse * active_expert_matrices(model)
+        repeated += sparse * active_expert_matrices(model)
     elif modules & SHARED_EXPERTS:
-        parameters += sparse * shared_expert_matrices(model)
+        repeated += sparse * entries(shared_expert_matrices(model))
     if modules & MLA_UP_PROJ:
-        qk, v = head_widths(model)
-        rank, nope = float(model.kv_lora_rank or 0), float(model.qk_nope_head_dim or 0)
-        parameters += layers * model.num_attention_heads * (qk * (model.q_lora_rank or model.hidden_size) + rank * (nope + v))
-    return 2.0 * parameters + (attention if modules & CORE_ATTN else 0.0)
+        repeated += layers * entries(_up_projections(model, 1))
+    return 2.0 * repeated + (attention if modules & CORE_ATTN else 0.0)
 
 
 def _has(modules: IntArray, bit: int) -> Any:
@@ -183,11 +191,17 @@ def _has(modules: IntArray, bit: int) -> Any:
     return (modules & bit) // bit
 
 
+def _up_projections(model: ModelSpec, tensor: Column) -> list[Matrix]:
+    """Latent attention's matrices for queries, and for keys without rotation and values."""
+    modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
+    return [matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules]
+
+
 def _up_projection_seconds(
     model: ModelSpec, workload: TrainingWorkload, s: Shapes, *, gpu: GpuSpec, profile: EfficiencyProfile
 ) -> Column:
     """Queries, keys and values out of the latents, and the rotation of their parts."""
-    matrices = up_projections(model, s)
+    matrices = shapes(_up_projections(model, s.t))
     matmul, _ = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
     return matmul + elementwise_seconds(rotated, kernels=1.0, gpu=gpu, profile=profile)
@@ -197,12 +211,12 @@ def _expert_seconds(
     model: ModelSpec, workload: TrainingWorkload, c: Candidates, s: Shapes, *, gpu: GpuSpec, profile: EfficiencyProfile
 ) -> tuple[Column, Column]:
     """(shared experts, activation functions of the routed ones), forward."""
-    gates = 2.0 if model.gated_mlp else 1.0
-    routed = routed_tokens(model, workload, c, s) * activation_width(model, c)
+    gates = float(model.mlp_inputs)
+    routed = routed_tokens(model, workload, c, s) * model.expert_size / c.expert_tensor_parallel_size
     activation = elementwise_seconds((gates + 1.0) * s.e * routed, kernels=1.0, gpu=gpu, profile=profile)
     if not model.num_shared_experts:
         return 0.0, activation
-    matrices = shared_matrices(model, s)
+    matrices = shapes(shared_expert_matrices(model, tensor=s.t))
     shared, _ = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
     traffic = (gates + 1.0) * s.e * s.tokens * matrices[1][1]
     return shared + elementwise_seconds(traffic, kernels=1.0, gpu=gpu, profile=profile), activation
@@ -254,4 +268,4 @@ def per_op_matrices(model: ModelSpec) -> float:
 
 def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Column, Column, Column]:
     """(query heads, key/value heads, MLP width) of one tensor-parallel rank."""
-    return model.num_attention_heads / s.t, maximum(model.kv_heads / s.t, 1.0), model.ffn_size / s.t
+    return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t
