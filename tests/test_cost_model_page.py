@@ -23,6 +23,17 @@ def test_every_module_belongs_to_one_section() -> None:
     assert sorted(named) == sorted(set(folder.rglob("*.py")) - {folder / "__init__.py"})
 
 
+def test_every_efficiency_file_is_written_as_its_row_says() -> None:
+    rows = re.findall(r"^\| `(\S+)` \|.*\| (?:`(fit_\w+)`|By hand) \|$", TEXT, re.MULTILINE)
+    patterns = {re.sub(r"{(\S+)}", lambda m: f"({m[1].replace(',', '|')})", name).replace("*", ".*"): fit for name, fit in rows}
+    folder = ROOT / "hp_tool" / "catalog" / "data" / "efficiency"
+    for file in folder.rglob("*.yaml"):
+        name = str(file.relative_to(folder).with_suffix(""))
+        (command,) = [fit for pattern, fit in patterns.items() if re.fullmatch(pattern, name)]
+        written = f"# Written by python -m benchmarks.accuracy.{command};" if command else "# By hand"
+        assert file.read_text(encoding="utf-8").startswith(written), name
+
+
 def computed() -> tuple[dict[str, float], dict[str, float]]:
     """(bytes, seconds) by part, of the example's own arithmetic."""
     (block,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
