@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cost_sections import cost_sections
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -17,7 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG.md": "changelog.md"}
 """Files of the root, and the pages they become."""
-PACKAGES = {"cost": "Cost model", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
+PACKAGES = {"cost": "Formulas", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
 """Packages of hp_tool whose modules each become a page."""
 HOW_TO = "How to"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -36,12 +37,20 @@ def page_of(module: Path) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation: the how-tos that mkdocs.yml does not list, and a section for each package."""
+    """Complete the navigation: the how-tos that mkdocs.yml does not list, and a section for each package; the cost model's
+    modules stand under the headings of docs/cost-model.md.
+    """
     nav: list[Any] = config.nav or []
     listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
     (how_to,) = [section[HOW_TO] for section in nav if HOW_TO in section]
     how_to += sorted(path.name for path in Path(config.docs_dir).glob("*.md") if path.name not in listed)
-    nav += [{title: [page_of(module) for module in modules(package)]} for package, title in PACKAGES.items()]
+    for package, title in PACKAGES.items():
+        documented = modules(package)
+        sections = [
+            {heading: [page_of(module) for module in named if module in documented]}
+            for heading, named in (cost_sections().items() if package == "cost" else ())
+        ]
+        nav.append({title: sections or [page_of(module) for module in documented]})
     config.nav = nav
     return config
 
