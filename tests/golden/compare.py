@@ -15,6 +15,9 @@ TOLERANCES = {"fit": 1e-9, "corrected": 1e-9}
 TOLERANCE = 1e-12
 """Relative, of what is only computed: processors and releases of NumPy round differently."""
 ABSENT = "absent"
+ROUNDED_AS_A_WHOLE = {"parts_s": None, "accuracy": 1.0}
+"""Mappings whose values are differences of larger numbers and carry their rounding: the parts of a sum, held to the largest one
+(None), and medians of |predicted / measured - 1|."""
 
 Answers = Mapping[str, Any]
 
@@ -26,13 +29,14 @@ class Difference:
     place: str
     before: Any
     after: Any
+    scale: float = 0.0
 
     @property
     def share(self) -> float:
-        """Relative, of two numbers; infinite for anything else."""
+        """Relative to the larger of two numbers, or to `scale` where that is larger still; infinite for anything else."""
         if not (_is_number(self.before) and _is_number(self.after)):
             return math.inf
-        return abs(self.after - self.before) / max(abs(self.before), abs(self.after))
+        return abs(self.after - self.before) / max(abs(self.before), abs(self.after), self.scale)
 
     def __str__(self) -> str:
         moved = "" if math.isinf(self.share) else f" ({self.share:.2g})"
@@ -48,15 +52,18 @@ def differences(before: Answers, after: Answers, *, exact: bool = False) -> list
     return sorted(found, key=lambda each: -each.share)
 
 
-def _differences(place: str, before: Any, after: Any) -> Iterator[Difference]:
+def _differences(place: str, before: Any, after: Any, *, scale: float = 0.0) -> Iterator[Difference]:
     if isinstance(before, dict) and isinstance(after, dict):
+        name = place.rpartition("/")[2]
+        if name in ROUNDED_AS_A_WHOLE:
+            scale = ROUNDED_AS_A_WHOLE[name] or max(before.values())
         for key, value in before.items():
-            yield from _differences(f"{place}/{key}", value, after.get(key, ABSENT))
+            yield from _differences(f"{place}/{key}", value, after.get(key, ABSENT), scale=scale)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, (one, other) in enumerate(zip(before, after, strict=True)):
             yield from _differences(f"{place}/{index}", one, other)
     elif before != after or _is_number(before) != _is_number(after):
-        yield Difference(place=place, before=before, after=after)
+        yield Difference(place=place, before=before, after=after, scale=scale)
 
 
 def _is_number(value: Any) -> bool:
