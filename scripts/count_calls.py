@@ -1,6 +1,6 @@
-"""Count the Python calls of one `hp_tool.estimate`: `python scripts/count_calls.py [QUERY]`, by default examples/gpt3-175b.yaml.
+"""`python scripts/count_calls.py [QUERY]`: through how many files and calls one `hp_tool.estimate` has to be followed.
 
-Counted is a second call, after imports and caches. Generators count each time they go on, as sys.setprofile reports them.
+Counted is a second call, after imports and caches; of a generator, each time it goes on, as sys.setprofile reports it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import ast
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from benchmarks.mutants.generate import Mutant, draw, mutants
 from benchmarks.mutants.trial import Copy
 
@@ -49,31 +51,37 @@ def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> Non
     assert drawn == draw(ROOT, seed=3, count=40)
     assert len(set(drawn)) == 40
     assert set(drawn) != set(draw(ROOT, seed=4, count=40))
+    assert {mutant.path.split("/")[1] for mutant in drawn} == {"cost", "calibration", "search"}
     for mutant in drawn:
         source = (ROOT / mutant.path).read_bytes()
         assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
 
 
-def test_faults_are_drawn_from_every_part_that_is_held_to_them() -> None:
-    packages = {mutant.path.split("/")[1] for mutant in draw(ROOT, seed=0, count=200)}
-    assert packages == {"cost", "calibration", "search"}
-
-
+@pytest.mark.long
 def test_a_trial_names_the_test_that_sees_a_fault_and_leaves_out_those_that_fail_anyway(tmp_path: Path) -> None:
+    source = "def area(width, height):\n    return width * height\n\ndef unseen(x):\n    return x + 1\n"
+    test = """
+from hp_tool.cost.area import area
+def test_that_fails_anyway():
+    assert False
+def test_area():
+    assert area(2, 3) == 6
+"""
     files = {
-        "hp_tool/cost/area.py": "def area(width, height):\n    return width * height\n\ndef unseen(x):\n    return x + 1\n",
-        "tests/cost/test_area.py": "from hp_tool.cost.area import area\n\ndef test_fails_anyway():\n    assert False\n\n"
-        "def test_area():\n    assert area(2, 3) == 6\n",
+        "hp_tool/cost/area.py": source,
+        "tests/cost/test_area.py": test,
+        "hp_tool/__init__.py": "",
+        "hp_tool/cost/__init__.py": "",
     }
     repository = tmp_path / "repository"
     for name, text in files.items():
-        (repository / name).parent.mkdir(parents=True)
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
     copy = Copy.of(repository, tmp_path / "copy")
-    times, plus, one = mutants(files["hp_tool/cost/area.py"].encode(), path="hp_tool/cost/area.py")
+    times, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
     assert copy.judge(times).killed_by == "tests/cost/test_area.py::test_area"
-    assert copy.unreliable == {"tests/cost/test_area.py::test_fails_anyway"}
-    assert copy.judge(plus).killed_by is None
-    assert copy.judge(one).diff == "- return x + 1\n+ return x + 2"
+    assert copy.unreliable == {"tests/cost/test_area.py::test_that_fails_anyway"}
+    survivor = copy.judge(plus)
+    assert (survivor.killed_by, survivor.diff) == (None, "- return x + 1\n+ return x - 1")
     assert {name: (copy.root / name).read_text() for name in files} == files

@@ -16,8 +16,10 @@ import pytest
 
 from benchmarks.mutants.generate import Mutant
 
-LIKELY = ("golden", "cost", "calibration", "search", "app", "serving", "lengths", "mends", "space", "learning", "anatomy")
-"""Folders whose tests see most faults, best first; the one named as the mutant's package goes before them."""
+LIKELY = ("app", "cost", "calibration", "search", "serving", "lengths", "mends", "space", "learning", "anatomy")
+"""Folders of tests that see most faults beside those of the mutant's own package and the golden predictions."""
+STRANGERS = ("formats", "launchers", "packaging", "profiler", "service", "store", "trainers")
+"""Folders whose tests see predictions only through files, servers and jobs, if at all: they are not run."""
 SELECTION = "not long and not slow and not distributed and not postgres and not slurm and not ray"
 """Of the default run, what starts no training job, database or cluster."""
 TEST_LIMIT_S = 120
@@ -57,21 +59,25 @@ class Copy:
         return cls(root)
 
     def judge(self, mutant: Mutant) -> Verdict:
-        """Run the tests that see most faults, then the others."""
-        own = mutant.path.split("/")[1]
-        folders = [f"tests/{name}" for name in dict.fromkeys((own, *LIKELY)) if (self.root / "tests" / name).is_dir()]
-        killed_by = self._killer(mutant, folders) or self._killer(mutant, ["tests", *(f"--ignore={each}" for each in folders)])
+        """Run its package's tests and the golden predictions, then others that see many faults, then the rest."""
+        own, likely = (self._folders(*names) for names in ((mutant.path.split("/")[1], "golden"), LIKELY))
+        likely = [folder for folder in likely if folder not in own]
+        others = ["tests", *(f"--ignore={folder}" for folder in (*own, *likely, *self._folders(*STRANGERS)))]
+        killed_by = next(filter(None, (self._killer(mutant, tests) for tests in (own, likely, others) if tests)), None)
         return Verdict(mutant=mutant, diff=mutant.diff((self.root / mutant.path).read_bytes()), killed_by=killed_by)
 
+    def _folders(self, *names: str) -> list[str]:
+        return [f"tests/{name}" for name in names if (self.root / "tests" / name).is_dir()]
+
     def _killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
-        """The first test that fails with the fault, fails again, and passes without it."""
+        """The first test that fails with the fault. A test's first failure counts if it repeats, and goes without the fault."""
         while True:
             with self._applied(mutant):
                 failed = self._first_failure(tests)
-                repeated = failed is not None and self._first_failure([failed]) is not None
-            if failed is None:
-                return None
-            if repeated and (failed in self.reliable or self._first_failure([failed]) is None):
+                if failed is None or failed in self.reliable:
+                    return failed
+                repeated = self._first_failure([failed]) is not None
+            if repeated and self._first_failure([failed]) is None:
                 self.reliable.add(failed)
                 return failed
             self.unreliable.add(failed)
@@ -92,7 +98,8 @@ class Copy:
         """The test that failed first, or the file whose test took longer than any may."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", SELECTION]
         command += ["-o", f"faulthandler_timeout={TEST_LIMIT_S}", "-o", "faulthandler_exit_on_timeout=true"]
-        command += [*(f"--deselect={test}" for test in self.unreliable), *tests]
+        command += [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in sorted(self.unreliable)]
+        command += tests
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
         environment["PYTHONPATH"] = str(self.root)
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)  # examples that failed with other faults
