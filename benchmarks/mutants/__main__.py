@@ -1,0 +1,77 @@
+"""`python -m benchmarks.mutants --seed N --count 60 [-j 2] [--json]`: how many faults drawn by a seed the tests see.
+
+Each mutant runs in a temporary copy of the working tree, without reference data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutants.generate import Mutant, draw
+from benchmarks.mutants.trial import Copy, Verdict
+
+ROOT = Path(__file__).parents[2]
+MIN_KILLED = 50 / 60
+
+
+def evaluate(*, seed: int, count: int, jobs: int) -> list[Verdict]:
+    """The verdicts in the order of the draw; progress goes to standard error."""
+    with tempfile.TemporaryDirectory(prefix="hp-mutants-") as folder:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(jobs):
+            copies.put(Copy.of(ROOT, Path(folder) / str(number)))
+
+        def judge(mutant: Mutant) -> Verdict:
+            copy = copies.get()
+            try:
+                verdict = copy.judge(mutant)
+            finally:
+                copies.put(copy)
+            print(as_line(verdict), file=sys.stderr, flush=True)
+            return verdict
+
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(judge, draw(ROOT, seed=seed, count=count)))
+
+
+def as_line(verdict: Verdict) -> str:
+    """Where the fault stood and which test saw it."""
+    place = f"{verdict.mutant.path}:{verdict.mutant.line}"
+    return f"killed    {place} by {verdict.killed_by}" if verdict.killed_by else f"SURVIVED  {place}\n{verdict.diff}"
+
+
+def as_text(verdicts: list[Verdict]) -> str:
+    """The survivors and the count."""
+    survivors = [as_line(verdict) for verdict in verdicts if verdict.killed_by is None]
+    return "\n".join([*survivors, f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants killed"])
+
+
+def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
+    """The same with every mutant."""
+    mutants = [{**asdict(verdict.mutant), "diff": verdict.diff, "killed_by": verdict.killed_by} for verdict in verdicts]
+    return {"seed": seed, "killed": sum(verdict.killed_by is not None for verdict in verdicts), "mutants": mutants}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=60, help="mutants to draw")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="mutants tested at a time")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    verdicts = evaluate(seed=arguments.seed, count=arguments.count, jobs=arguments.jobs)
+    print(json.dumps(as_json(verdicts, seed=arguments.seed), indent=2) if arguments.json else as_text(verdicts))
+    killed = sum(verdict.killed_by is not None for verdict in verdicts)
+    sys.exit(killed < MIN_KILLED * len(verdicts))
+
+
+if __name__ == "__main__":
+    main()

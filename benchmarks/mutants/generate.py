@@ -1,0 +1,187 @@
+"""Draw mutants: one operator, constant or condition of a source file, replaced by another."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+PACKAGES = ("hp_tool/cost", "hp_tool/calibration")
+COORDINATOR = "hp_tool/search/coordinator.py"
+"""Mutated along with the modules of its package that it imports, directly or through each other."""
+
+OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: ("**", "*"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+FUNCTIONS = {
+    a: b for pair in (("max", "min"), ("maximum", "minimum"), ("all", "any"), ("ceil", "floor")) for a, b in (pair, pair[::-1])
+}
+SELF_DECIDING = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
+"""Comparisons whose mutated operator is already the negated condition."""
+UNMUTATED_FIELDS = {"annotation", "returns", "decorator_list"}
+UNMUTATED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
+"""Messages and invariants: a fault there changes no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One replacement in one file. Offsets count bytes, as `ast` does."""
+
+    path: str
+    """Relative to the repository's root."""
+    line: int
+    start: int
+    end: int
+    replacement: str
+
+    def apply(self, source: bytes) -> bytes:
+        """The file's text with the fault."""
+        return source[: self.start] + self.replacement.encode() + source[self.end :]
+
+    def diff(self, source: bytes) -> str:
+        """The changed line before and after."""
+        before, after = (text.decode().splitlines()[self.line - 1].strip() for text in (source, self.apply(source)))
+        return f"- {before}\n+ {after}"
+
+
+def draw(root: Path, *, seed: int, count: int) -> list[Mutant]:
+    """`count` mutants, each place equally likely; the same for the same seed and code."""
+    sources = {path: (root / path).read_bytes() for path in mutated_files(root)}
+    places = [mutant for path, source in sources.items() for mutant in mutants(source, path=path)]
+    random.Random(seed).shuffle(places)
+    valid = (mutant for mutant in places if _is_fault(mutant, sources[mutant.path]))
+    return [mutant for mutant, _ in zip(valid, range(count), strict=False)]
+
+
+def mutated_files(root: Path) -> list[str]:
+    """Files to draw from, relative to the root."""
+    files = {path for package in PACKAGES for path in (root / package).rglob("*.py")}
+    waiting = [root / COORDINATOR]
+    while waiting:
+        path = waiting.pop()
+        files.add(path)
+        imported = (node.module for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom))
+        modules = {path.parent / f"{name.rpartition('.')[2]}.py" for name in imported if name}
+        waiting += [module for module in modules if module.is_file() and module not in files]
+    return sorted(str(path.relative_to(root)) for path in files)
+
+
+def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
+    """Every place of a file with its replacement, in the order of the text's tree."""
+    text = _Text(source)
+    for node in _mutated_nodes(ast.parse(source)):
+        for start, end, replacement in text.replacements(node):
+            yield Mutant(path=path, line=source.count(b"\n", 0, start) + 1, start=start, end=end, replacement=replacement)
+
+
+def _mutated_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The tree without type hints, decorators, messages and invariants."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in UNMUTATED_FIELDS:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, UNMUTATED) and not _is_type(child, parent=node):
+                yield from _mutated_nodes(child)
+
+
+def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:
+    """A union of types outside an annotation: an alias, or what isinstance asks for; and what only type checkers import."""
+    if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "isinstance":
+        return node is parent.args[1]
+    if isinstance(parent, ast.Module) and isinstance(node, ast.Assign):
+        return isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.BitOr)
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+class _Text:
+    """What may be replaced at a node, as (start, end, new text)."""
+
+    def __init__(self, source: bytes) -> None:
+        self._source = source
+        self._line_starts = [0]
+        for line in source.splitlines(keepends=True):
+            self._line_starts.append(self._line_starts[-1] + len(line))
+
+    def replacements(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
+        match node:
+            case ast.BinOp(left=left, op=op, right=right) if not {type(left), type(right)} & {
+                ast.Dict,
+                ast.DictComp,
+                ast.JoinedStr,
+            }:
+                yield from self._operator(left, op, right)
+            case ast.BoolOp(op=op, values=values):
+                for left, right in pairwise(values):
+                    yield from self._operator(left, op, right)
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                for (before, after), op in zip(pairwise([left, *comparators]), ops, strict=True):
+                    yield from self._operator(before, op, after)
+            case ast.AugAssign(target=target, op=op, value=value) if not isinstance(op, ast.BitOr):
+                yield from self._operator(target, op, value)
+            case ast.UnaryOp(operand=operand):
+                yield self._start(node), self._start(operand), ""
+            case ast.Constant(value=bool()):
+                pass
+            case ast.Constant(value=int(value)):
+                yield self._start(node), self._end(node), str(value + 1)
+            case ast.Constant(value=float(value)):
+                yield self._start(node), self._end(node), repr(value * 1.25 or 1.0)
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in FUNCTIONS:
+                yield self._end(node) - len(name), self._end(node), FUNCTIONS[name]
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                yield from self._negated(test)
+            case ast.comprehension(ifs=ifs):
+                for test in ifs:
+                    yield from self._negated(test)
+
+    def _operator(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Iterator[tuple[int, int, str]]:
+        """The operator between two operands; brackets may stand there too."""
+        if type(op) in OPERATORS:
+            old, new = OPERATORS[type(op)]
+            start = self._source.find(old.encode(), self._end(left), self._start(right))
+            if start >= 0:
+                yield start, start + len(old), new
+
+    def _negated(self, test: ast.expr) -> Iterator[tuple[int, int, str]]:
+        decided = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], SELF_DECIDING)
+        if not decided and not isinstance(test, ast.UnaryOp):
+            start, end = self._start(test), self._end(test)
+            yield start, end, f"not ({self._source[start:end].decode()})"
+
+    def _start(self, node: ast.AST) -> int:
+        return self._line_starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+
+    def _end(self, node: ast.AST) -> int:
+        return self._line_starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+
+
+def _is_fault(mutant: Mutant, source: bytes) -> bool:
+    """Whether it is a program, and another one."""
+    try:
+        return ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
+    except SyntaxError:
+        return False

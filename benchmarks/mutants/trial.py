@@ -1,0 +1,118 @@
+"""Run the tests on one mutant, in a copy of the repository that nothing else uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutants.generate import Mutant
+
+LIKELY = ("app", "cost", "calibration", "search", "serving", "lengths", "mends", "space", "learning", "anatomy")
+"""Folders of tests that see most faults beside those of the mutant's own package and the golden predictions."""
+STRANGERS = ("formats", "launchers", "packaging", "profiler", "service", "store", "trainers")
+"""Folders whose tests see predictions only through files, servers and jobs, if at all: they are not run."""
+SELECTION = "not long and not slow and not distributed and not postgres and not slurm and not ray"
+"""Of the default run, what starts no training job, database or cluster."""
+TEST_LIMIT_S = 120
+RUN_LIMIT_S = 3600
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+HUNG = re.compile(r'File ".*?/(tests/[^"]*test_\w+\.py)", line \d+ in')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the tests made of a mutant."""
+
+    mutant: Mutant
+    diff: str
+    killed_by: str | None
+    """The test that failed, or the file whose test did not end; None where all passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of the working tree to put faults into."""
+
+    root: Path
+    reliable: set[str] = field(default_factory=set)
+    """Tests seen to pass without a fault."""
+    unreliable: set[str] = field(default_factory=set)
+    """Tests that failed without a fault, or not every time with one: left out from then on."""
+
+    @classmethod
+    def of(cls, repository: Path, root: Path) -> Copy:
+        """Copy the files that git tracks, or would if they were added."""
+        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        for name in subprocess.run(listed, cwd=repository, capture_output=True, text=True, check=True).stdout.split("\0"):
+            if (repository / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(repository / name, root / name)
+        return cls(root)
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        """Run its package's tests and the golden predictions, then others that see many faults, then the rest."""
+        own, likely = (self._folders(*names) for names in ((mutant.path.split("/")[1], "golden"), LIKELY))
+        likely = [folder for folder in likely if folder not in own]
+        others = ["tests", *(f"--ignore={folder}" for folder in (*own, *likely, *self._folders(*STRANGERS)))]
+        killed_by = next(filter(None, (self._killer(mutant, tests) for tests in (own, likely, others) if tests)), None)
+        return Verdict(mutant=mutant, diff=mutant.diff((self.root / mutant.path).read_bytes()), killed_by=killed_by)
+
+    def _folders(self, *names: str) -> list[str]:
+        return [f"tests/{name}" for name in names if (self.root / "tests" / name).is_dir()]
+
+    def _killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
+        """The first test that fails with the fault. A test's first failure counts if it repeats, and goes without the fault."""
+        while True:
+            with self._applied(mutant):
+                failed = self._first_failure(tests)
+                if failed is None or failed in self.reliable:
+                    return failed
+                repeated = self._first_failure([failed]) is not None
+            if repeated and self._first_failure([failed]) is None:
+                self.reliable.add(failed)
+                return failed
+            self.unreliable.add(failed)
+
+    @contextmanager
+    def _applied(self, mutant: Mutant) -> Iterator[None]:
+        """The file with the fault; its time goes back with its text, so that compiled files stay valid."""
+        path = self.root / mutant.path
+        source, times = path.read_bytes(), path.stat()
+        path.write_bytes(mutant.apply(source))
+        try:
+            yield
+        finally:
+            path.write_bytes(source)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def _first_failure(self, tests: Sequence[str]) -> str | None:
+        """The test that failed first, or the file whose test took longer than any may."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", SELECTION]
+        command += ["-o", f"faulthandler_timeout={TEST_LIMIT_S}", "-o", "faulthandler_exit_on_timeout=true"]
+        command += [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in sorted(self.unreliable)]
+        command += tests
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
+        environment["PYTHONPATH"] = str(self.root)
+        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)  # examples that failed with other faults
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            return tests[0]
+        if done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return None
+        output = done.stdout + done.stderr
+        found = FAILED.search(output) or HUNG.search(output)
+        if found is None:
+            raise RuntimeError(f"pytest ended with {done.returncode} and named no test:\n{output[-2000:]}")
+        return found[1]

@@ -1,0 +1,87 @@
+"""Mutants: what is drawn, and that a trial tells those that the tests see from those that they do not."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutants.generate import Mutant, draw, mutants
+from benchmarks.mutants.trial import Copy
+
+ROOT = Path(__file__).parents[1]
+SOURCE = '''"""A docstring with 1 + 1."""
+Number = int | float
+@cached(size=8)
+def area(width: "1 + 1", height: int = 2) -> list[3]:
+    assert width > 0
+    if not width or isinstance(height, int | float):
+        raise ValueError(f"{width + 1} is 2 + 2")
+    sides = [side for side in (width, height) if side]
+    return (width
+            * height) if 1.5 <= max(sides) else -width
+'''
+FAULTS = """
+def area(width: "1 + 1", height: int = 3) -> list[3]:
+if not (not width or isinstance(height, int | float)):
+if not width and isinstance(height, int | float):
+if width or isinstance(height, int | float):
+sides = [side for side in (width, height) if not (side)]
+/ height) if 1.5 <= max(sides) else -width
+* height) if not (1.5 <= max(sides)) else -width
+* height) if 1.5 < max(sides) else -width
+* height) if 1.875 <= max(sides) else -width
+* height) if 1.5 <= min(sides) else -width
+* height) if 1.5 <= max(sides) else width
+"""
+
+
+def faulty_line(mutant: Mutant) -> str:
+    return mutant.diff(SOURCE.encode()).split("\n+ ")[1]
+
+
+def test_operators_constants_and_conditions_are_mutated_and_nothing_else() -> None:
+    assert sorted(map(faulty_line, mutants(SOURCE.encode(), path="area.py"))) == sorted(FAULTS.strip().splitlines())
+
+
+def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> None:
+    drawn = draw(ROOT, seed=3, count=40)
+    assert drawn == draw(ROOT, seed=3, count=40)
+    assert len(set(drawn)) == 40
+    assert set(drawn) != set(draw(ROOT, seed=4, count=40))
+    assert {mutant.path.split("/")[1] for mutant in drawn} == {"cost", "calibration", "search"}
+    for mutant in drawn:
+        source = (ROOT / mutant.path).read_bytes()
+        assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
+
+
+@pytest.mark.long
+def test_a_trial_names_the_test_that_sees_a_fault_and_leaves_out_those_that_fail_anyway(tmp_path: Path) -> None:
+    source = "def area(width, height):\n    return width * height\n\ndef unseen(x):\n    return x + 1\n"
+    test = """
+from hp_tool.cost.area import area
+def test_that_fails_anyway():
+    assert False
+def test_area():
+    assert area(2, 3) == 6
+"""
+    files = {
+        "hp_tool/cost/area.py": source,
+        "tests/cost/test_area.py": test,
+        "hp_tool/__init__.py": "",
+        "hp_tool/cost/__init__.py": "",
+    }
+    repository = tmp_path / "repository"
+    for name, text in files.items():
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
+    copy = Copy.of(repository, tmp_path / "copy")
+    times, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
+    assert copy.judge(times).killed_by == "tests/cost/test_area.py::test_area"
+    assert copy.unreliable == {"tests/cost/test_area.py::test_that_fails_anyway"}
+    survivor = copy.judge(plus)
+    assert (survivor.killed_by, survivor.diff) == (None, "- return x + 1\n+ return x - 1")
+    assert {name: (copy.root / name).read_text() for name in files} == files
