@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from hp_tool.cost.arrays import BoolArray, Column, FloatArray, IntArray, maximum, where
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.roofline import is_narrow, quantized_bytes
 from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.hardware import ClusterSpec
@@ -173,8 +174,9 @@ def activation_element_bytes(workload: TrainingWorkload) -> float:
     return 4.0 if workload.precision == "fp32" else 2.0
 
 
-def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> Shapes:
+def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
     """The sizes of each candidate."""
+    model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
     e = activation_element_bytes(workload)

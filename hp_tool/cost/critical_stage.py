@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
 from hp_tool.cost.pipeline_stages import Section, Stage, StageLayers
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import is_folded, share_of_ends, split_bubble_share, splits_backward
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.model import ModelSpec
 
 
@@ -51,9 +51,7 @@ class EndsTime:
     """Part of `pacing`: the output layer's tensor-parallel collectives."""
 
 
-def stage_time(
-    *, cluster: ClusterSpec, profile: EfficiencyProfile, candidates: Candidates, layer: LayerTime, stages: StageLayers
-) -> StageTime:
+def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, stages: StageLayers) -> StageTime:
     """The stage's layers, each the mean `layer`."""
     layers = stages.pace
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
@@ -67,13 +65,17 @@ def stage_time(
     forward = layers * forward_layer
     waits: Column = 0.0
     held, held_forward = total, forward
-    if profile.framework.host_layer_s:
+    if case.profile.framework.host_layer_s:
         # A pass takes what its host takes; communication runs on meanwhile.
         launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
         in_forward, in_backward = host_waits(
-            profile=profile, cluster=cluster, candidates=candidates, layers=launched, recomputed_fraction=whole,
-            forward_s=forward, backward_s=total - forward,
-        )  # fmt: skip
+            case=case,
+            candidates=candidates,
+            layers=launched,
+            recomputed_fraction=whole,
+            forward_s=forward,
+            backward_s=total - forward,
+        )
         waits = in_forward + in_backward
         held, held_forward = total + waits, forward + in_forward
     return StageTime(
@@ -162,8 +164,7 @@ def launched_layers(layers: Column, *, moe_fraction: Column, recomputed_fraction
 
 def host_waits(
     *,
-    profile: EfficiencyProfile,
-    cluster: ClusterSpec,
+    case: TrainingCase,
     candidates: Candidates,
     layers: Column,
     recomputed_fraction: Column,
@@ -178,7 +179,8 @@ def host_waits(
     collectives wait for the rank that was held up longest, where hosts also serve a network: the group itself, or the
     pipeline, on several nodes. Not counted: launching the embedding, the output layer and the loss.
     """
-    framework = profile.framework
+    cluster = case.cluster
+    framework = case.profile.framework
     t, domain = candidates.tensor_parallel_size, cluster.nvlink_domain_size
     stall = framework.host_tensor_stall_s * (t > domain)
     if cluster.num_gpus > domain:
@@ -188,13 +190,14 @@ def host_waits(
     return maximum(forward - forward_s, 0.0), maximum(host_s - forward - backward_s, 0.0)
 
 
-def message_stalls(*, profile: EfficiencyProfile, cluster: ClusterSpec, candidates: Candidates) -> tuple[Column, Column]:
+def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Column, Column]:
     """(seconds a micro-batch, seconds a step) by which blocking messages between stages are held up in large jobs.
 
     A stage between two others receives and sends in each direction, four messages a micro-batch; with two stages it is two.
     Filling and draining the pipeline adds two for each further stage.
     """
-    framework = profile.framework
+    cluster = case.cluster
+    framework = case.profile.framework
     if not framework.message_stall_s or cluster.num_gpus <= framework.message_stall_nodes * cluster.gpus_per_node:
         return 0.0, 0.0
     others = candidates.pipeline_parallel_size - 1

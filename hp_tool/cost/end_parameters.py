@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hp_tool.cost.arrays import Column, FloatArray, maximum
 from hp_tool.cost.candidates import ZBV, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
 from hp_tool.cost.matrices import layer_matrix_parameters
 from hp_tool.cost.parameters import (
@@ -19,21 +20,19 @@ from hp_tool.cost.parameters import (
 from hp_tool.cost.pipeline_stages import End, Section, Stage, StageLayers
 from hp_tool.cost.schedules.bubble import folded_ends
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 
-def end_parameters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers
-) -> tuple[FloatArray, FloatArray]:
+def end_parameters(case: TrainingCase, candidates: Candidates, *, stages: StageLayers) -> tuple[FloatArray, FloatArray]:
     """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
     where those are different stages (Megatron Core), once where they are the same.
     """
+    model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
     dense = layer_parameters(model, tensor_parallel_size=t)
     more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
     first, last = _layers(stages, dense=dense, more=more)
-    embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    embedding = embedding_parameters(model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t)
     own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
     if model.architecture != "decoder" or model.has_output_bias:
@@ -55,8 +54,9 @@ def end_parameters(
     return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
 
-def end_frozen(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
+def end_frozen(case: TrainingCase, candidates: Candidates) -> tuple[Column, Column]:
     """Those of end_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
+    model, workload = case.model, case.workload
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
     embedding: Column = 0.0
@@ -82,9 +82,10 @@ def end_matrices(model: ModelSpec, candidates: Candidates, *, stages: StageLayer
 
 
 def end_adapters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers, routed: bool
+    case: TrainingCase, candidates: Candidates, *, stages: StageLayers, routed: bool
 ) -> tuple[Column, Column] | tuple[None, None]:
     """Parameters of LoRA's adapters on one rank of the first and of the last stage: routed experts', or all others'."""
+    model, workload = case.model, case.workload
     if workload.lora is None:
         return None, None
     dense, sparse = (

@@ -8,13 +8,13 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, Column, IntArray, anywhere, maximum
 from hp_tool.cost.candidates import FULL_UNIFORM, ONE_F_ONE_B, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import merges_passes
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.cost.schedules.legality import schedule_broken
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
+from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.pipeline_layout import PipelineLayout
 from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.result import Reason
@@ -27,13 +27,12 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT = STRATEGY_REASONS = (
 )
 
 
-def strategy_broken(
-    *, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, strategy: Strategy
-) -> tuple[Any, ...]:
+def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
     """Whether each of STRATEGY_REASONS is broken: False, or arrays of the candidates' shape."""
+    strategy = case.strategy
     return (
-        _exchanged_heads_broken(model, candidates, strategy),
-        _overlap_broken(candidates) if merges_passes(workload) else False,
+        _exchanged_heads_broken(case.model, candidates, strategy),
+        _overlap_broken(candidates) if merges_passes(case.workload) else False,
         _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
     )
 
@@ -74,8 +73,9 @@ def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
     return broken if at is None else broken | (at < count - p)
 
 
-def explain_strategy(name: str, *, model: ModelSpec, config: ParallelConfig, strategy: Strategy) -> Reason:
+def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -> Reason:
     """One of STRATEGY_REASONS with numbers and the mend."""
+    model, strategy = case.model, case.strategy
     t = config.tensor_parallel_size
     if name == EXCHANGE_OVERLAP:
         return Reason(
@@ -137,15 +137,9 @@ MEMORY = "memory"
 """The reason of a legal configuration that does not fit."""
 
 
-def legality(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    candidates: Candidates,
-    strategy: Strategy = DEFAULT_STRATEGY,
-) -> IntArray:
+def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
     """0 where the framework would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    model, cluster, workload = case.model, case.cluster, case.workload
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
@@ -154,7 +148,7 @@ def legality(
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
         (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
-        strategy.pipeline_layout is None and _layers_broken(model, cluster, c, framework=workload.framework),
+        case.strategy.pipeline_layout is None and _layers_broken(case, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         _sequence_broken(workload, c),
@@ -167,7 +161,7 @@ def legality(
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
         # Megatron Core's schedules and context parallelism know no cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
-        *strategy_broken(model=model, workload=workload, candidates=c, strategy=strategy),
+        *strategy_broken(case=case, candidates=c),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
@@ -198,16 +192,17 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> BoolArray |
     return few
 
 
-def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates, *, framework: str) -> BoolArray:
+def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> BoolArray:
     """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
     holds the same number of layers, or the ends hold fewer, see `domain.pipeline_split`. Two kinds of GPU hold any number each.
     """
+    model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
     if facts(framework).balances_blocks:
         empty: BoolArray = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
         return empty
     chunks = p * c.virtual_pipeline_parallel_size
-    if cluster.kinds:  # balanced layer by layer; at least one in each chunk
+    if case.cluster.kinds:  # balanced layer by layer; at least one in each chunk
         too_few: BoolArray = chunks > layers
         return too_few
     even = layers % chunks == 0

@@ -24,14 +24,12 @@ from hp_tool.cost.candidates import (
     SHARED_EXPERTS,
     Candidates,
 )
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import activation_width, routed_tokens, shared_matrices
 from hp_tool.cost.parameters import active_expert_matrices, mlp_matrices, moe_layers, shared_expert_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.cost.schedules.bubble import splits_backward
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 
 def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
@@ -119,38 +117,29 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Column:
 
 
 def repeated_seconds(
-    *,
-    candidates: Candidates,
-    model: ModelSpec,
-    workload: TrainingWorkload,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
-    s: Shapes,
-    attention: BlockTime,
-    second: BlockTime,
-    region: Column,
-    moe: bool,
+    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Column, moe: bool
 ) -> Column:
     """Seconds a layer and micro-batch that selective recomputation runs again; `second` is the MLP or the experts, `region`
     the tensor-parallel collectives around one of the layer's two blocks, which a checkpointed MLP runs again too.
     """
+    model = case.model
     c, modules = candidates, candidates.recompute_modules
-    machine: dict[str, Any] = {"gpu": gpu, "profile": profile}
     hidden = s.tokens * s.h / s.shards
-    norm = elementwise_seconds(2.0 * s.e * hidden, kernels=1.0, **machine)
+    norm = elementwise_seconds(2.0 * s.e * hidden, machine=case, kernels=1.0)
     # The norm and the residual stand outside of the module: 5 accesses and a mask, as in the blocks' own traffic.
-    around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, kernels=2.0, **machine)
+    around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, machine=case, kernels=2.0)
     inside = second.matmul + second.elementwise - around + second.expert
     again = _has(modules, CORE_ATTN) * attention.core + _has(modules, LAYERNORM) * 2.0 * norm
     if model.kv_lora_rank is not None:
-        again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(model, workload, s, **machine)
+        again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(case, s)
     if not moe:
         again = again + _has(modules, MLP) * (inside + region)
         if anywhere(modules == PER_OP):
-            blocks: dict[str, Any] = {"attention": attention, "second": second, "region": region}
-            again = where(modules == PER_OP, per_op_seconds(model=model, workload=workload, s=s, **machine, **blocks), again)
+            again = where(
+                modules == PER_OP, per_op_seconds(case=case, s=s, attention=attention, second=second, region=region), again
+            )
         return again
-    shared, activation = _expert_seconds(model, workload, c, s, **machine)
+    shared, activation = _expert_seconds(case, c, s)
     if model.num_shared_experts:
         inside, shared = inside + region, shared + region
     parts = _has(modules, MOE_ACT) * activation + _has(modules, SHARED_EXPERTS) * shared
@@ -183,29 +172,26 @@ def _has(modules: IntArray, bit: int) -> Any:
     return (modules & bit) // bit
 
 
-def _up_projection_seconds(
-    model: ModelSpec, workload: TrainingWorkload, s: Shapes, *, gpu: GpuSpec, profile: EfficiencyProfile
-) -> Column:
+def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Column:
     """Queries, keys and values out of the latents, and the rotation of their parts."""
-    matrices = up_projections(model, s)
-    matmul, _ = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    matrices = up_projections(case.model, s)
+    matmul, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
-    return matmul + elementwise_seconds(rotated, kernels=1.0, gpu=gpu, profile=profile)
+    return matmul + elementwise_seconds(rotated, machine=case, kernels=1.0)
 
 
-def _expert_seconds(
-    model: ModelSpec, workload: TrainingWorkload, c: Candidates, s: Shapes, *, gpu: GpuSpec, profile: EfficiencyProfile
-) -> tuple[Column, Column]:
+def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Column, Column]:
     """(shared experts, activation functions of the routed ones), forward."""
+    model = case.model
     gates = 2.0 if model.gated_mlp else 1.0
-    routed = routed_tokens(model, workload, c, s) * activation_width(model, c)
-    activation = elementwise_seconds((gates + 1.0) * s.e * routed, kernels=1.0, gpu=gpu, profile=profile)
+    routed = routed_tokens(case, c, s) * activation_width(model, c)
+    activation = elementwise_seconds((gates + 1.0) * s.e * routed, machine=case, kernels=1.0)
     if not model.num_shared_experts:
         return 0.0, activation
     matrices = shared_matrices(model, s)
-    shared, _ = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    shared, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     traffic = (gates + 1.0) * s.e * s.tokens * matrices[1][1]
-    return shared + elementwise_seconds(traffic, kernels=1.0, gpu=gpu, profile=profile), activation
+    return shared + elementwise_seconds(traffic, machine=case, kernels=1.0), activation
 
 
 # torchtitan's selective recomputation per operation (recompute per_op): what it keeps of a Llama block and runs again.
@@ -215,34 +201,26 @@ def _expert_seconds(
 # Source: torchtitan 0.2, distributed/activation_checkpoint.py (_apply_op_sac) and models/llama3/infra/parallelize.py.
 
 
-def per_op_bytes(*, model: ModelSpec, workload: TrainingWorkload, s: Shapes) -> Column:
+def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Column:
     """Bytes a layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t where SP is on) + the fp32 log-sum-exp, with
     a query and k key/value heads of d and an MLP of f on the rank, and the layer's input divided over the r ranks of SP.
 
     The down projection's output is kept before its reduce-scatter, so whole; those of the two reduce-scatters divided.
     """
+    model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
     width = s.h / s.shards + (2.0 * heads + kv_heads) * model.head_size + hidden + s.h + s.sharded * 2.0 * s.h / s.t
-    return s.e * s.tokens * width + core_bytes(workload=workload, s=s, heads=heads)
+    return s.e * s.tokens * width + core_bytes(workload=case.workload, s=s, heads=heads)
 
 
-def per_op_seconds(
-    *,
-    model: ModelSpec,
-    workload: TrainingWorkload,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
-    s: Shapes,
-    attention: BlockTime,
-    second: BlockTime,
-    region: Column,
-) -> Column:
+def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Column) -> Column:
     """Seconds a layer and micro-batch: the matmuls for keys, the output projection and the MLP's other half, all elementwise
     kernels, and one of the two collectives around each block (`region` is both of one block).
     """
+    model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
     again = [(kv_heads * model.head_size, s.h), (s.h, heads * model.head_size), (hidden, s.h)]
-    matmul, _ = weight_matmuls(s.tokens, again, gpu=gpu, profile=profile, precision=workload.precision)
+    matmul, _ = weight_matmuls(s.tokens, again, machine=case, precision=case.workload.precision)
     return matmul + attention.elementwise + second.elementwise + region
 
 

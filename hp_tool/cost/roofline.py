@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from hp_tool.cost.arrays import Column, FloatArray, maximum
+from hp_tool.cost.case import Machine
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import TrainingWorkload
@@ -33,8 +33,7 @@ def matmul_seconds(
     n: FloatArray | float,
     k: FloatArray | float,
     *,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
+    machine: Machine,
     precision: Precision,
     output_bytes: float = 2.0,
     batch: FloatArray | float = 1.0,
@@ -43,6 +42,7 @@ def matmul_seconds(
 
     `output_bytes` is what one output element costs to write (8 where it is accumulated into an fp32 buffer).
     """
+    gpu, profile = machine.cluster.gpu, machine.profile
     roof = _matmul_roofline(profile, precision)
     element = ELEMENT_BYTES[precision]
     flops = 2.0 * batch * m * n * k
@@ -53,24 +53,17 @@ def matmul_seconds(
 
 
 def weight_matmuls(
-    tokens: Column,
-    matrices: Iterable[tuple[Column, Column]],
-    *,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
-    precision: Precision,
-    batch: Column = 1.0,
+    tokens: Column, matrices: Iterable[tuple[Column, Column]], *, machine: Machine, precision: Precision, batch: Column = 1.0
 ) -> tuple[Column, Column]:
     """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
     each. Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one
     write of 4 bytes.
     """
-    machine: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": precision, "batch": batch}
     forward: Column = 0.0
     gradient: Column = 0.0
     for n, k in matrices:
-        forward = forward + matmul_seconds(tokens, n, k, **machine)
-        gradient = gradient + matmul_seconds(n, k, tokens, output_bytes=8.0, **machine)
+        forward = forward + matmul_seconds(tokens, n, k, machine=machine, precision=precision, batch=batch)
+        gradient = gradient + matmul_seconds(n, k, tokens, machine=machine, precision=precision, batch=batch, output_bytes=8.0)
     return forward, gradient
 
 
@@ -90,10 +83,11 @@ def additive_seconds(flops: FloatArray, traffic: FloatArray, roof: Roofline, *, 
     return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
 
 
-def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, profile: EfficiencyProfile) -> FloatArray:
+def elementwise_seconds(traffic: FloatArray, *, kernels: float, machine: Machine) -> FloatArray:
     """Memory-bound kernels that together must move `traffic` bytes, in `kernels` launches."""
+    profile = machine.profile
     moved = traffic * profile.framework.elementwise_traffic_factor
-    reached = profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
+    reached = profile.gpu.memory_fraction * machine.cluster.gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
 
 

@@ -113,7 +113,7 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     distance = t * candidates.attention_data_parallel_size
     # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
     crosses = distance >= nouns.cluster.nvlink_domain_size
-    hop = send_seconds(message / t, distance=distance, crosses=crosses, cluster=nouns.cluster, profile=nouns.profile)
+    hop = send_seconds(message / t, machine=nouns, distance=distance, crosses=crosses)
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 
