@@ -92,7 +92,7 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
     else:
         split = stage_layers(model, candidate, framework=problem.workload.framework)
         each = float(split.pace)
-        counts = [each - split.fewer_first, *[each] * (p - 2), each - split.fewer_last]
+        counts = [each - float(split.fewer_first), *[each] * (p - 2), each - float(split.fewer_last)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.pipeline_schedule == ZBV:
             ends = [(rank == 0, rank == 0) for rank in range(p)]

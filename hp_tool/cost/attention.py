@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import Column, FloatArray, anywhere, gcd, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -27,7 +27,7 @@ def head_widths(model: ModelSpec) -> tuple[float, float]:
     return float((model.qk_nope_head_dim or 0) + (model.qk_rope_head_dim or 0)), float(model.v_head_dim or model.head_size)
 
 
-def projections(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
+def projections(model: ModelSpec, s: Shapes) -> list[tuple[Floats, Floats]]:
     """(output n, input k) of each of the block's weight matrices on one rank; column-parallel by heads, latents whole."""
     qk, v = head_widths(model)
     heads = model.num_attention_heads / s.t
@@ -41,7 +41,7 @@ def projections(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
     return [*to_queries, down, keys_values, (s.h, heads * v)]
 
 
-def up_projections(model: ModelSpec, s: Shapes) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+def up_projections(model: ModelSpec, s: Shapes) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     """(output n, input k) of latent attention's matrices for the queries, and for keys without rotation and values."""
     qk, v = head_widths(model)
     heads = model.num_attention_heads / s.t
@@ -64,13 +64,13 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     split = s.tokens * s.e * (heads * (qk + v) + kv_heads * (qk + v))
     if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
-    up_projected: Column = 0.0
+    up_projected: Floats = 0.0
     if model.kv_lora_rank is not None:
         nope = s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
         split, up_projected = split + nope, nope + s.tokens * s.e * heads * (2.0 * qk + v)
     elif model.positions == "rotary" and s.facts.keeps_unrotated_heads:
         split = split + s.tokens * s.e * (heads + kv_heads) * qk
-    latent: FloatArray | float = 0.0
+    latent: Floats = 0.0
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
@@ -84,7 +84,7 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     )
 
 
-def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Column, keys_per_query: float = 1.0) -> Column:
+def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0) -> Floats:
     """What selective recomputation does not keep: fp32 log-sum-exp of each query, or with unfused attention the scores."""
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
@@ -122,7 +122,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
 def core_seconds(
     *, case: TrainingCase, s: Shapes, keys_per_query: float = 1.0, causal: bool | None = None
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of scores, softmax, dropout and the product with the values.
 
     Cross attention has more or fewer keys than queries; `causal` is by default what the model's own attention is.
@@ -160,9 +160,7 @@ def core_seconds(
 # Context parallelism: how keys and values travel between the ranks that share a sequence, and what hides it.
 
 
-def context_seconds(
-    *, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: FloatArray
-) -> tuple[FloatArray | float, FloatArray | float]:
+def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats) -> tuple[Floats, Floats]:
     """(forward, backward) exposed seconds per layer and micro-batch.
 
     p2p (ring attention): keys and values of every other rank pass by, in c - 1 steps, each hidden behind the attention of
@@ -173,14 +171,14 @@ def context_seconds(
     load is balanced by giving each rank one early and one late piece of the sequence (Megatron Core, TE).
     """
     model = case.model
-    c = candidates.context_parallel_size
+    c: Ints = candidates.context_parallel_size
     if not anywhere(c > 1):
         return 0.0, 0.0
     head = float(model.head_size)
     kv = s.tokens * s.e * 2.0 * head * maximum(model.kv_heads / s.t, 1.0)
     ranks = dense_group(candidates, "cp", order=case.cluster.rank_order)
     kind = case.strategy.context_parallel_communication
-    exchange: FloatArray | float = 0.0
+    exchange: Floats = 0.0
     if kind in ("a2a", "a2a+p2p"):
         query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t
         u = c if kind == "a2a" else exchanging(case, ranks, heads_split=s.t)
@@ -199,7 +197,7 @@ def context_seconds(
     return exchange + forward, exchange + backward
 
 
-def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Column) -> Column:
+def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:
     """Ranks u of the inner, exchanging level of a2a+p2p."""
     strategy = case.strategy
     size = group_size(ranks)

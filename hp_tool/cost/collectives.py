@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import BoolArray, Column, FloatArray, IntArray, anywhere, maximum, minimum, sqrt, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, sqrt, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.topology import (
@@ -27,22 +27,22 @@ from hp_tool.domain.efficiency import Link
 class Ring:
     """The ring collectives of one group of ranks for each candidate; arrays of shape (n,)."""
 
-    latency_s: FloatArray
+    latency_s: Floats
     """Zero for a group of one."""
-    bandwidth: FloatArray | float
+    bandwidth: Floats
     """Bytes a second that each member sends."""
-    ramp_bytes: FloatArray | float
-    in_domain: BoolArray | bool = True
+    ramp_bytes: Floats
+    in_domain: Bools = True
     """All members share an NVLink domain."""
 
-    def seconds(self, wire_bytes: FloatArray) -> FloatArray:
+    def seconds(self, wire_bytes: Floats) -> Floats:
         """Seconds to send `wire_bytes` from each member: S (n-1)/n for all-gather and reduce-scatter of S bytes in all,
         twice that for all-reduce (NCCL's bus-bandwidth convention); zero bytes for a group of one.
         """
         return self.latency_s + (wire_bytes + sqrt(wire_bytes * self.ramp_bytes)) / self.bandwidth
 
 
-def ring(*, group_size: IntArray | FloatArray, stride: IntArray | FloatArray | int, machine: Machine) -> Ring:
+def ring(*, group_size: Ints, stride: Ints, machine: Machine) -> Ring:
     """The ring over `group_size` ranks that are `stride` apart."""
     return group_ring(machine=machine, group=line(group_size, stride))
 
@@ -78,7 +78,7 @@ def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
     return group_ring(machine=case, group=dense_group(candidates, "tp", order=case.cluster.rank_order))
 
 
-def send_seconds(message_bytes: FloatArray, *, distance: IntArray, crosses: Column, machine: Machine) -> FloatArray:
+def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine) -> Floats:
     """Seconds to send one message to the rank `distance` further on, into another NVLink domain where `crosses`; all ranks
     send at once, each over its own link.
     """
@@ -90,7 +90,7 @@ def send_seconds(message_bytes: FloatArray, *, distance: IntArray, crosses: Colu
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
 
 
-def all_to_all_seconds(wire_bytes: FloatArray, *, group: Group, machine: Machine) -> FloatArray:
+def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
     """Seconds in which each member sends `wire_bytes` spread evenly over the others. Zero bytes for a group of one."""
     size = group_size(group)
     k = sharing(group, block=machine.cluster.nvlink_domain_size)
@@ -98,7 +98,7 @@ def all_to_all_seconds(wire_bytes: FloatArray, *, group: Group, machine: Machine
     return exchange_seconds(wire_bytes - away, away, machine=machine, group=group)
 
 
-def exchange_seconds(near_bytes: FloatArray, away_bytes: FloatArray, *, group: Group, machine: Machine) -> FloatArray:
+def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
     """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it: both travel at
     the same time, and the slower decides.
     """
@@ -112,9 +112,9 @@ def exchange_seconds(near_bytes: FloatArray, away_bytes: FloatArray, *, group: G
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network
     latency = (size > 1) * inside.latency_s + (size > k) * (outside.latency_s + cluster.inter_node_latency_s)
-    seconds: FloatArray = latency + maximum(near, far)
+    seconds: Floats = latency + maximum(near, far)
     return seconds
 
 
-def _transfer(message_bytes: FloatArray, link: Link, bandwidth: float) -> FloatArray:
+def _transfer(message_bytes: Floats, link: Link, bandwidth: Floats) -> Floats:
     return link.latency_s + message_bytes / (link.bandwidth_fraction * bandwidth)

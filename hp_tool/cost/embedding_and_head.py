@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, FloatArray, minimum, where
+from hp_tool.cost.arrays import Floats, minimum, where
 from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -24,9 +24,9 @@ and fp32 in registers."""
 class HeadTime:
     """Seconds per micro-batch, forward and backward together; arrays of shape (n,)."""
 
-    embedding: FloatArray
-    output: FloatArray
-    output_communication: FloatArray
+    embedding: Floats
+    output: Floats
+    output_communication: Floats
     """Tensor-parallel collectives around the output layer and inside the loss."""
 
 
@@ -34,15 +34,15 @@ class HeadTime:
 class HeadBytes:
     """Bytes besides the layers' that micro-batches under way keep on a rank with that end of the model; shape (n,)."""
 
-    dropout_mask: Column
+    dropout_mask: Floats
     """The embedding's."""
-    inputs: Column
+    inputs: Floats
     """Of the final norm and of the output layer."""
-    logits: Column
+    logits: Floats
     """With what the loss makes of them."""
 
 
-def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: FloatArray) -> HeadBytes:
+def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> HeadBytes:
     """Activations of both ends, for T = s b / c tokens of e bytes an element, divided over r ranks by sequence parallelism.
 
     dropout_mask: T h / r, a byte each, for up to p micro-batches. inputs: 2 e T h / r, half where the output layer is frozen.
@@ -60,14 +60,14 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
     )
 
 
-def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_batches: Column) -> Column:
+def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_batches: Floats) -> Floats:
     """Gradients of the logits, e T V / t for each of the micro-batches that wait for the output layer's weight gradient."""
     model = case.model
     outputs = micro_batches * activation_element_bytes(case.workload) * model.vocab_size / model.hidden_size
     return outputs * _hidden_elements(case, candidates) / candidates.tensor_parallel_size
 
 
-def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Column:
+def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
     """T h: one micro-batch's hidden states on one context-parallel rank."""
     return (
         case.workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size * case.model.hidden_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from hp_tool.cost.arrays import Column, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, maximum, minimum, where
 from hp_tool.cost.attention import core_bytes, core_seconds, head_widths
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
@@ -171,7 +171,7 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
 
 def memory_read_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes, block: BlockTime, ratio: float
-) -> tuple[Column, Column]:
+) -> tuple[Floats, Floats]:
     """Exposed (forward, backward) tensor-parallel seconds of the key/value projection's input, the encoder's output.
 
     With SP it is gathered in either pass and its gradient reduce-scattered; without, the gradient is all-reduced. In the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import PER_OP, Candidates
@@ -125,7 +125,7 @@ def as_layer_time(
 
 def _tensor_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes, block: BlockTime, regions: float, trained: bool
-) -> tuple[Column, Column]:
+) -> tuple[Floats, Floats]:
     """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions` column-row matmul pairs.
 
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.arrays import BoolArray, Column, IntArray, anywhere, maximum
+from hp_tool.cost.arrays import Bools, IntArray, Ints, anywhere, maximum
 from hp_tool.cost.candidates import FULL_UNIFORM, ONE_F_ONE_B, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import merges_passes
@@ -42,7 +42,7 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
     context_parallel.py, AttnFuncWithCPAndQKVOA2A). Levels of a2a+p2p that no query names are chosen so that they do.
     """
     kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
-    ranks: Column
+    ranks: Ints
     if kind == "a2a":
         ranks = c.context_parallel_size
     elif kind == "a2a+p2p" and levels is not None:
@@ -167,67 +167,67 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
     return code
 
 
-def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> BoolArray:
+def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
     """Every rank must get an equal piece, of the decoder's sequence too."""
     pieces = _sequence_pieces(c)
-    broken: BoolArray = workload.sequence_length % pieces != 0
+    broken: Bools = workload.sequence_length % pieces != 0
     if workload.decoder_sequence_length is not None:
         broken = broken | (workload.decoder_sequence_length % pieces != 0)
     return broken
 
 
-def _sequence_pieces(c: Candidates) -> IntArray:
+def _sequence_pieces(c: Candidates) -> Ints:
     """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
-    pieces: IntArray = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
+    pieces: Ints = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
     return pieces
 
 
-def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> BoolArray | bool:
+def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
     """Some frameworks' 1F1B wants m >= p - 1."""
     if not facts(workload.framework).fills_pipeline:
         return False
     micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
-    few: BoolArray = micro_batches < c.pipeline_parallel_size - 1
+    few: Bools = micro_batches < c.pipeline_parallel_size - 1
     return few
 
 
-def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> BoolArray:
+def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
     """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
     holds the same number of layers, or the ends hold fewer, see `domain.pipeline_split`. Two kinds of GPU hold any number each.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
     if facts(framework).balances_blocks:
-        empty: BoolArray = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
+        empty: Bools = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
         return empty
     chunks = p * c.virtual_pipeline_parallel_size
     if case.cluster.kinds:  # balanced layer by layer; at least one in each chunk
-        too_few: BoolArray = chunks > layers
+        too_few: Bools = chunks > layers
         return too_few
     even = layers % chunks == 0
     uneven = splits_unevenly(num_layers=layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
-    broken: BoolArray = (even | uneven) == 0
+    broken: Bools = (even | uneven) == 0
     return broken
 
 
-def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
+def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
     """Experts must divide over e_p ranks, those (times e_t) over the ranks of one pipeline stage; a dense model has none."""
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
         return (ep > 1) | (etp > 1)
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
     width = model.moe_intermediate_size or model.ffn_size
-    broken: BoolArray = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
+    broken: Bools = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
     return broken
 
 
-def _shards_broken(model: ModelSpec, c: Candidates) -> BoolArray | bool:
+def _shards_broken(model: ModelSpec, c: Candidates) -> Bools:
     """Shard groups must divide the data-parallel group, and their replicas the ranks that hold the same experts."""
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
         return False
-    broken: BoolArray = d % maximum(size, 1) != 0
+    broken: Bools = d % maximum(size, 1) != 0
     if model.num_experts:
         replicas = maximum(d // maximum(size, 1), 1)
         ranks = c.tensor_parallel_size * c.context_parallel_size * d

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hp_tool.cost.arrays import Column
+from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -47,12 +47,12 @@ class Adapter:
     """One pair A and B on one rank."""
 
     linear: Linear
-    rows: Column
+    rows: Floats
     """Outputs of W on this rank: those of the part it belongs to."""
     rank: float
 
     @property
-    def matrices(self) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+    def matrices(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """(rows, columns) of A and of B on this rank."""
         split = self.linear.split
         if self.linear.row_parallel:
@@ -60,7 +60,7 @@ class Adapter:
         return (self.rank / split, self.linear.inputs), (self.rows, self.rank)
 
     @property
-    def parameters(self) -> Column:
+    def parameters(self) -> Floats:
         """r (k + n) / t of a matrix with k inputs and n outputs in all."""
         return sum(rows * columns for rows, columns in self.matrices)
 
@@ -86,7 +86,7 @@ def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[
     return set(modules) | aliases | {name for several in parts for names in several for name in names}
 
 
-def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Column:
+def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Floats:
     """Of one layer on one rank: the routed experts', or all others'."""
     linears = (linear for linear in layer_linears(model, candidates, moe=moe) if linear.routed == routed)
     return sum((one.parameters for linear in linears for one in adapters(linear, lora)), 0.0)
@@ -129,7 +129,7 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
     return replace(block, saved=saved)
 
 
-def _kept_input(linear: Linear, tokens: Column, s: Shapes, *, moe: bool) -> Column:
+def _kept_input(linear: Linear, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
     """Bytes that training all weights keeps of a matrix's input, as attention_bytes, mlp_bytes and expert_bytes count it."""
     whole = tokens * linear.inputs
     if linear.source in ("activation", "routed_input", "routed_activation"):
@@ -146,7 +146,8 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     model, workload = case.model, case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
-    matmul, gradient, forward, backward = block.matmul, 0.0, block.elementwise, block.elementwise_backward
+    gradient: Floats = 0.0
+    matmul, forward, backward = block.matmul, block.elementwise, block.elementwise_backward
     for linear in layer_linears(model, candidates, moe=moe):
         tokens = routed if linear.routed else s.tokens
         for one in adapters(linear, workload.lora):
@@ -157,7 +158,7 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     return replace(block, matmul=matmul, weight_gradient=gradient, elementwise=forward, elementwise_backward=backward)
 
 
-def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> tuple[Column, Column]:
+def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; routed experts' not counted.
 
     A's output is gathered (column-parallel) or all-reduced (row-parallel), and its gradient likewise; B's output of a
@@ -167,8 +168,8 @@ def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Sha
     assert workload.lora is not None
     group = tensor_ring(case=case, candidates=candidates)
     away = s.tokens * s.e * (s.t - 1.0) / s.t
-    forward: Column = 0.0
-    backward: Column = 0.0
+    forward: Floats = 0.0
+    backward: Floats = 0.0
     for linear in layer_linears(case.model, candidates, moe=moe):
         for one in adapters(linear, workload.lora) if not linear.routed else ():
             inner = group.seconds(away * one.rank * (2.0 if linear.row_parallel else 1.0))

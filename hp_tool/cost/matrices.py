@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.arrays import Column, maximum
+from hp_tool.cost.arrays import Floats, Ints, maximum
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.model import ModelSpec
 
@@ -17,15 +17,15 @@ class Linear:
 
     module: str
     """linear_qkv, linear_proj, router, ...; of dense MLPs, routed and shared experts alike linear_fc1 and linear_fc2."""
-    outputs: tuple[Column, ...]
+    outputs: tuple[Floats, ...]
     """Rows, by the parts that are fused: queries, keys, values; gate and up."""
-    inputs: Column
+    inputs: Floats
     """Columns."""
     source: str
     """The tensor it multiplies: matrices of the same source keep it together."""
-    split: Column
+    split: Ints
     """Ranks among which this matrix is divided: by rows, or of linear_proj and linear_fc2 by columns."""
-    count: Column = 1.0
+    count: Floats = 1.0
     """How many of its kind: local experts."""
     routed: bool = False
     """A routed expert's."""
@@ -36,7 +36,7 @@ class Linear:
         return self.module in ("linear_proj", "linear_fc2")
 
     @property
-    def parameters(self) -> Column:
+    def parameters(self) -> Floats:
         """Of all its kind."""
         return self.count * sum(self.outputs) * self.inputs
 
@@ -57,7 +57,7 @@ def layer_linears(model: ModelSpec, candidates: Candidates, *, moe: bool = False
         yield from _mlp(model, width, t)
 
 
-def _attention(model: ModelSpec, t: Column) -> Iterator[Linear]:
+def _attention(model: ModelSpec, t: Ints) -> Iterator[Linear]:
     h, heads, d = float(model.hidden_size), model.num_attention_heads / t, float(model.head_size)
     if model.kv_lora_rank is None:
         key = d * maximum(model.kv_heads / t, 1.0)
@@ -77,7 +77,7 @@ def _attention(model: ModelSpec, t: Column) -> Iterator[Linear]:
     yield Linear(module="linear_proj", outputs=(h,), inputs=heads * value, source="core", split=t)
 
 
-def _mlp(model: ModelSpec, width: float, split: Column, *, count: Column = 1.0, routed: bool = False) -> Iterator[Linear]:
+def _mlp(model: ModelSpec, width: float, split: Ints, *, count: Floats = 1.0, routed: bool = False) -> Iterator[Linear]:
     h, local = float(model.hidden_size), width / split
     kind: dict[str, Any] = {"split": split, "count": count, "routed": routed}
     outputs = (local, local) if model.gated_mlp else (local,)
@@ -86,6 +86,6 @@ def _mlp(model: ModelSpec, width: float, split: Column, *, count: Column = 1.0, 
     yield Linear(module="linear_fc2", outputs=(h,), inputs=local, source=sources[1], **kind)
 
 
-def layer_matrix_parameters(model: ModelSpec, candidates: Candidates, *, moe: bool = False) -> Column:
+def layer_matrix_parameters(model: ModelSpec, candidates: Candidates, *, moe: bool = False) -> Floats:
     """Entries of one layer's weight matrices besides routed experts' on one rank."""
     return sum(linear.parameters for linear in layer_linears(model, candidates, moe=moe) if not linear.routed)

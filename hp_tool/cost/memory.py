@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, FloatArray, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -29,17 +29,17 @@ MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "b
 class Memory:
     """Bytes on the worst stage of each candidate, shape (n,)."""
 
-    parts: dict[str, FloatArray]
+    parts: dict[str, Floats]
     """By MEMORY_PARTS."""
-    layer_activations: FloatArray
+    layer_activations: Floats
     """The transformer layers' share of `activations`."""
-    worst_stage: FloatArray
-    first_stage: FloatArray
+    worst_stage: Floats
+    first_stage: Floats
     """Allocated on the first stage, without `overhead`."""
-    total: FloatArray
-    host_bytes: Column
+    total: Floats
+    host_bytes: Floats
     """Most that one rank keeps in host memory."""
-    offloaded: Column
+    offloaded: Floats
     """Activations that one micro-batch on a stage sends to the host."""
 
 
@@ -47,11 +47,11 @@ class Memory:
 class _EndMemory:
     """Bytes on one end, for all micro-batches under way."""
 
-    parts: dict[str, Column]
+    parts: dict[str, Floats]
     """By MEMORY_PARTS, without `overhead`."""
-    layer_activations: Column
-    on_host: Column
-    offloaded: Column
+    layer_activations: Floats
+    on_host: Floats
+    offloaded: Floats
     """Of one micro-batch."""
 
 
@@ -62,7 +62,7 @@ def memory(
     layers: tuple[LayerBytes, LayerBytes],
     stages: StageLayers,
     states: StateCosts,
-    micro_batches: FloatArray,
+    micro_batches: Floats,
 ) -> Memory:
     """All parts on both ends, and the worse end picked. `layers` are the mean layers of the first and of the last stage."""
     profile = case.profile
@@ -77,8 +77,8 @@ def memory(
         )
         for end, layer, kept in zip((first_end, last_end), layers, states.ends, strict=True)
     )  # fmt: skip
-    allocated: Column = sum(first.parts.values())
-    allocated_last: Column = sum(last.parts.values())
+    allocated: Floats = sum(first.parts.values())
+    allocated_last: Floats = sum(last.parts.values())
     later = allocated_last > allocated
     worst = maximum(allocated, allocated_last)
     overhead = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * worst
@@ -99,11 +99,11 @@ def _end_memory(
     case: TrainingCase,
     candidates: Candidates,
     layer: LayerBytes,
-    states: dict[str, Column],
+    states: dict[str, Floats],
     head: HeadBytes,
-    gathered: Column,
-    pace: Column,
-    micro_batches: FloatArray,
+    gathered: Floats,
+    pace: Floats,
+    micro_batches: Floats,
 ) -> _EndMemory:
     """What states, micro-batches under way and a running layer take; `pace` is the layers of the stage that sets the pace."""
     workload, framework = case.workload, case.profile.framework
@@ -117,8 +117,8 @@ def _end_memory(
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * end.layers * layer.waiting
         logits = logits + end.holds_output * waiting_logit_bytes(case, c, micro_batches=waiting)
-    on_host: Column = 0.0
-    offloaded: Column = 0.0
+    on_host: Floats = 0.0
+    offloaded: Floats = 0.0
     if workload.offload == "activations":
         per_layer = chunk * chunks / end.layers
         saved, on_host = offload_activations(saved, layer_bytes=per_layer, workload=workload)

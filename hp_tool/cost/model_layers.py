@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import Column, anywhere
+from hp_tool.cost.arrays import Floats, anywhere
 from hp_tool.cost.block import LayerBytes, LayerTime, spreading_axes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -44,7 +44,7 @@ class ModelLayers:
         return first, last
 
 
-def model_layers(*, case: TrainingCase, candidates: Candidates, stages: StageLayers, micro_batches: Column) -> ModelLayers:
+def model_layers(*, case: TrainingCase, candidates: Candidates, stages: StageLayers, micro_batches: Floats) -> ModelLayers:
     """The costs of layers and ends of legal candidates."""
     model, cluster, workload = case.model, case.cluster, case.workload
     kinds, kind_of = distinct_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
@@ -81,7 +81,7 @@ def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
     return type(columns)(**{name: value[kind_of] if isinstance(value, np.ndarray) else value for name, value in values.items()})
 
 
-def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
     """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
     names = [f.name for f in fields(dense)]
     return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, FloatArray, anywhere, maximum, where, zeros_like
+from hp_tool.cost.arrays import Floats, anywhere, maximum, where, zeros_like
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import group_ring, ring
@@ -23,30 +23,30 @@ from hp_tool.domain.model import ModelSpec
 class StateCosts:
     """Arrays of shape (n,): bytes on one rank of the first and of the last stage, seconds of the larger one."""
 
-    first_weights: Column
-    first_gradients: Column
-    first_optimizer: Column
-    last_weights: Column
-    last_gradients: Column
-    last_optimizer: Column
-    gathered_layer: Column
+    first_weights: Floats
+    first_gradients: Floats
+    first_optimizer: Floats
+    last_weights: Floats
+    last_gradients: Floats
+    last_optimizer: Floats
+    gathered_layer: Floats
     """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
-    reduce_s: Column
+    reduce_s: Floats
     """One reduction of the gradients over the shard group, before any of it is hidden."""
-    replica_s: Column
+    replica_s: Floats
     """All-reduce of the sharded gradients over the replicas of hybrid sharding, once a step; 0 without."""
-    gather_s: Column
+    gather_s: Floats
     """One all-gather of the weights, before any of it is hidden."""
-    tied_reduction_s: Column
+    tied_reduction_s: Floats
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
-    update_s: Column
+    update_s: Floats
     """Optimizer step on the device."""
-    offload_s: Column = 0.0
+    offload_s: Floats = 0.0
     """Optimizer step on the host, with the copies there and back."""
-    host_bytes: Column = 0.0
+    host_bytes: Floats = 0.0
 
     @property
-    def ends(self) -> tuple[dict[str, Column], dict[str, Column]]:
+    def ends(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Bytes of the first and of the last stage by their names in MEMORY_PARTS."""
         return (
             {"weights": self.first_weights, "gradients": self.first_gradients, "optimizer": self.first_optimizer},
@@ -93,10 +93,10 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, stages: StageLaye
 
 
 def _ends(
-    parameters: tuple[Column, Column],
-    matrices: tuple[Column, Column],
-    adapters: tuple[Column | None, Column | None],
-    frozen: tuple[Column, Column],
+    parameters: tuple[Floats, Floats],
+    matrices: tuple[Floats, Floats],
+    adapters: tuple[Floats | None, Floats | None],
+    frozen: tuple[Floats, Floats],
     size: BytesPerParameter,
 ) -> tuple[StageBytes, StageBytes]:
     """The first and the last stage in bytes."""
@@ -107,7 +107,7 @@ def _ends(
     return first, last
 
 
-def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
+def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     """Parameters of one layer on one rank; of the larger kind where a model has both."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
@@ -120,7 +120,7 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Column:
 
 def _group_costs(
     first: StageBytes, last: StageBytes, *, case: TrainingCase, candidates: Candidates, sharding: Sharding
-) -> dict[str, Column]:
+) -> dict[str, Floats]:
     """The costs of parameters that the same ranks hold. Gradients are all-reduced, from ZeRO 1 (of Muon ZeRO 2) on
     reduce-scattered. Replicas reduce in buckets, whose bytes are a share of the accumulated gradients'.
     """
@@ -152,7 +152,7 @@ def _group_costs(
     }
 
 
-def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> FloatArray:
+def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
     """First and last stage all-reduce the shared embedding's gradient: V h / t parameters, a group of two."""
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, FloatArray, maximum, minimum
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -31,18 +31,18 @@ def expert_width(model: ModelSpec) -> float:
     return float(model.moe_intermediate_size or model.ffn_size)
 
 
-def activation_width(model: ModelSpec, candidates: Candidates) -> Column:
+def activation_width(model: ModelSpec, candidates: Candidates) -> Floats:
     """Width of one routed expert on one rank."""
     return expert_width(model) / candidates.expert_tensor_parallel_size
 
 
-def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
+def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Floats, Floats]]:
     """(output n, input k) of the shared experts' matrices on one rank; they split like a dense MLP."""
     shared = model.shared_expert_size / s.t
     return [((2.0 if model.gated_mlp else 1.0) * shared, s.h), (s.h, shared)]
 
 
-def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> FloatArray:
+def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
     """Token copies the busiest rank's experts work on: (T/t) k e_t times the imbalance, at most the capacity."""
     workload = case.workload
     factor = workload.expert_imbalance
@@ -131,7 +131,7 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 # results are added up on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
 
 
-def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Column, Column]:
+def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:
     """(inside the NVLink domain, out of it) copies of a token that a rank sends, on average, for a uniform router.
 
     `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
@@ -173,7 +173,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     return 1.0 - untouched
 
 
-def _of_each(parts: Column, share: Callable[[int], float]) -> Column:
+def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
     """The share for each number of parts; few different ones occur."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
@@ -207,7 +207,7 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
     )
 
 
-def merged_share(candidates: Candidates, *, micro_batches: Column) -> Column:
+def merged_share(candidates: Candidates, *, micro_batches: Floats) -> Floats:
     """Share of the passes that have an opposite one to run with: 1 - ((v - 1) p + 1) / (m v), which are all but the warm-up of
     the last pipeline rank, whose passes follow each other without gaps; one of m without a pipeline.
     """
@@ -215,9 +215,9 @@ def merged_share(candidates: Candidates, *, micro_batches: Column) -> Column:
     return maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0)
 
 
-def _forward_compute(block: BlockTime) -> Column:
+def _forward_compute(block: BlockTime) -> Floats:
     return block.matmul + block.core + block.elementwise
 
 
-def _backward_compute(block: BlockTime) -> Column:
+def _backward_compute(block: BlockTime) -> Floats:
     return block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward

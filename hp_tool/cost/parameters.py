@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray, maximum
+from hp_tool.cost.arrays import Floats, Ints, maximum
 from hp_tool.domain.model import ModelSpec
 
-Size = IntArray | int
+Size = Ints
 
 
-def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """Weights of one attention block's projections on one rank: h a d + 2 h k d + a d h, heads split t ways.
 
     With fewer key/value heads than ranks each rank keeps one whole head (Megatron Core). Latent attention (DeepSeek):
     down-projections are whole on every rank, up-projections split by heads.
     """
-    t = cast(IntArray, tensor_parallel_size)
+    t = tensor_parallel_size
     h, heads = model.hidden_size, model.num_attention_heads / t
     if model.kv_lora_rank is None:
         d = model.head_size
@@ -34,12 +32,12 @@ def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
     return query + down + up + heads * value * h
 
 
-def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank; norms of
     queries and keys (of all heads: split with them) and sinks where the model has them.
     """
-    t = cast(IntArray, tensor_parallel_size)
-    biases: FloatArray | float = 0.0
+    t = tensor_parallel_size
+    biases: Floats = 0.0
     latent_norms = 0.0
     if model.has_attention_bias:
         d = model.head_size
@@ -55,9 +53,9 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) ->
     return attention_matrices(model, tensor_parallel_size=tensor_parallel_size) + biases + norm_weights(model) + latent_norms
 
 
-def _query_key_norms(model: ModelSpec, t: IntArray) -> FloatArray | float:
+def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
     """Vectors of d for queries and for keys, or of the local heads' a d / t + k d / t."""
-    width: FloatArray | float = 2.0 * model.head_size
+    width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
         width = model.head_size * (model.num_attention_heads / t + maximum(model.kv_heads / t, 1.0))
     return model.vectors_per_norm * width
@@ -68,16 +66,16 @@ def mlp_matrices(model: ModelSpec) -> float:
     return _matrices(model) * model.hidden_size * model.ffn_size
 
 
-def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """A dense MLP on one rank, and the layer's norms but attention's."""
-    t = cast(IntArray, tensor_parallel_size)
-    biases: FloatArray | float = 0.0
+    t = tensor_parallel_size
+    biases: Floats = 0.0
     if model.has_mlp_bias:
         biases = (_matrices(model) - 1.0) * model.ffn_size / t + model.hidden_size
     return mlp_matrices(model) / t + biases + _norms_beside_attention(model)
 
 
-def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """One dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
@@ -90,11 +88,11 @@ def expert_parameters(model: ModelSpec) -> float:
     return experts * _matrices(model) * model.hidden_size * width + biases
 
 
-def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """One MoE layer without its routed experts on one rank: attention, router and shared experts' gate (whole), shared
     experts, norm.
     """
-    t = cast(IntArray, tensor_parallel_size)
+    t = tensor_parallel_size
     router = model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
     router += (model.num_experts or 0) * model.router_bias
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
@@ -132,7 +130,7 @@ def moe_layers(model: ModelSpec) -> int:
     return max(model.num_hidden_layers - model.first_k_dense_replace, 0) if model.num_experts else 0
 
 
-def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> FloatArray:
+def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> Floats:
     """The input embedding on one rank: V h / t; learned positions, token types and norm, which every rank keeps whole."""
     rows = model.token_types
     if model.positions == "learned":
@@ -142,17 +140,17 @@ def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_paral
     return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + whole
 
 
-def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
     return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
 
 
-def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """Cross attention of one decoder layer on one rank: the same matrices and norm as self-attention's."""
     return attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
-def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray | float:
+def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
     """What other architectures have beside the layers, embedding and head of a decoder, on one of t ranks.
 
     encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables of relative positions. encoder
@@ -174,7 +172,7 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
     return whole + _output_bias(model, tensor_parallel_size)
 
 
-def _output_bias(model: ModelSpec, t: Size) -> FloatArray | float:
+def _output_bias(model: ModelSpec, t: Size) -> Floats:
     return model.vocab_size / np.asarray(t) if model.has_output_bias else 0.0
 
 

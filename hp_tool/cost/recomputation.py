@@ -5,9 +5,7 @@ The modules that selective recomputation may name are in `modules`, torchtitan's
 
 from __future__ import annotations
 
-from typing import Any
-
-from hp_tool.cost.arrays import Column, FloatArray, IntArray, anywhere, ceil, maximum, minimum, where, zeros_like
+from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.attention import core_bytes, head_widths, up_projections
 from hp_tool.cost.block import LAYER_AXES, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes
 from hp_tool.cost.candidates import (
@@ -32,7 +30,7 @@ from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.domain.model import ModelSpec
 
 
-def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
+def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
     """Bytes one model chunk of `layers` layers keeps for one micro-batch under the candidate's recomputation.
 
     full uniform: one layer input for every recompute_num_layers layers; full block: the first recompute_num_layers
@@ -48,7 +46,7 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Colu
     return where(method == FULL_BLOCK, block, where(method == FULL_UNIFORM, uniform, plain))
 
 
-def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
+def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
     """Bytes that recomputation brings back at a time: one attention core, or the modules of one block, or the layers of one
     checkpoint; where weight gradients come after the input gradients of the chunk, all its `layers`.
     """
@@ -56,14 +54,14 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Col
     core = where(method == SELECTIVE, layer.repeated, 0.0)
     if not anywhere(method >= FULL_UNIFORM):
         return core
-    at_once = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
+    at_once: Floats = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
     split = splits_backward(candidates)
     if anywhere(split):
         at_once = where(split & (method >= FULL_UNIFORM), layers, at_once)
     return core + at_once * layer.saved
 
 
-def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Column) -> FloatArray:
+def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
     """Share of layers whose whole forward pass is run again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not anywhere(method >= FULL_UNIFORM):
@@ -72,7 +70,7 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Colum
     return where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)
 
 
-def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Column, whole: Column) -> Column:
+def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats) -> Floats:
     """Seconds per layer and micro-batch that run again, the mean of a stage's layers: of the share `whole` of them
     (`recomputed_layer_fraction`) the forward pass, which takes `forward` with its communication; selectively, `repeated`.
     """
@@ -96,7 +94,7 @@ def layer_axes(c: Candidates) -> tuple[str, ...]:
     return (*LAYER_AXES, "recompute_modules") if names_modules(c) else LAYER_AXES
 
 
-def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Column:
+def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
     """Bytes of one block that its recomputed modules do not keep.
 
     A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy; nothing at all where
@@ -117,8 +115,8 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Column:
 
 
 def repeated_seconds(
-    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Column, moe: bool
-) -> Column:
+    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats, moe: bool
+) -> Floats:
     """Seconds a layer and micro-batch that selective recomputation runs again; `second` is the MLP or the experts, `region`
     the tensor-parallel collectives around one of the layer's two blocks, which a checkpointed MLP runs again too.
     """
@@ -167,12 +165,12 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
     return 2.0 * parameters + (attention if modules & CORE_ATTN else 0.0)
 
 
-def _has(modules: IntArray, bit: int) -> Any:
+def _has(modules: Ints, bit: int) -> Ints:
     """1 where the module is recomputed, else 0."""
     return (modules & bit) // bit
 
 
-def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Column:
+def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
     """Queries, keys and values out of the latents, and the rotation of their parts."""
     matrices = up_projections(case.model, s)
     matmul, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
@@ -180,7 +178,7 @@ def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Column:
     return matmul + elementwise_seconds(rotated, machine=case, kernels=1.0)
 
 
-def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Column, Column]:
+def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Floats, Floats]:
     """(shared experts, activation functions of the routed ones), forward."""
     model = case.model
     gates = 2.0 if model.gated_mlp else 1.0
@@ -201,7 +199,7 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Colum
 # Source: torchtitan 0.2, distributed/activation_checkpoint.py (_apply_op_sac) and models/llama3/infra/parallelize.py.
 
 
-def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Column:
+def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
     """Bytes a layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t where SP is on) + the fp32 log-sum-exp, with
     a query and k key/value heads of d and an MLP of f on the rank, and the layer's input divided over the r ranks of SP.
 
@@ -213,7 +211,7 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Column:
     return s.e * s.tokens * width + core_bytes(workload=case.workload, s=s, heads=heads)
 
 
-def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Column) -> Column:
+def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats) -> Floats:
     """Seconds a layer and micro-batch: the matmuls for keys, the output projection and the MLP's other half, all elementwise
     kernels, and one of the two collectives around each block (`region` is both of one block).
     """
@@ -230,6 +228,6 @@ def per_op_matrices(model: ModelSpec) -> float:
     return float(model.hidden_size * (width + model.ffn_size))
 
 
-def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Column, Column, Column]:
+def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
     """(query heads, key/value heads, MLP width) of one tensor-parallel rank."""
     return model.num_attention_heads / s.t, maximum(model.kv_heads / s.t, 1.0), model.ffn_size / s.t

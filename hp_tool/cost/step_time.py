@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import Column, FloatArray, where, zeros_like
+from hp_tool.cost.arrays import Floats, where, zeros_like
 from hp_tool.cost.block import LayerTime, activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -17,12 +17,12 @@ from hp_tool.cost.topology import dense_group
 from hp_tool.domain.workload import TrainingWorkload
 
 
-def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> FloatArray:
+def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> Floats:
     """m = B / (d b): micro-batches each replica runs in one step; fractional where illegal."""
     return workload.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
 
 
-def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
+def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     """One micro-batch's activations to the next stage: each tensor-parallel rank sends its share, e T h / t
     (Megatron's scatter-gather, arXiv 2104.04473 section 4.1; with SP they are sharded already). Some neighbours are in
     different NVLink domains wherever one domain does not hold all stages, and those set the pace.
@@ -65,9 +65,9 @@ def time_parts(
     stages: StageLayers,
     head: HeadTime,
     states: StateCosts,
-    micro_batches: FloatArray,
-    offloaded: Column = 0.0,
-) -> dict[str, FloatArray]:
+    micro_batches: Floats,
+    offloaded: Floats = 0.0,
+) -> dict[str, Floats]:
     """The slowest stage runs m micro-batches, then waits for the others to fill and drain.
 
     `layer` is the mean layer of that stage; `offloaded` what a micro-batch on it sends to the host, in bytes. Transfers
@@ -110,14 +110,14 @@ def time_parts(
     }
 
 
-def step_seconds(parts: dict[str, FloatArray]) -> FloatArray:
+def step_seconds(parts: dict[str, Floats]) -> Floats:
     """The sum of TIME_PARTS."""
     return sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]])
 
 
 def _offload_seconds(
-    case: TrainingCase, *, states: StateCosts, stage: StageTime, offloaded: Column, micro_batches: FloatArray
-) -> Column:
+    case: TrainingCase, *, states: StateCosts, stage: StageTime, offloaded: Floats, micro_batches: Floats
+) -> Floats:
     """Exposed seconds a step that the host adds: of its update, or of activations' way there and back."""
     workload = case.workload
     if workload.offload == "optimizer":

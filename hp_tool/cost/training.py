@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, result, results
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.encoder_decoder import counted_candidates, decoder_case
@@ -119,16 +119,16 @@ def training_costs(*, case: TrainingCase, candidates: Candidates, memory_headroo
         offloaded=held.offloaded,
     )
     return TrainingCosts(
-        memory_parts=held.parts,
-        layer_activations_bytes=held.layer_activations,
-        worst_stage=held.worst_stage,
-        memory_total_bytes=held.total,
-        first_stage_bytes=held.first_stage,
+        memory_parts=results(held.parts),
+        layer_activations_bytes=result(held.layer_activations),
+        worst_stage=result(held.worst_stage),
+        memory_total_bytes=result(held.total),
+        first_stage_bytes=result(held.first_stage),
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
-        host_bytes=held.host_bytes,
+        host_bytes=result(held.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if workload.offload else math.inf,
-        parts=parts,
-        step_s=step_seconds(parts),
+        parts=results(parts),
+        step_s=result(step_seconds(parts)),
     )
 
 
@@ -139,7 +139,7 @@ def _fullest_stage(
     layers: ModelLayers,
     stages: StageLayers,
     states: StateCosts,
-    micro_batches: FloatArray,
+    micro_batches: Floats,
 ) -> Memory:
     """Memory of the pipeline's ends, and of the stages between them where those may hold more."""
     model, workload = case.model, case.workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
 from hp_tool.cost.collectives import group_ring
@@ -24,10 +24,10 @@ class Sharding:
     replica_group: Group
 
     @property
-    def shards(self) -> Column:
+    def shards(self) -> Ints:
         return group_size(self.shard_group)
 
-    def replica_seconds(self, gradient_bytes: Column, *, machine: Machine) -> Column:
+    def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
         """All-reduce of a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
         replicas = group_size(self.replica_group)
         if not anywhere(replicas > 1):

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, FloatArray, where
+from hp_tool.cost.arrays import FloatArray, Floats, results, where
 from hp_tool.cost.attention import core_seconds
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import CORE_ATTN, Candidates
@@ -35,7 +35,7 @@ def with_imbalance(costs: TrainingCosts, *, rows: Rows, case: TrainingCase, cand
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
     extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
     waiting = per_length * extra
-    return dataclasses.replace(costs, parts={**costs.parts, PART: waiting}, step_s=costs.step_s + waiting)
+    return dataclasses.replace(costs, parts=results({**costs.parts, PART: waiting}), step_s=costs.step_s + waiting)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -70,7 +70,7 @@ def _per_replica(rows: Rows, batch: int, replicas: int, micro_batch: int, lockst
     return work.sum(axis=2), work.max(axis=2)
 
 
-def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Column:
+def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Floats:
     """`expected_extra` of each candidate, once for each combination that occurs."""
     c = candidates
     d, b = c.data_parallel_size, c.micro_batch_size
@@ -96,12 +96,12 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
     return float(extra[0]) if c.is_alone else extra[kind_of.reshape(kinds.shape[:-1])]
 
 
-def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Column:
+def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
     """What one more token of attended length adds to one micro-batch on one stage: forward, backward and recomputation."""
     model = case.model
     s = shapes(case=case, candidates=candidates)
 
-    def core(attended: float) -> tuple[FloatArray, FloatArray]:
+    def core(attended: float) -> tuple[Floats, Floats]:
         sizes: Shapes = dataclasses.replace(s, attended=attended)
         return core_seconds(case=case, s=sizes)
 
