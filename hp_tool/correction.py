@@ -64,13 +64,7 @@ def corrected_estimate(
     alone = _row(costs, rows)
     calibration = correction.calibration
     known = _known(alone, candidates=one, problem=problem, calibration=calibration, residuals=True)
-    found = estimate_row(
-        0,
-        costs=_corrected(alone, known=known, calibration=calibration),
-        candidates=one,
-        **problem.machine,
-        strategy=problem.strategy,
-    )
+    found = estimate_row(0, case=problem, costs=_corrected(alone, known=known, calibration=calibration), candidates=one)
     return replace(
         with_missed_targets(found, problem),
         intervals=_intervals(known, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0]), calibration=calibration),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hp_tool.correction import Correction, corrected_estimate
 from hp_tool.cost.breakdown import estimate_row
@@ -19,12 +18,11 @@ def described(chosen: Candidates, problem: TrainingProblem, correction: Correcti
     if len(chosen) == 0:
         return ()
     costs = problem.costs(chosen)
-    nouns: dict[str, Any] = {**problem.machine, "strategy": problem.strategy}
     return tuple(
         Recommendation(
             rank=rank + 1,
             parallel=config,
-            estimate=replace(estimate_row(rank, costs=costs, candidates=chosen, **nouns), parallel=config),
+            estimate=replace(estimate_row(rank, costs=costs, candidates=chosen, case=problem), parallel=config),
             calibrated_estimate=None
             if correction is None
             else replace(

@@ -22,7 +22,7 @@ def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
     d divides the global batch, t, p and c are the values that a search on the whole cluster would try.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
-    axes = default_axes(query=query.parallel, **problem.nouns)
+    axes = default_axes(query=query.parallel, case=problem)
     ranks = {
         t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
     }

@@ -12,6 +12,7 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
 from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
 from hp_tool.cost.mixed_gpus import MixedPipeline
@@ -19,9 +20,8 @@ from hp_tool.cost.pipeline_layout import LaidOutPipeline
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Strategy
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
@@ -31,15 +31,10 @@ from hp_tool.strategy import laid_out, resolve_strategy, with_scatter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingProblem:
-    """Everything the training cost model wants to know."""
+class TrainingProblem(TrainingCase):
+    """A query's case, what it wants of it, and what the mean sequence hides."""
 
-    model: ModelSpec
-    cluster: ClusterSpec
-    workload: TrainingWorkload
-    profile: EfficiencyProfile
     constraints: Constraints
-    strategy: Strategy
     kind_profiles: tuple[EfficiencyProfile, ...] = ()
     """Of cluster.kinds; `profile` is then that of the kind whose predictions scatter more."""
     parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
@@ -47,41 +42,20 @@ class TrainingProblem:
     rows: Rows | None = None
     """What packed rows hold; None where all rows cost the same."""
 
-    @property
-    def nouns(self) -> dict[str, Any]:
-        """What decides which configurations are legal, by the names that functions take it under."""
-        return {"model": self.model, "cluster": self.cluster, "workload": self.workload}
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The same with the efficiency profile: what decides the costs of each."""
-        return {**self.nouns, "profile": self.profile}
-
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""
+        headroom = self.constraints.memory_headroom_fraction
         if self.cluster.kinds:
-            first, second = zip(self.cluster.kinds, self.kind_profiles, strict=True)
-            return MixedPipeline(
-                model=self.model,
-                workload=self.workload,
-                strategy=self.strategy,
-                kinds=(first, second),
-                memory_headroom_fraction=self.constraints.memory_headroom_fraction,
-            ).costs(candidates)
-        if self.strategy.pipeline_layout is not None:
-            return LaidOutPipeline(
-                **self.machine,
-                strategy=self.strategy,
-                layout=self.strategy.pipeline_layout,
-                memory_headroom_fraction=self.constraints.memory_headroom_fraction,
-            ).costs(candidates)
-        costs = training_costs(
-            **self.machine,
-            candidates=candidates,
-            strategy=self.strategy,
-            memory_headroom_fraction=self.constraints.memory_headroom_fraction,
-        )
-        return costs if self.rows is None else with_imbalance(costs, rows=self.rows, **self.machine, candidates=candidates)
+            first, second = (
+                dataclasses.replace(self, cluster=cluster, profile=profile)
+                for cluster, profile in zip(self.cluster.kinds, self.kind_profiles, strict=True)
+            )
+            return MixedPipeline(kinds=(first, second), memory_headroom_fraction=headroom).costs(candidates)
+        layout = self.strategy.pipeline_layout
+        if layout is not None:
+            return LaidOutPipeline(case=self, layout=layout, memory_headroom_fraction=headroom).costs(candidates)
+        costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+        return costs if self.rows is None else with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""

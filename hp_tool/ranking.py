@@ -107,8 +107,8 @@ def costed_chunks(
     `correction` only the factors are used.
     """
     keep_heap()
-    axes = default_axes(query=query.parallel, **problem.nouns)
-    for chunk in legal_chunks(axes=axes, strategy=problem.strategy, **problem.nouns):
+    axes = default_axes(query=query.parallel, case=problem)
+    for chunk in legal_chunks(case=problem, axes=axes):
         costs: TrainingCosts = problem.costs(chunk.candidates)
         if correction is not None:
             every = chunk.candidates.take(slice(None))

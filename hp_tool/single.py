@@ -59,9 +59,8 @@ def single(query: Query) -> Single:
     problem = resolve_training(query)
     config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
     candidate = Candidates.alone(config)
-    asked: dict[str, Any] = {**problem.nouns, "strategy": problem.strategy}
-    code = int(legality(**asked, candidates=candidate))
-    reasons = explain(code, **asked, config=config) if code else ()
+    code = int(legality(case=problem, candidates=candidate))
+    reasons = explain(code, case=problem, config=config) if code else ()
     return Single(query=query, problem=problem, config=config, candidate=candidate, reasons=reasons)
 
 
@@ -71,10 +70,9 @@ def predicted(*, asked: Single, row: Row | None = None) -> Estimate:
         return Estimate(feasible=False, reasons=asked.reasons, parallel=asked.config)
     problem = asked.problem
     found = estimate_alone(
+        case=problem,
         costs=problem.costs(asked.candidate) if row is None else row.costs.row(row.index),
         candidate=asked.candidate,
-        **problem.machine,
-        strategy=problem.strategy,
     )
     return with_missed_targets(replace(found, parallel=asked.config), problem)
 

@@ -24,7 +24,7 @@ def longest_step_s(problem: TrainingProblem) -> float:
     tokens = problem.workload.total_tokens
     if tokens is None:
         return float("inf")
-    kept = goodput(**problem.nouns)
+    kept = goodput(case=problem)
     steps = tokens / step_tokens(problem.workload) / (1.0 if kept is None else kept.fraction)
     limits = [float("inf")]
     if problem.constraints.max_days is not None:

@@ -13,6 +13,7 @@ from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import named_sequence_lengths, sequence_lengths
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.dynamic import compare_context_parallelism
 from hp_tool.cost.lengths.micro_batch import MicroBatchClock
 from hp_tool.cost.training import training_costs
@@ -42,9 +43,14 @@ def clock(config: ParallelConfig) -> MicroBatchClock:
     """The fixed model, cluster and rows under a configuration."""
     machine = cluster(ClusterQuery(gpu=GPU, num_gpus=GPUS))
     return MicroBatchClock(
-        model=model(MODEL), cluster=machine, workload=WORKLOAD, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        case=TrainingCase(
+            model=model(MODEL),
+            cluster=machine,
+            workload=WORKLOAD,
+            profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        ),
         config=config,
-    )  # fmt: skip
+    )
 
 
 def evaluate(names: list[str]) -> dict[str, Any]:
@@ -52,10 +58,7 @@ def evaluate(names: list[str]) -> dict[str, Any]:
     scenarios = []
     for name, config in SCENARIOS.items():
         timer = clock(config)
-        static = training_costs(
-            model=timer.model, cluster=timer.cluster, workload=timer.workload, profile=timer.profile,
-            candidates=Candidates.alone(config),
-        )  # fmt: skip
+        static = training_costs(case=timer.case, candidates=Candidates.alone(config))
         sizes = f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP {config.context_parallel_size}, "
         scenarios.append(
             {

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.data import Row
 from hp_tool.catalog import cluster
-from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
@@ -61,15 +62,16 @@ class Group:
 
     def predict(self, constants: FrameworkEfficiency) -> TrainingCosts:
         """Predictions for the rows."""
-        return training_costs(
-            model=self.model, cluster=self.cluster, workload=self.workload, candidates=self.candidates,
-            profile=EfficiencyProfile(gpu=gpu_efficiency(GPU), framework=constants),
-        )  # fmt: skip
+        profile = EfficiencyProfile(gpu=gpu_efficiency(GPU), framework=constants)
+        return training_costs(case=self._case(profile), candidates=self.candidates)
+
+    def _case(self, profile: EfficiencyProfile) -> TrainingCase:
+        return TrainingCase(model=self.model, cluster=self.cluster, workload=self.workload, profile=profile)
 
     @property
     def legal(self) -> NDArray[np.bool_]:
         """Which rows the framework would start."""
-        codes = legality(model=self.model, cluster=self.cluster, workload=self.workload, candidates=self.candidates)
+        codes = legality(case=self._case(efficiency(gpu=self.cluster.gpu, framework="nanotron")), candidates=self.candidates)
         found: NDArray[np.bool_] = codes == 0
         return found
 

@@ -25,9 +25,10 @@ from hp_tool.app import estimate, recommend
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
@@ -159,18 +160,19 @@ def layer_overhead(name: str, *, recompute: str) -> float:
 def _layer(name: str, *, sharded: bool) -> Any:
     micro_batch = 4 if name == MODELS["22B"] else 1
     config = ParallelConfig(tensor_parallel_size=8, micro_batch_size=micro_batch, sequence_parallel=sharded)
-    return layer_time(
-        model=model(name), cluster=a100(8), workload=workload_2022(micro_batch), strategy=Strategy(),
-        profile=efficiency(gpu=gpu(GPU), framework="megatron-core"), candidates=Candidates.alone(config),
-    )  # fmt: skip
+    return layer_time(case=_case(name, micro_batch), candidates=Candidates.alone(config))
+
+
+def _case(name: str, micro_batch: int) -> TrainingCase:
+    profile = efficiency(gpu=gpu(GPU), framework="megatron-core")
+    return TrainingCase(model=model(name), cluster=a100(8), workload=workload_2022(micro_batch), profile=profile)
 
 
 def layer_memory_factor(name: str) -> float:
     """Bytes a layer keeps under tensor parallelism alone, over those under SP and selective recomputation."""
     sizes = [
         layer_bytes(
-            model=model(name), workload=workload_2022(1),
-            candidates=Candidates.alone(ParallelConfig(tensor_parallel_size=8, sequence_parallel=sharded)),
+            case=_case(name, 1), candidates=Candidates.alone(ParallelConfig(tensor_parallel_size=8, sequence_parallel=sharded)),
         )
         for sharded in (False, True)
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchmarks.accuracy.data import Row
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -74,10 +75,9 @@ def _iteration(row: Row, column: str, recompute: str, sharded: bool, profile: Ef
         zero_stage=0,
     )
     costs = training_costs(
-        model=model(MODELS[size]),
-        cluster=a100(int(row["gpus"])),
-        workload=workload(int(row["gbs"])),
-        profile=profile,
+        case=TrainingCase(
+            model=model(MODELS[size]), cluster=a100(int(row["gpus"])), workload=workload(int(row["gbs"])), profile=profile
+        ),
         candidates=Candidates.from_configs((config,)),
     )
     name = f"{recompute}{' + SP' if sharded else ''}, DP {row['dp']}"
@@ -96,11 +96,13 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
             sequence_parallel="sequence_parallelism" in row["experiment"],
         )
         times = layer_time(
-            model=model(MODELS["22B"]),
-            cluster=a100(8),
-            workload=workload(int(row["mbs"])),
-            profile=profile,
-            strategy=Strategy(),
+            case=TrainingCase(
+                model=model(MODELS["22B"]),
+                cluster=a100(8),
+                workload=workload(int(row["mbs"])),
+                profile=profile,
+                strategy=Strategy(),
+            ),
             candidates=Candidates.from_configs((config,)),
         )
         forward = float((times.forward + times.tensor)[0])

@@ -11,7 +11,9 @@ from scipy.stats import spearmanr
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
 from hp_tool.calibration import Evidence
+from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -59,6 +61,10 @@ class Trace:
     beliefs: Beliefs | None
 
 
+def case_of(cell: Cell, profile: EfficiencyProfile) -> TrainingCase:
+    return TrainingCase(model=cell.model, cluster=cell.cluster, workload=cell.workload, profile=profile)
+
+
 def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
     """The cell's configurations as the product's search sees them.
 
@@ -66,7 +72,8 @@ def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
     first stage's share of a device whose worst stage fills it: a row fits where it fitted before.
     """
     costs = training_costs(
-        model=cell.model, cluster=cell.cluster, workload=cell.workload, profile=profile, candidates=cell.candidates
+        case=case_of(cell, profile),
+        candidates=cell.candidates,
     )
     table = candidate_table(
         candidates=cell.candidates, costs=costs, model=cell.model, cluster=cell.cluster, training=cell.workload
@@ -82,7 +89,9 @@ def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
 
 def legal_rows(cell: Cell) -> NDArray[np.intp]:
     """Rows that the framework accepts by its own rules; the product's search never proposes another."""
-    codes = legality(model=cell.model, cluster=cell.cluster, workload=cell.workload, candidates=cell.candidates)
+    codes = legality(
+        case=case_of(cell, efficiency(gpu=cell.cluster.gpu, framework=cell.workload.framework)), candidates=cell.candidates
+    )
     return np.flatnonzero(codes == 0)
 
 

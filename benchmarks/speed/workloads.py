@@ -76,8 +76,7 @@ def growing_query(step: int) -> Query:
 def legal_space(query: Query) -> tuple[TrainingProblem, list[Candidates]]:
     """The problem and its legal candidates, in chunks as `recommend` costs them."""
     problem = resolve_training(query)
-    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    chunks = legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns)
+    chunks = legal_chunks(axes=default_axes(query=query.parallel, case=problem), case=problem)
     return problem, [chunk.candidates for chunk in chunks if len(chunk.candidates)]
 
 

@@ -53,9 +53,8 @@ def _pacing_layer(problem: TrainingProblem, config: ParallelConfig) -> LayerTime
     """The mean layer of the stage that sets the pace."""
     candidate = Candidates.alone(config)
     return model_layers(
-        **problem.machine,
+        case=problem,
         candidates=candidate,
-        strategy=problem.strategy,
         stages=stage_layers(problem.model, candidate, framework=problem.workload.framework),
         micro_batches=micro_batches(candidate, workload=problem.workload),
     ).time

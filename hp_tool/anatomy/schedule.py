@@ -86,7 +86,7 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     work = [passes(problem=problem, config=config, stage=stage) for stage in each]
     transfer_s = float(
         transfer_seconds(
-            **problem.machine,
+            case=problem,
             candidates=candidate,
         )
     )

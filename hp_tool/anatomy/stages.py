@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.mixed_gpus import STAGE_PARTS, stage_seconds
 from hp_tool.cost.pipeline_layout import rank_contents
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Section, Stage, section, stage_contents, stage_layers
@@ -91,7 +92,7 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
     else:
         split = stage_layers(model, candidate, framework=problem.workload.framework)
         each = float(split.pace)
-        counts = [each - split.fewer_first, *[each] * (p - 2), each - split.fewer_last]
+        counts = [each - float(split.fewer_first), *[each] * (p - 2), each - float(split.fewer_last)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.pipeline_schedule == ZBV:
             ends = [(rank == 0, rank == 0) for rank in range(p)]
@@ -122,12 +123,10 @@ def _anatomy(
     rank: int, piece: Candidates, cluster: ClusterSpec, profile: EfficiencyProfile, problem: TrainingProblem
 ) -> StageAnatomy:
     costs: TrainingCosts = training_costs(
-        model=problem.model,
-        cluster=cluster,
-        workload=problem.workload,
-        profile=profile,
+        case=TrainingCase(
+            model=problem.model, cluster=cluster, workload=problem.workload, profile=profile, strategy=problem.strategy
+        ),
         candidates=piece,
-        strategy=problem.strategy,
         memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
     m = micro_batches(piece, workload=problem.workload)

@@ -1,13 +1,14 @@
-"""`where` and its like for arrays and for plain numbers: one formula serves a million candidates, and one alone.
+"""Arrays of candidates and plain numbers of one candidate: their types, and `where` and its like for both.
 
 NumPy turns every number it is given into an array first, which costs fifty times the arithmetic; one estimate calls
-these a hundred times. In the types plain numbers pass for arrays: whatever goes in comes out.
+these a hundred times. Whatever goes in comes out: arrays, or plain numbers.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,59 +16,79 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-"""Shape (n,) of n candidates. In the formulas, also a plain number: of one candidate alone; or what broadcasts to a grid."""
+"""Shape (n,) of n candidates, or what broadcasts to the shape of a grid."""
 
-Column = Any
-"""FloatArray of shape (k,), or a plain number: of one candidate alone, or the same for all."""
+Ints = NDArray[np.signedinteger[Any]] | int
+Floats = NDArray[np.floating[Any]] | float
+Bools = NDArray[np.bool_] | bool
+"""The same, or a plain number: of one candidate alone, or the same for all."""
+Numbers = Ints | Floats | Bools
 
 
-def where(condition: Any, x: Any, y: Any) -> FloatArray:
+@overload
+def where(condition: Numbers, x: Bools, y: Bools) -> Bools: ...  # type: ignore[overload-overlap]
+@overload
+def where(condition: Numbers, x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
+@overload
+def where(condition: Numbers, x: Numbers, y: Numbers) -> Floats: ...
+def where(condition: Numbers, x: Any, y: Any) -> Any:
     """x where the condition holds, else y."""
-    chosen: FloatArray = np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
-    return chosen
+    return np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
 
 
-def maximum(x: Any, y: Any) -> FloatArray:
+@overload
+def maximum(x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
+@overload
+def maximum(x: Numbers, y: Numbers) -> Floats: ...
+def maximum(x: Any, y: Any) -> Any:
     """The larger of each pair."""
-    larger: FloatArray = np.maximum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else max(x, y)
-    return larger
+    return np.maximum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else max(x, y)
 
 
-def minimum(x: Any, y: Any) -> FloatArray:
+@overload
+def minimum(x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
+@overload
+def minimum(x: Numbers, y: Numbers) -> Floats: ...
+def minimum(x: Any, y: Any) -> Any:
     """The smaller of each pair."""
-    smaller: FloatArray = np.minimum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else min(x, y)
-    return smaller
+    return np.minimum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else min(x, y)
 
 
-def gcd(x: Any, y: Any) -> Any:
+def gcd(x: Ints, y: Ints) -> Ints:
     """Greatest common divisor of whole numbers."""
     return np.gcd(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.gcd(int(x), int(y))
 
 
-def sqrt(x: Any) -> FloatArray:
+def sqrt(x: Numbers) -> Floats:
     """Square root."""
-    root: FloatArray = np.sqrt(x) if isinstance(x, np.ndarray) else math.sqrt(x)  # type: ignore[assignment]
-    return root
+    return np.sqrt(x) if isinstance(x, np.ndarray) else math.sqrt(x)
 
 
-def ceil(x: Any) -> FloatArray:
+def ceil(x: Numbers) -> Floats:
     """The next whole number."""
-    whole: FloatArray = np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
-    return whole
+    return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 
 
-def floor(x: Any) -> FloatArray:
+def floor(x: Numbers) -> Floats:
     """The whole number before."""
-    whole: FloatArray = np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
-    return whole
+    return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
-def zeros_like(x: Any) -> FloatArray:
+def zeros_like(x: Numbers) -> Floats:
     """Zero for each candidate."""
-    zeros: FloatArray = np.zeros(x.shape) if isinstance(x, np.ndarray) else 0.0  # type: ignore[assignment]
-    return zeros
+    return np.zeros(x.shape) if isinstance(x, np.ndarray) else 0.0
 
 
-def anywhere(condition: Any) -> bool:
+def result(column: Floats) -> FloatArray:
+    """The column as results declare it: there a plain number, of one candidate alone, passes for an array in the types."""
+    return cast(FloatArray, column)
+
+
+def results(columns: Mapping[str, Floats]) -> dict[str, FloatArray]:
+    """The same of named columns."""
+    return cast(dict[str, FloatArray], columns)
+
+
+def anywhere(condition: Numbers) -> bool:
     """Whether the condition holds for any candidate."""
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)

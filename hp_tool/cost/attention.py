@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from hp_tool.cost.arrays import Column, FloatArray, anywhere, gcd, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import all_to_all_seconds, group_ring
 from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads, shapes
 from hp_tool.cost.roofline import (
@@ -18,74 +17,60 @@ from hp_tool.cost.roofline import (
     weight_matmuls,
 )
 from hp_tool.cost.topology import Group, dense_group, group_size, sharing, split
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 
-def attention_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
+def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Norm input, matmul input and dropout mask (whole, or sharded by SP); Q, K, V and the core's output (split by heads);
     with rotary positions the un-rotated keys and queries too, because V is a view of the storage they share (of latent
     attention only the keys' part without rotation); latents. The core, which selective recomputation does not keep: the
     scores of unfused attention, 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without; of fused
     attention the fp32 log-sum-exp, from which the backward pass rebuilds them, 4asb/t.
     """
+    model = case.model
     qk, v = model.qk_head_size, model.v_head_size
     heads, keys = query_heads(model, s.t), kv_heads(model, s.t)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
     if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
-    up_projected: Column = 0.0
+    up_projected: Floats = 0.0
     if model.kv_lora_rank is not None:
         nope = s.tokens * s.e * heads * model.qk_nope_size
         split, up_projected = split + nope, nope + s.tokens * s.e * heads * (2.0 * qk + v)
     elif model.positions == "rotary" and s.facts.keeps_unrotated_heads:
         split = split + s.tokens * s.e * (heads + keys) * qk
-    latent: FloatArray | float = 0.0
+    latent: Floats = 0.0
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
     gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
         saved=replicated + split + latent,
-        core=core_bytes(workload=workload, s=s, heads=heads),
+        core=core_bytes(workload=case.workload, s=s, heads=heads),
         norm_output=s.tokens * s.h * s.saved_input / s.shards,
         up_projected=up_projected,
         working=gathered + s.tokens * s.e * (heads + keys) * (qk + v),
     )
 
 
-def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Column, keys_per_query: float = 1.0) -> Column:
+def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0) -> Floats:
     """What selective recomputation does not keep: fp32 log-sum-exp of each query, or with unfused attention the scores."""
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
     return s.tokens * (workload.sequence_length * keys_per_query) * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
 
 
-def attention_time(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    strategy: Strategy,
-    s: Shapes,
-) -> BlockTime:
+def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of the block. Elementwise forward: the norm reads and writes, the residual is added (two reads, a write, a
     mask), rotary positions pass over queries and keys. Backward: the norm reads gradient and input and writes, the
     residual's gradient is added.
     """
-    gpu = cluster.gpu
+    model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
-    core, core_backward = core_seconds(model=model, cluster=cluster, workload=workload, profile=profile, s=s)
-    context, context_backward = context_seconds(
-        model=model, cluster=cluster, strategy=strategy, profile=profile, candidates=candidates, s=s, core_s=core
-    )
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
+    core, core_backward = core_seconds(case=case, s=s)
+    context, context_backward = context_seconds(case=case, candidates=candidates, s=s, core_s=core)
     qk = model.qk_head_size
     heads = (model.num_attention_heads + model.kv_heads) / s.t
     rotary = 2.0 * s.e * heads * qk if model.positions == "rotary" else 0.0
@@ -98,28 +83,22 @@ def attention_time(
         weight_gradient=weight_gradient,
         core=core,
         core_backward=core_backward,
-        elementwise=elementwise_seconds(forward, kernels=3.0, gpu=gpu, profile=profile),
-        elementwise_backward=elementwise_seconds(backward, kernels=5.0, gpu=gpu, profile=profile),
+        elementwise=elementwise_seconds(forward, machine=case, kernels=3.0),
+        elementwise_backward=elementwise_seconds(backward, machine=case, kernels=5.0),
         context=context,
         context_backward=context_backward,
     )
 
 
 def core_seconds(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    s: Shapes,
-    keys_per_query: float = 1.0,
-    causal: bool | None = None,
-) -> tuple[FloatArray, FloatArray]:
+    *, case: TrainingCase, s: Shapes, keys_per_query: float = 1.0, causal: bool | None = None
+) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of scores, softmax, dropout and the product with the values.
 
     Cross attention has more or fewer keys than queries; `causal` is by default what the model's own attention is.
     """
-    gpu, length = cluster.gpu, float(workload.sequence_length)
+    model, workload, profile = case.model, case.workload, case.profile
+    gpu, length = case.cluster.gpu, float(workload.sequence_length)
     keys = length * keys_per_query
     heads = query_heads(model, s.t)
     qk, v = model.qk_head_size, model.v_head_size
@@ -138,28 +117,19 @@ def core_seconds(
     batch = s.tokens / length * heads
     scores = s.tokens * keys * heads
     precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
-    matmuls = matmul_seconds(length, keys, qk, gpu=gpu, profile=profile, precision=precision, batch=batch)
-    matmuls = matmuls + matmul_seconds(length, v, keys, gpu=gpu, profile=profile, precision=precision, batch=batch)
+    matmuls = matmul_seconds(length, keys, qk, machine=case, precision=precision, batch=batch)
+    matmuls = matmuls + matmul_seconds(length, v, keys, machine=case, precision=precision, batch=batch)
     # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads two, writes one.
     dropout = s.mask * (2.0 * s.e + 1.0)
-    softmax = elementwise_seconds(scores * (2.0 * s.e + dropout), kernels=2.0, gpu=gpu, profile=profile)
-    softmax_backward = elementwise_seconds(scores * (3.0 * s.e + dropout), kernels=2.0, gpu=gpu, profile=profile)
+    softmax = elementwise_seconds(scores * (2.0 * s.e + dropout), machine=case, kernels=2.0)
+    softmax_backward = elementwise_seconds(scores * (3.0 * s.e + dropout), machine=case, kernels=2.0)
     return matmuls + softmax, 2.0 * matmuls + softmax_backward
 
 
 # Context parallelism: how keys and values travel between the ranks that share a sequence, and what hides it.
 
 
-def context_seconds(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    strategy: Strategy,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    s: Shapes,
-    core_s: FloatArray,
-) -> tuple[FloatArray | float, FloatArray | float]:
+def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats) -> tuple[Floats, Floats]:
     """(forward, backward) exposed seconds per layer and micro-batch.
 
     p2p (ring attention): keys and values of every other rank pass by, in c - 1 steps, each hidden behind the attention of
@@ -169,37 +139,38 @@ def context_seconds(
     neighbouring ranks, after which each holds u times the tokens of 1/u of the heads, and the ring over c / u. The causal
     load is balanced by giving each rank one early and one late piece of the sequence (Megatron Core, TE).
     """
-    c = candidates.context_parallel_size
+    model = case.model
+    c: Ints = candidates.context_parallel_size
     if not anywhere(c > 1):
         return 0.0, 0.0
     head = float(model.head_size)
     kv = s.tokens * s.e * 2.0 * head * maximum(model.kv_heads / s.t, 1.0)
-    ranks = dense_group(candidates, "cp", order=cluster.rank_order)
-    machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
-    kind = strategy.context_parallel_communication
-    exchange: FloatArray | float = 0.0
+    ranks = dense_group(candidates, "cp", order=case.cluster.rank_order)
+    kind = case.strategy.context_parallel_communication
+    exchange: Floats = 0.0
     if kind in ("a2a", "a2a+p2p"):
         query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t
-        u = c if kind == "a2a" else exchanging(model, ranks, cluster=cluster, strategy=strategy, heads_split=s.t)
+        u = c if kind == "a2a" else exchanging(case, ranks, heads_split=s.t)
         inner, outer = split(ranks, c // u)
-        exchange = all_to_all_seconds((kv + query) * (u - 1.0) / u, group=inner, **machine)
+        exchange = all_to_all_seconds((kv + query) * (u - 1.0) / u, machine=case, group=inner)
         if kind == "a2a":
             return exchange, exchange
         ranks, c = outer, c // u
         kv = s.tokens * u * s.e * 2.0 * head * maximum(model.kv_heads / (s.t * u), 1.0)
-    passing = group_ring(group=ranks, **machine).seconds(kv * (c - 1.0))
+    passing = group_ring(machine=case, group=ranks).seconds(kv * (c - 1.0))
     if kind == "all_gather":
         return passing, 2.0 * passing
-    overlap = profile.framework.context_parallel_overlap
+    overlap = case.profile.framework.context_parallel_overlap
     forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
     backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
     return exchange + forward, exchange + backward
 
 
-def exchanging(model: ModelSpec, ranks: Group, *, cluster: ClusterSpec, strategy: Strategy, heads_split: Column) -> Column:
+def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:
     """Ranks u of the inner, exchanging level of a2a+p2p."""
+    strategy = case.strategy
     size = group_size(ranks)
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)
-    together = gcd(sharing(ranks, block=cluster.nvlink_domain_size), size)
-    return gcd(together, model.num_attention_heads // heads_split)
+    together = gcd(sharing(ranks, block=case.cluster.nvlink_domain_size), size)
+    return gcd(together, case.model.num_attention_heads // heads_split)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from hp_tool.cost.arrays import BoolArray, Column, FloatArray, IntArray, maximum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, where
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.roofline import is_narrow, quantized_bytes
 from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.hardware import ClusterSpec
@@ -17,20 +18,20 @@ from hp_tool.domain.workload import TrainingWorkload
 class BlockTime:
     """Seconds per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
-    matmul: Column
+    matmul: Floats
     """Weight matmuls of the forward pass; the input gradients take as long again."""
-    weight_gradient: Column
-    core: Column = 0.0
+    weight_gradient: Floats
+    core: Floats = 0.0
     """Attention core, forward: what selective recomputation repeats."""
-    core_backward: Column = 0.0
-    elementwise: Column
-    elementwise_backward: Column
-    context: Column = 0.0
+    core_backward: Floats = 0.0
+    elementwise: Floats
+    elementwise_backward: Floats
+    context: Floats = 0.0
     """Exposed context-parallel communication, forward."""
-    context_backward: Column = 0.0
-    expert: Column = 0.0
+    context_backward: Floats = 0.0
+    expert: Floats = 0.0
     """Exposed expert-parallel communication, forward."""
-    expert_backward: Column = 0.0
+    expert_backward: Floats = 0.0
 
     def __add__(self, other: BlockTime) -> BlockTime:
         return BlockTime(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -40,20 +41,20 @@ class BlockTime:
 class BlockBytes:
     """Bytes per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
-    saved: Column
+    saved: Floats
     """Kept for the backward pass besides the attention core."""
-    core: Column = 0.0
+    core: Floats = 0.0
     """Kept by unfused attention: the scores."""
-    norm_output: Column = 0.0
+    norm_output: Floats = 0.0
     """Part of `saved` that recomputing the module layernorm does not keep; the same below for other modules."""
-    mlp: Column = 0.0
-    moe: Column = 0.0
+    mlp: Floats = 0.0
+    moe: Floats = 0.0
     """expert_activations and shared_experts are parts of it."""
-    expert_activations: Column = 0.0
-    shared_experts: Column = 0.0
-    up_projected: Column = 0.0
+    expert_activations: Floats = 0.0
+    shared_experts: Floats = 0.0
+    up_projected: Floats = 0.0
     """Of latent attention: queries, keys and values."""
-    working: Column
+    working: Floats
     """Gradients and gathered inputs alive at the worst moment of the backward pass."""
 
     def __add__(self, other: BlockBytes) -> BlockBytes:
@@ -66,37 +67,37 @@ class BlockBytes:
 class LayerTime:
     """Seconds per layer and micro-batch; arrays of shape (n,). Communication is the exposed part."""
 
-    forward: Column
+    forward: Floats
     """Compute of the forward pass."""
-    backward: Column
-    weight_gradient: Column
+    backward: Floats
+    weight_gradient: Floats
     """Part of `backward` that may run later than the rest."""
-    repeated: Column
+    repeated: Floats
     """What selective recomputation runs again: of `forward` the attention core, or what the named modules take."""
-    tensor: Column
+    tensor: Floats
     """Tensor-parallel collectives of the forward pass."""
-    tensor_backward: Column
-    context: Column
-    context_backward: Column
-    expert: Column
-    expert_backward: Column
+    tensor_backward: Floats
+    context: Floats
+    context_backward: Floats
+    expert: Floats
+    expert_backward: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
     """Bytes per layer and micro-batch; arrays of shape (n,), or (2, n) where the pipeline's ends have different layers."""
 
-    saved: Column
+    saved: Floats
     """Kept for the backward pass without recomputation."""
-    saved_selective: Column
+    saved_selective: Floats
     """Kept when the attention core, or the named modules, are recomputed."""
-    waiting: Column
+    waiting: Floats
     """Kept for the weight gradients when the rest of the backward pass is over."""
-    saved_full: Column
+    saved_full: Floats
     """Kept when the whole layer is recomputed: its input."""
-    repeated: Column
+    repeated: Floats
     """What selective recomputation brings back at a time: one block's worth of one layer."""
-    backward_working: Column
+    backward_working: Floats
     """Gradients and gathered inputs alive at the worst moment of one layer's backward pass."""
 
 
@@ -139,14 +140,14 @@ LAYER_AXES = (
 class Shapes:
     """Per kind of candidate, shape (k,) or numbers of one alone, and a few scalars."""
 
-    t: IntArray
-    tokens: FloatArray
-    attended: FloatArray | float
+    t: Ints
+    tokens: Floats
+    attended: Floats
     """Scores that fused attention computes for each token, before the causal half: s, less where rows are packed or
     layers have a sliding window."""
-    sharded: BoolArray
+    sharded: Bools
     """Sequence parallelism on."""
-    shards: FloatArray
+    shards: Floats
     """Ranks that share the work between the tensor-parallel regions: t with sequence parallelism, else 1."""
     h: float
     e: float
@@ -173,8 +174,9 @@ def activation_element_bytes(workload: TrainingWorkload) -> float:
     return 4.0 if workload.precision == "fp32" else 2.0
 
 
-def shapes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> Shapes:
+def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
     """The sizes of each candidate."""
+    model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
     e = activation_element_bytes(workload)

@@ -6,6 +6,7 @@ from typing import Any
 
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
@@ -13,55 +14,25 @@ from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import intervals, simplified, unchecked_features
-from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
-from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
-def estimate_row(
-    index: int,
-    *,
-    costs: TrainingCosts,
-    candidates: Candidates,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    strategy: Strategy = DEFAULT_STRATEGY,
-) -> Estimate:
+def estimate_row(index: int, *, costs: TrainingCosts, candidates: Candidates, case: TrainingCase) -> Estimate:
     """Row `index` of many in full."""
-    return estimate_alone(
-        costs=costs.row(index),
-        candidate=candidates.row(index),
-        model=model,
-        cluster=cluster,
-        workload=workload,
-        profile=profile,
-        strategy=strategy,
-    )
+    return estimate_alone(case=case, costs=costs.row(index), candidate=candidates.row(index))
 
 
-def estimate_alone(
-    *,
-    costs: TrainingCosts,
-    candidate: Candidates,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    strategy: Strategy = DEFAULT_STRATEGY,
-) -> Estimate:
+def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: TrainingCase) -> Estimate:
     """One candidate alone in full. Shares of peak count all devices of the cluster. What the intervals are widened for, because
     nobody measured it, stands in `provenance` as unchecked.
     """
+    model, cluster, workload = case.model, case.cluster, case.workload
     memory, config = _memory(costs), candidate.only_config()
-    unchecked = unchecked_features(
-        model=model, cluster=cluster, workload=workload, config=config, strategy=strategy, profile=profile
-    )
+    unchecked = unchecked_features(case=case, config=config)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
     tokens = step_tokens(workload)
@@ -82,19 +53,16 @@ def estimate_alone(
         mfu=rate * flops.model / peak,
         hfu=rate * (flops.model + again) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
-        intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, profile=profile, unchecked=unchecked),
-        provenance=_provenance(model, cluster, workload, profile)
-        | _kinds(cluster, costs)
-        | ({"unchecked": list(unchecked)} if unchecked else {}),
-        **_whole_training(model, cluster, workload, step_s=step_s, busy=busy),
+        intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, profile=case.profile, unchecked=unchecked),
+        provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
+        **_whole_training(case, step_s=step_s, busy=busy),
     )
 
 
-def _whole_training(
-    model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, *, step_s: float, busy: float
-) -> dict[str, Any]:
+def _whole_training(case: TrainingCase, *, step_s: float, busy: float) -> dict[str, Any]:
     """What `total_tokens` take, as Estimate names it; goodput alone where the query does not say how many there are."""
-    kept = goodput(model=model, cluster=cluster, workload=workload)
+    cluster, workload = case.cluster, case.workload
+    kept = goodput(case=case)
     if workload.total_tokens is None:
         return {"goodput": kept}
     seconds = workload.total_tokens / step_tokens(workload) * step_s
@@ -172,9 +140,8 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
 
 
-def _provenance(
-    model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
-) -> dict[str, object]:
+def _provenance(case: TrainingCase) -> dict[str, object]:
+    model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     known: dict[str, object] = {
         "version": __version__,
         "model": model.name,

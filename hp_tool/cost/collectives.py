@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import BoolArray, Column, FloatArray, IntArray, anywhere, maximum, minimum, sqrt, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, sqrt, where
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.topology import (
     Group,
     dense_group,
@@ -19,42 +20,40 @@ from hp_tool.cost.topology import (
     send_slowdown,
     sharing,
 )
-from hp_tool.domain.efficiency import EfficiencyProfile, Link
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.efficiency import Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """The ring collectives of one group of ranks for each candidate; arrays of shape (n,)."""
 
-    latency_s: FloatArray
+    latency_s: Floats
     """Zero for a group of one."""
-    bandwidth: FloatArray | float
+    bandwidth: Floats
     """Bytes a second that each member sends."""
-    ramp_bytes: FloatArray | float
-    in_domain: BoolArray | bool = True
+    ramp_bytes: Floats
+    in_domain: Bools = True
     """All members share an NVLink domain."""
 
-    def seconds(self, wire_bytes: FloatArray) -> FloatArray:
+    def seconds(self, wire_bytes: Floats) -> Floats:
         """Seconds to send `wire_bytes` from each member: S (n-1)/n for all-gather and reduce-scatter of S bytes in all,
         twice that for all-reduce (NCCL's bus-bandwidth convention); zero bytes for a group of one.
         """
         return self.latency_s + (wire_bytes + sqrt(wire_bytes * self.ramp_bytes)) / self.bandwidth
 
 
-def ring(
-    *, group_size: IntArray | FloatArray, stride: IntArray | FloatArray | int, cluster: ClusterSpec, profile: EfficiencyProfile
-) -> Ring:
+def ring(*, group_size: Ints, stride: Ints, machine: Machine) -> Ring:
     """The ring over `group_size` ranks that are `stride` apart."""
-    return group_ring(group=line(group_size, stride), cluster=cluster, profile=profile)
+    return group_ring(machine=machine, group=line(group_size, stride))
 
 
-def group_ring(*, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
+def group_ring(*, group: Group, machine: Machine) -> Ring:
     """The ring over the ranks of a group.
 
     k members share an NVLink domain. Across domains each of the k drives its own network port, so k rings share the load
     (NCCL's multi-ring): bandwidth min(NVLink, k x network).
     """
+    cluster, profile = machine.cluster, machine.profile
     size = group_size(group)
     k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.nvlink, profile.framework.network
@@ -74,17 +73,16 @@ def group_ring(*, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile
     )
 
 
-def tensor_ring(*, candidates: Candidates, cluster: ClusterSpec, profile: EfficiencyProfile) -> Ring:
+def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
     """The tensor-parallel group's ring."""
-    return group_ring(group=dense_group(candidates, "tp", order=cluster.rank_order), cluster=cluster, profile=profile)
+    return group_ring(machine=case, group=dense_group(candidates, "tp", order=case.cluster.rank_order))
 
 
-def send_seconds(
-    message_bytes: FloatArray, *, distance: IntArray, crosses: Column, cluster: ClusterSpec, profile: EfficiencyProfile
-) -> FloatArray:
+def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine) -> Floats:
     """Seconds to send one message to the rank `distance` further on, into another NVLink domain where `crosses`; all ranks
     send at once, each over its own link.
     """
+    cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
     near = _transfer(message_bytes, inside, local_bandwidth(cluster))
     network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
@@ -92,20 +90,19 @@ def send_seconds(
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
 
 
-def all_to_all_seconds(wire_bytes: FloatArray, *, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile) -> FloatArray:
+def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
     """Seconds in which each member sends `wire_bytes` spread evenly over the others. Zero bytes for a group of one."""
     size = group_size(group)
-    k = sharing(group, block=cluster.nvlink_domain_size)
+    k = sharing(group, block=machine.cluster.nvlink_domain_size)
     away = wire_bytes * ((size - k) / maximum(size - 1, 1))
-    return exchange_seconds(wire_bytes - away, away, group=group, cluster=cluster, profile=profile)
+    return exchange_seconds(wire_bytes - away, away, machine=machine, group=group)
 
 
-def exchange_seconds(
-    near_bytes: FloatArray, away_bytes: FloatArray, *, group: Group, cluster: ClusterSpec, profile: EfficiencyProfile
-) -> FloatArray:
+def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
     """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it: both travel at
     the same time, and the slower decides.
     """
+    cluster, profile = machine.cluster, machine.profile
     size = group_size(group)
     k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.all_to_all, profile.framework.network
@@ -115,9 +112,9 @@ def exchange_seconds(
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network
     latency = (size > 1) * inside.latency_s + (size > k) * (outside.latency_s + cluster.inter_node_latency_s)
-    seconds: FloatArray = latency + maximum(near, far)
+    seconds: Floats = latency + maximum(near, far)
     return seconds
 
 
-def _transfer(message_bytes: FloatArray, link: Link, bandwidth: float) -> FloatArray:
+def _transfer(message_bytes: Floats, link: Link, bandwidth: Floats) -> Floats:
     return link.latency_s + message_bytes / (link.bandwidth_fraction * bandwidth)

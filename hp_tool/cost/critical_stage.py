@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
 from hp_tool.cost.pipeline_stages import Section, Stage, StageLayers
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import is_folded, share_of_ends, split_bubble_share, splits_backward
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.model import ModelSpec
 
 
@@ -21,22 +21,22 @@ from hp_tool.domain.model import ModelSpec
 class StageTime:
     """Seconds of one micro-batch through the layers of the stage that sets the pace; shape (n,)."""
 
-    compute: Column
-    recompute: Column
-    tensor: Column
-    context: Column
-    expert: Column
-    forward: Column
+    compute: Floats
+    recompute: Floats
+    tensor: Floats
+    context: Floats
+    expert: Floats
+    forward: Floats
     """The forward pass's share of the five."""
-    total: Column
+    total: Floats
     """The five together."""
-    host_waits: Column
+    host_waits: Floats
     """What the device waits for its host besides, in both passes."""
-    held_forward: Column
+    held_forward: Floats
     """`forward` with its waits."""
-    held: Column
+    held: Floats
     """`total` with its waits: how long the stage is taken."""
-    held_layer: Column
+    held_layer: Floats
     """One layer's part of `held`."""
 
 
@@ -44,16 +44,14 @@ class StageTime:
 class EndsTime:
     """Seconds of one micro-batch in embedding and output layer; shape (n,)."""
 
-    both: Column
-    pacing: Column
+    both: Floats
+    pacing: Floats
     """What they add to the stage that sets the pace."""
-    communication: Column
+    communication: Floats
     """Part of `pacing`: the output layer's tensor-parallel collectives."""
 
 
-def stage_time(
-    *, cluster: ClusterSpec, profile: EfficiencyProfile, candidates: Candidates, layer: LayerTime, stages: StageLayers
-) -> StageTime:
+def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, stages: StageLayers) -> StageTime:
     """The stage's layers, each the mean `layer`."""
     layers = stages.pace
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
@@ -65,15 +63,19 @@ def stage_time(
     expert = layers * (layer.expert + layer.expert_backward)
     total = compute + recompute + tensor + context + expert
     forward = layers * forward_layer
-    waits: Column = 0.0
+    waits: Floats = 0.0
     held, held_forward = total, forward
-    if profile.framework.host_layer_s:
+    if case.profile.framework.host_layer_s:
         # A pass takes what its host takes; communication runs on meanwhile.
         launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
         in_forward, in_backward = host_waits(
-            profile=profile, cluster=cluster, candidates=candidates, layers=launched, recomputed_fraction=whole,
-            forward_s=forward, backward_s=total - forward,
-        )  # fmt: skip
+            case=case,
+            candidates=candidates,
+            layers=launched,
+            recomputed_fraction=whole,
+            forward_s=forward,
+            backward_s=total - forward,
+        )
         waits = in_forward + in_backward
         held, held_forward = total + waits, forward + in_forward
     return StageTime(
@@ -117,17 +119,17 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
 
 def bubble_seconds(
     *, candidates: Candidates, layer: LayerTime, stage: StageTime, ends: EndsTime, stages: StageLayers
-) -> Column:
+) -> Floats:
     """What the other stages take for one micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473
     section 2.2; `schedules.costs` has the share of it that is left where the backward pass is split. Of a section of the
     pipeline it is what all its stages take.
     """
     c, p = candidates, candidates.pipeline_parallel_size
     if isinstance(c, Section):
-        others = c.stages * stage.held + ends.both
+        others: Floats = c.stages * stage.held + ends.both
     else:
         others = (p - 1.0) * stage.held + ends.both - stages.fewer * stage.held_layer - ends.pacing
-    bubble = others / c.virtual_pipeline_parallel_size
+    bubble: Floats = others / c.virtual_pipeline_parallel_size
     if anywhere(splits_backward(c)):
         late = stages.pace * layer.weight_gradient
         share = split_bubble_share(c, forward=stage.forward, whole=stage.total, weight_gradient=late)
@@ -153,7 +155,7 @@ def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
     )
 
 
-def launched_layers(layers: Column, *, moe_fraction: Column, recomputed_fraction: Column) -> Column:
+def launched_layers(layers: Floats, *, moe_fraction: Floats, recomputed_fraction: Floats) -> Floats:
     """Dense layers without recomputation that have as many kernels as `layers` layers, of which these shares have experts
     and are recomputed whole.
     """
@@ -162,14 +164,13 @@ def launched_layers(layers: Column, *, moe_fraction: Column, recomputed_fraction
 
 def host_waits(
     *,
-    profile: EfficiencyProfile,
-    cluster: ClusterSpec,
+    case: TrainingCase,
     candidates: Candidates,
-    layers: Column,
-    recomputed_fraction: Column,
-    forward_s: Column,
-    backward_s: Column,
-) -> tuple[Column, Column]:
+    layers: Floats,
+    recomputed_fraction: Floats,
+    forward_s: Floats,
+    backward_s: Floats,
+) -> tuple[Floats, Floats]:
     """Seconds a device waits for its host in one micro-batch's forward and in its backward pass through `layers` layers (of
     launched_layers), which take the device `forward_s` and `backward_s`: max(0, f l (h + t s) - forward_s), f the forward
     pass's share of the launches, and the same of the backward pass, which repeats what is recomputed.
@@ -178,7 +179,8 @@ def host_waits(
     collectives wait for the rank that was held up longest, where hosts also serve a network: the group itself, or the
     pipeline, on several nodes. Not counted: launching the embedding, the output layer and the loss.
     """
-    framework = profile.framework
+    cluster = case.cluster
+    framework = case.profile.framework
     t, domain = candidates.tensor_parallel_size, cluster.nvlink_domain_size
     stall = framework.host_tensor_stall_s * (t > domain)
     if cluster.num_gpus > domain:
@@ -188,13 +190,14 @@ def host_waits(
     return maximum(forward - forward_s, 0.0), maximum(host_s - forward - backward_s, 0.0)
 
 
-def message_stalls(*, profile: EfficiencyProfile, cluster: ClusterSpec, candidates: Candidates) -> tuple[Column, Column]:
+def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
     """(seconds a micro-batch, seconds a step) by which blocking messages between stages are held up in large jobs.
 
     A stage between two others receives and sends in each direction, four messages a micro-batch; with two stages it is two.
     Filling and draining the pipeline adds two for each further stage.
     """
-    framework = profile.framework
+    cluster = case.cluster
+    framework = case.profile.framework
     if not framework.message_stall_s or cluster.num_gpus <= framework.message_stall_nodes * cluster.gpus_per_node:
         return 0.0, 0.0
     others = candidates.pipeline_parallel_size - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.model_states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -13,11 +13,11 @@ def data_parallel_seconds(
     profile: EfficiencyProfile,
     candidates: Candidates,
     states: StateCosts,
-    micro_batches: Column,
-    forward: Column,
-    stage: Column,
-    layers: Column,
-) -> Column:
+    micro_batches: Floats,
+    forward: Floats,
+    stage: Floats,
+    layers: Floats,
+) -> Floats:
     """Exposed seconds of gradients and weights in one step.
 
     ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch on the
@@ -30,7 +30,7 @@ def data_parallel_seconds(
     zero = candidates.zero_stage
     replicated = profile.framework.all_reduce_overlap
     alone = (zero == 0) & (candidates.pipeline_parallel_size == 1)
-    share: Column = overlap if replicated is None else where(alone, replicated, overlap)
+    share: Floats = overlap if replicated is None else where(alone, replicated, overlap)
     total = exposed(once, behind=stage, overlap=share)
     if anywhere(zero >= 2):
         reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
@@ -47,8 +47,8 @@ def data_parallel_seconds(
 
 
 def fully_sharded_seconds(
-    *, gather: Column, reduce: Column, forward: Column, backward: Column, layers: Column, overlap: float
-) -> Column:
+    *, gather: Floats, reduce: Floats, forward: Floats, backward: Floats, layers: Floats, overlap: float
+) -> Floats:
     """Exposed seconds of ZeRO 3 in one micro-batch, whose weights are gathered for either pass and whose gradients are
     reduced behind the backward one (arXiv 2304.11277 section 3.3).
 
@@ -59,6 +59,6 @@ def fully_sharded_seconds(
     return exposed(gather, behind=forward, overlap=hidden) + exposed(gather + reduce, behind=backward, overlap=hidden)
 
 
-def exposed(seconds: Column, *, behind: Column, overlap: Column) -> Column:
+def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
     """What is left of communication that runs beside `behind` seconds of compute, of which the share `overlap` is used."""
     return seconds - overlap * minimum(seconds, behind)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from hp_tool.cost.arrays import Column, FloatArray, minimum, where
+from hp_tool.cost.arrays import Floats, minimum, where
 from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.parameters import head_matrices
 from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
-from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "fused": 14.0}
@@ -27,9 +24,9 @@ and fp32 in registers."""
 class HeadTime:
     """Seconds per micro-batch, forward and backward together; arrays of shape (n,)."""
 
-    embedding: FloatArray
-    output: FloatArray
-    output_communication: FloatArray
+    embedding: Floats
+    output: Floats
+    output_communication: Floats
     """Tensor-parallel collectives around the output layer and inside the loss."""
 
 
@@ -37,22 +34,23 @@ class HeadTime:
 class HeadBytes:
     """Bytes besides the layers' that micro-batches under way keep on a rank with that end of the model; shape (n,)."""
 
-    dropout_mask: Column
+    dropout_mask: Floats
     """The embedding's."""
-    inputs: Column
+    inputs: Floats
     """Of the final norm and of the output layer."""
-    logits: Column
+    logits: Floats
     """With what the loss makes of them."""
 
 
-def head_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, micro_batches: FloatArray) -> HeadBytes:
+def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> HeadBytes:
     """Activations of both ends, for T = s b / c tokens of e bytes an element, divided over r ranks by sequence parallelism.
 
     dropout_mask: T h / r, a byte each, for up to p micro-batches. inputs: 2 e T h / r, half where the output layer is frozen.
     logits: T V / t of `loss.logit_bytes`, once more for each multi-token prediction.
     """
+    model, workload = case.model, case.workload
     c, e = candidates, activation_element_bytes(workload)
-    hidden = _hidden_elements(model, workload, c)
+    hidden = _hidden_elements(case, c)
     sharded = hidden / where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
     outputs = logit_bytes(workload, e=e) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size
     return HeadBytes(
@@ -62,26 +60,26 @@ def head_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Cand
     )
 
 
-def waiting_logit_bytes(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, micro_batches: Column
-) -> Column:
+def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_batches: Floats) -> Floats:
     """Gradients of the logits, e T V / t for each of the micro-batches that wait for the output layer's weight gradient."""
-    outputs = micro_batches * activation_element_bytes(workload) * model.vocab_size / model.hidden_size
-    return outputs * _hidden_elements(model, workload, candidates) / candidates.tensor_parallel_size
+    model = case.model
+    outputs = micro_batches * activation_element_bytes(case.workload) * model.vocab_size / model.hidden_size
+    return outputs * _hidden_elements(case, candidates) / candidates.tensor_parallel_size
 
 
-def _hidden_elements(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> Column:
+def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
     """T h: one micro-batch's hidden states on one context-parallel rank."""
-    return workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size * model.hidden_size
+    return (
+        case.workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size * case.model.hidden_size
+    )
 
 
-def head_time(
-    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
-) -> HeadTime:
+def head_time(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
     """Embedding look-up, output matmul (three times), loss over V/t logits. Frozen (LoRA, or by name): the embedding has no
     gradient, the output layer no weight gradient.
     """
-    c, gpu, e = candidates, cluster.gpu, activation_element_bytes(workload)
+    model, workload = case.model, case.workload
+    c, e = candidates, activation_element_bytes(workload)
     t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
     shards = where(c.sequence_parallel > 0, t, 1.0)
@@ -90,22 +88,22 @@ def head_time(
     # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
     frozen = workload.freezes_output_layer
     moved = 2.0 * e if workload.freezes_embedding else 4.0 * e + 8.0
-    embedding = elementwise_seconds(tokens * h * moved / shards, kernels=4.0, gpu=gpu, profile=profile)
-    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
-    output = 2.0 * matmul_seconds(tokens, local_vocab, h, **matmul)
+    embedding = elementwise_seconds(tokens * h * moved / shards, machine=case, kernels=4.0)
+    precision = workload.precision
+    output = 2.0 * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
     if not frozen:
-        output = output + matmul_seconds(local_vocab, h, tokens, output_bytes=8.0, **matmul)
+        output = output + matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
     if head_matrices(model):
-        output = output + 2.0 * matmul_seconds(tokens / shards, h, h, **matmul)
+        output = output + 2.0 * matmul_seconds(tokens / shards, h, h, machine=case, precision=precision)
         if not frozen:
-            output = output + matmul_seconds(h, h, tokens / shards, output_bytes=8.0, **matmul)
+            output = output + matmul_seconds(h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision)
         # Activation and norm: forward reads and writes each, backward reads two and writes one.
-        output = output + elementwise_seconds(tokens * h * 10.0 * e / shards, kernels=6.0, gpu=gpu, profile=profile)
+        output = output + elementwise_seconds(tokens * h * 10.0 * e / shards, machine=case, kernels=6.0)
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]
-    output = output + elementwise_seconds(loss_traffic, kernels=10.0, gpu=gpu, profile=profile)
+    output = output + elementwise_seconds(loss_traffic, machine=case, kernels=10.0)
 
     # Input gathered forward (with SP) and its gradient reduced backward; the loss reduces three fp32 numbers a token.
-    tensor_group = tensor_ring(candidates=c, cluster=cluster, profile=profile)
+    tensor_group = tensor_ring(case=case, candidates=c)
     wire = tokens * h * e * (t - 1.0) / t
     around = where(c.sequence_parallel > 0, 3.0 * tensor_group.seconds(wire), tensor_group.seconds(2.0 * wire))
     inside = 3.0 * tensor_group.seconds(8.0 * tokens * (t - 1.0) / t)

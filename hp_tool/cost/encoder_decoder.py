@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from hp_tool.cost.arrays import Column, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, maximum, minimum, where
 from hp_tool.cost.attention import core_bytes, core_seconds
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
-from hp_tool.cost.matrices import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
+from hp_tool.cost.matrices import attention_matrices, kv_heads, mlp_matrices, query_heads, whole_entries
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 Columns = TypeVar("Columns", LayerBytes, LayerTime)
@@ -32,9 +30,14 @@ def decoder_length(workload: TrainingWorkload) -> int:
     return workload.decoder_sequence_length or workload.sequence_length
 
 
-def decoder_workload(workload: TrainingWorkload) -> TrainingWorkload:
-    """The workload as the decoder, its head and its loss see it."""
-    return replace(workload, sequence_length=decoder_length(workload))
+def decoder_case(case: TrainingCase) -> TrainingCase:
+    """The case as the decoder, its head and its loss see it: rows are as long as the decoder's."""
+    return replace(case, workload=replace(case.workload, sequence_length=decoder_length(case.workload)))
+
+
+def _encoder_tokens_per_decoder_token(case: TrainingCase) -> float:
+    """r = s_e / s_d."""
+    return case.workload.sequence_length / decoder_length(case.workload)
 
 
 def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
@@ -45,26 +48,26 @@ def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
     return replace(candidates, recompute_num_layers=counted)
 
 
-def mean_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> LayerBytes:
+def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
     """Activations of the stack's mean layer. Each carries its share of what is kept once: the encoder's embedding mask, the
     input of its final norm, and its output, from which every decoder layer computes keys and values.
     """
-    encoder_layer = layer_bytes(model=model, workload=workload, candidates=candidates)
-    s = shapes(model=model, workload=workload, candidates=candidates)
+    model = case.model
+    encoder_layer = layer_bytes(case=case, candidates=candidates)
+    s = shapes(case=case, candidates=candidates)
     once = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards / model.total_layers
-    mean = _mean(model, encoder_layer, decoder_layer_bytes(model=model, workload=workload, candidates=candidates))
+    mean = _mean(model, encoder_layer, decoder_layer_bytes(case=case, candidates=candidates))
     return replace(
         mean, saved=mean.saved + once, saved_selective=mean.saved_selective + once, saved_full=mean.saved_full + once
     )
 
 
-def decoder_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> LayerBytes:
+def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
     """Activations of one decoder layer: its own attention and MLP, and cross attention. The encoder's output is not counted."""
-    decoder = decoder_workload(workload)
-    ratio = workload.sequence_length / decoder.sequence_length
-    own = layer_bytes(model=model, workload=decoder, candidates=candidates)
-    s = shapes(model=model, workload=decoder, candidates=candidates)
-    cross = cross_bytes(model=model, workload=decoder, s=s, ratio=ratio)
+    decoder = decoder_case(case)
+    own = layer_bytes(case=decoder, candidates=candidates)
+    s = shapes(case=decoder, candidates=candidates)
+    cross = cross_bytes(case=decoder, s=s, ratio=_encoder_tokens_per_decoder_token(case))
     return replace(
         own,
         saved=own.saved + cross.saved + cross.core,
@@ -75,38 +78,25 @@ def decoder_layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candida
     )
 
 
-def mean_layer_time(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    strategy: Strategy,
-) -> LayerTime:
+def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
     """Seconds of the stack's mean layer: encoder layers attend both ways, decoder layers causally and to the encoder."""
-    decoder = decoder_workload(workload)
-    machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
-    plain: dict[str, Any] = {**machine, "candidates": candidates, "strategy": strategy}
-    encoder_layer = layer_time(model=replace(model, architecture="encoder"), workload=workload, **plain)
-    own = layer_time(model=replace(model, architecture="decoder"), workload=decoder, **plain)
-    s = shapes(model=model, workload=decoder, candidates=candidates)
-    ratio = workload.sequence_length / decoder.sequence_length
-    block = cross_time(model=model, workload=decoder, s=s, ratio=ratio, **machine)
-    cross = as_layer_time(block, candidates=candidates, s=s, regions=1.0, **machine)
-    read, read_backward = memory_read_seconds(candidates=candidates, s=s, block=block, ratio=ratio, **machine)
+    decoder, ratio = decoder_case(case), _encoder_tokens_per_decoder_token(case)
+    one_stack, other_stack = (replace(case.model, architecture=side) for side in ("encoder", "decoder"))
+    encoder_layer = layer_time(case=replace(case, model=one_stack), candidates=candidates)
+    own = layer_time(case=replace(decoder, model=other_stack), candidates=candidates)
+    s = shapes(case=decoder, candidates=candidates)
+    block = cross_time(case=decoder, s=s, ratio=ratio)
+    cross = as_layer_time(block, case=case, candidates=candidates, s=s, regions=1.0)
+    read, read_backward = memory_read_seconds(case=case, candidates=candidates, s=s, block=block, ratio=ratio)
     cross = replace(cross, tensor=cross.tensor + read, tensor_backward=cross.tensor_backward + read_backward)
     decoder_layer = LayerTime(**{f.name: getattr(own, f.name) + getattr(cross, f.name) for f in fields(LayerTime)})
-    return _mean(model, encoder_layer, decoder_layer)
+    return _mean(case.model, encoder_layer, decoder_layer)
 
 
-def both_heads(
-    *, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile, candidates: Candidates
-) -> HeadTime:
+def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
     """The decoder's head and loss, and the embeddings of both sides."""
-    decoder = decoder_workload(workload)
-    ends = head_time(model=model, cluster=cluster, workload=decoder, profile=profile, candidates=candidates)
-    return replace(ends, embedding=ends.embedding * (1.0 + workload.sequence_length / decoder.sequence_length))
+    ends = head_time(case=decoder_case(case), candidates=candidates)
+    return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
 
 def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) -> tuple[float, float]:
@@ -114,7 +104,7 @@ def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) ->
     what the convention counts of the decoder's own scores.
     """
     encoder_tokens, decoder_tokens = float(workload.sequence_length), float(decoder_length(workload))
-    matrices = 2.0 * (entries(attention_matrices(model)) + entries(mlp_matrices(model)))
+    matrices = 2.0 * (whole_entries(attention_matrices(model)) + whole_entries(mlp_matrices(model)))
     scores = 4.0 * model.num_attention_heads * model.head_size
     projections, read = cross_flops(model, decoder_tokens=decoder_tokens, encoder_tokens=encoder_tokens)
     encoder, decoder = model.total_layers - model.decoder_layers, model.decoder_layers
@@ -135,11 +125,12 @@ def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
 # Queries come from the decoder's T = s_d b / c tokens, keys and values from the encoder's r T, where r = s_e / s_d.
 
 
-def cross_bytes(*, model: ModelSpec, workload: TrainingWorkload, s: Shapes, ratio: float) -> BlockBytes:
+def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
     """Norm input, query projection's input and dropout mask (whole, or sharded by SP), queries and the core's output (split
     by heads), keys and values of the encoder's r T tokens. Their projection's input is the encoder's output, which all
     layers share: it is not counted here.
     """
+    model = case.model
     qk, v = model.qk_head_size, model.v_head_size
     heads, keys = query_heads(model, s.t), kv_heads(model, s.t)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
@@ -149,30 +140,21 @@ def cross_bytes(*, model: ModelSpec, workload: TrainingWorkload, s: Shapes, rati
     gathered = s.tokens * s.h * s.e * (1.0 + ratio) * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
         saved=replicated + split,
-        core=core_bytes(workload=workload, s=s, heads=heads, keys_per_query=ratio),
+        core=core_bytes(workload=case.workload, s=s, heads=heads, keys_per_query=ratio),
         working=gathered + split,
     )
 
 
-def cross_time(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    s: Shapes,
-    ratio: float,
-) -> BlockTime:
+def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     """Seconds of the block: no scores are masked causally; norm, residual and dropout as in self-attention."""
-    matmul: dict[str, Any] = {"gpu": cluster.gpu, "profile": profile, "precision": workload.precision}
+    model, workload = case.model, case.workload
+    precision = workload.precision
     fused, output = attention_matrices(model, tensor=s.t)
     queries, keys, values = fused.outputs
     own, read = [(queries, s.h), output.shape], [(keys + values, s.h)]
-    forward, gradient = weight_matmuls(s.tokens, own, **matmul)
-    forward_read, gradient_read = weight_matmuls(ratio * s.tokens, read, **matmul)
-    core, core_backward = core_seconds(
-        model=model, cluster=cluster, workload=workload, profile=profile, s=s, keys_per_query=ratio, causal=False
-    )
+    forward, gradient = weight_matmuls(s.tokens, own, machine=case, precision=precision)
+    forward_read, gradient_read = weight_matmuls(ratio * s.tokens, read, machine=case, precision=precision)
+    core, core_backward = core_seconds(case=case, s=s, keys_per_query=ratio, causal=False)
     cast, cast_backward = cast_traffic(workload, own)
     cast_read, cast_read_backward = cast_traffic(workload, read)
     traffic = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + cast + ratio * cast_read)
@@ -182,23 +164,23 @@ def cross_time(
         weight_gradient=gradient + gradient_read,
         core=core,
         core_backward=core_backward,
-        elementwise=elementwise_seconds(traffic, kernels=3.0, gpu=cluster.gpu, profile=profile),
-        elementwise_backward=elementwise_seconds(traffic_backward, kernels=5.0, gpu=cluster.gpu, profile=profile),
+        elementwise=elementwise_seconds(traffic, machine=case, kernels=3.0),
+        elementwise_backward=elementwise_seconds(traffic_backward, machine=case, kernels=5.0),
     )
 
 
 def memory_read_seconds(
-    *, cluster: ClusterSpec, profile: EfficiencyProfile, candidates: Candidates, s: Shapes, block: BlockTime, ratio: float
-) -> tuple[Column, Column]:
+    *, case: TrainingCase, candidates: Candidates, s: Shapes, block: BlockTime, ratio: float
+) -> tuple[Floats, Floats]:
     """Exposed (forward, backward) tensor-parallel seconds of the key/value projection's input, the encoder's output.
 
     With SP it is gathered in either pass and its gradient reduce-scattered; without, the gradient is all-reduced. In the
     backward pass both hide behind the weight-gradient matmuls as far as the framework's overlap goes.
     """
-    group = tensor_ring(candidates=candidates, cluster=cluster, profile=profile)
+    group = tensor_ring(case=case, candidates=candidates)
     gather = group.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
     backward = where(s.sharded, 2.0 * gather, group.seconds(2.0 * ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t))
-    hidden = profile.framework.tensor_parallel_overlap * minimum(backward, block.weight_gradient)
+    hidden = case.profile.framework.tensor_parallel_overlap * minimum(backward, block.weight_gradient)
     return where(s.sharded, gather, 0.0), backward - hidden
 
 
@@ -206,6 +188,6 @@ def cross_flops(model: ModelSpec, *, decoder_tokens: float, encoder_tokens: floa
     """Forward FLOPs of one row in one block: (projections, scores and their product with the values)."""
     qk, v = model.qk_head_size, model.v_head_size
     read = model.hidden_size * model.kv_heads * (qk + v)
-    own = entries(attention_matrices(model)) - read
+    own = whole_entries(attention_matrices(model)) - read
     scores = 2.0 * decoder_tokens * encoder_tokens * model.num_attention_heads * (qk + v)
     return 2.0 * (own * decoder_tokens + read * encoder_tokens), scores

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import Column, FloatArray, maximum
+from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.candidates import ZBV, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
 from hp_tool.cost.matrices import entries, rank_matrices
 from hp_tool.cost.parameters import (
@@ -19,21 +20,19 @@ from hp_tool.cost.parameters import (
 from hp_tool.cost.pipeline_stages import End, Section, Stage, StageLayers
 from hp_tool.cost.schedules.bubble import folded_ends
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 
-def end_parameters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers
-) -> tuple[FloatArray, FloatArray]:
+def end_parameters(case: TrainingCase, candidates: Candidates, *, stages: StageLayers) -> tuple[Floats, Floats]:
     """Parameters besides routed experts on one rank of the first and of the last stage. Tied weights are kept on both
     where those are different stages (Megatron Core), once where they are the same.
     """
+    model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
     dense = layer_parameters(model, tensor_parallel_size=t)
     more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
     first, last = _layers(stages, dense=dense, more=more)
-    embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    embedding = embedding_parameters(model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t)
     own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
     if model.architecture != "decoder" or model.has_output_bias:
@@ -55,12 +54,13 @@ def end_parameters(
     return folded_ends(candidates, plain=ends, layers=(first, last), ends=embedding + head)
 
 
-def end_frozen(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates) -> tuple[Column, Column]:
+def end_frozen(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
     """Those of end_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
+    model, workload = case.model, case.workload
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     alone = p == 1
-    embedding: Column = 0.0
-    output: Column = 0.0
+    embedding: Floats = 0.0
+    output: Floats = 0.0
     if "embedding" in workload.frozen:
         embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
     if "output_layer" in workload.frozen:
@@ -69,7 +69,7 @@ def end_frozen(model: ModelSpec, workload: TrainingWorkload, candidates: Candida
     return embedding + alone * output, alone * embedding + output
 
 
-def end_matrices(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Column, Column]:
+def end_matrices(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Floats, Floats]:
     """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
     dense = _matrix_entries(model, candidates, moe=False)
     more = _matrix_entries(model, candidates, moe=True) - dense if model.num_experts else 0.0
@@ -82,9 +82,10 @@ def end_matrices(model: ModelSpec, candidates: Candidates, *, stages: StageLayer
 
 
 def end_adapters(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers, routed: bool
-) -> tuple[Column, Column] | tuple[None, None]:
+    case: TrainingCase, candidates: Candidates, *, stages: StageLayers, routed: bool
+) -> tuple[Floats, Floats] | tuple[None, None]:
     """Parameters of LoRA's adapters on one rank of the first and of the last stage: routed experts', or all others'."""
+    model, workload = case.model, case.workload
     if workload.lora is None:
         return None, None
     dense, sparse = (
@@ -95,10 +96,10 @@ def end_adapters(
     return folded_ends(candidates, plain=(first, last), layers=(first, last), ends=0.0)
 
 
-def end_expert_parameters(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Column, Column]:
+def end_expert_parameters(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Floats, Floats]:
     """Routed experts on one rank of the first and of the last stage."""
 
-    def on(end: End) -> Column:
+    def on(end: End) -> Floats:
         ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
         return end.layers * end.moe_fraction * expert_parameters(model) / ranks
 
@@ -106,12 +107,12 @@ def end_expert_parameters(model: ModelSpec, candidates: Candidates, *, stages: S
     return folded_ends(candidates, plain=layers, layers=layers, ends=0.0)
 
 
-def _layers(stages: StageLayers, *, dense: Column, more: Column) -> tuple[Column, Column]:
+def _layers(stages: StageLayers, *, dense: Floats, more: Floats) -> tuple[Floats, Floats]:
     """Of the layers alone: `dense` in each, and `more` in those with experts."""
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     return first, last
 
 
-def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> Column:
+def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> Floats:
     """Entries of one layer's weight matrices besides routed experts' on one rank."""
     return entries(matrix for matrix in rank_matrices(model, candidates, moe=moe) if not matrix.routed)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.optimizer import bytes_per_parameter
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.reliability import Goodput, ReliabilitySpec
-from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419
@@ -26,7 +24,7 @@ _LONG_CHECKPOINT = 30.0
 _NEWTON_STEPS = 12
 
 
-def goodput(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Goodput | None:
+def goodput(*, case: TrainingCase) -> Goodput | None:
     """Goodput of a training on the whole cluster; None where the workload says nothing of failures.
 
     Failures of devices are independent, so the job's MTBF is a device's over their number; a failed node is replaced by a
@@ -34,11 +32,12 @@ def goodput(*, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkloa
     13.8 TB at 1.008e12 parameters (arXiv 2104.04473); what Muon saves of it is not subtracted. Not counted: planned
     maintenance, evaluation. Checkpoints written in the background stop training for the copy alone: say so in checkpoint_s.
     """
+    cluster, workload = case.cluster, case.workload
     spec = workload.reliability
     if spec is None:
         return None
     kept = bytes_per_parameter(workload)
-    size = (kept.weights + kept.optimizer) * total_parameters(model, sequence_length=workload.sequence_length)
+    size = (kept.weights + kept.optimizer) * total_parameters(case.model, sequence_length=workload.sequence_length)
     nodes = cluster.num_nodes
     mtbf_hours = spec.mtbf_per_gpu_hours
     mtbf_s = (MTBF_PER_GPU_S if mtbf_hours is None else mtbf_hours * SECONDS_PER_HOUR) / cluster.num_gpus

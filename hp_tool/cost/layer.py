@@ -7,42 +7,37 @@ GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import PER_OP, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
 from hp_tool.cost.recomputation import dropped_bytes, names_modules, per_op_bytes, repeated_seconds
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
-from hp_tool.domain.workload import TrainingWorkload
 
 
-def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, moe: bool = False) -> LayerBytes:
+def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False) -> LayerBytes:
     """Activation bytes. For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte:
     sbh(34+5as/h) alone, sbh(10+24/t+5as/(ht)) under TP, sbh(34+5as/h)/t with SP, 34sbh/t with selective
     recomputation, 2sbh for full recomputation. With sequence parallelism the layer's input, and so what full
     recomputation keeps, is itself sharded: 2sbh/t (Megatron Core).
     """
-    s = shapes(model=model, workload=workload, candidates=candidates)
-    attention: BlockBytes = attention_bytes(model=model, workload=workload, candidates=candidates, s=s)
-    second = expert_bytes(model=model, workload=workload, candidates=candidates, s=s) if moe else mlp_bytes(model=model, s=s)
+    s = shapes(case=case, candidates=candidates)
+    attention: BlockBytes = attention_bytes(case=case, candidates=candidates, s=s)
+    second = expert_bytes(case=case, candidates=candidates, s=s) if moe else mlp_bytes(model=case.model, s=s)
     both = attention + second
-    if workload.lora is not None:
-        both = with_adapter_bytes(both, model=model, workload=workload, candidates=candidates, s=s, moe=moe)
+    if case.workload.lora is not None:
+        both = with_adapter_bytes(both, case=case, candidates=candidates, s=s, moe=moe)
     saved_selective, repeated = both.saved, both.core
     if names_modules(candidates):
         dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
         saved_selective, repeated = both.saved + both.core - dropped[0] - dropped[1], maximum(*dropped)
         if anywhere(candidates.recompute_modules == PER_OP):
-            kept, per_op = per_op_bytes(model=model, workload=workload, s=s), candidates.recompute_modules == PER_OP
+            kept, per_op = per_op_bytes(case=case, s=s), candidates.recompute_modules == PER_OP
             saved_selective = where(per_op, kept, saved_selective)
             repeated = where(per_op, both.saved + both.core - kept, repeated)
     return LayerBytes(
@@ -57,12 +52,8 @@ def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Can
 
 def layer_time(
     *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
+    case: TrainingCase,
     candidates: Candidates,
-    strategy: Strategy,
     moe: bool = False,
     split_backward: bool = False,
     merged: bool = False,
@@ -74,38 +65,40 @@ def layer_time(
     With `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow
     from the workload where micro-batches differ.
     """
-    s = s or shapes(model=model, workload=workload, candidates=candidates)
-    machine: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "s": s}
-    attention = attention_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
+    model, workload = case.model, case.workload
+    s = s or shapes(case=case, candidates=candidates)
+    attention = attention_time(case=case, candidates=candidates, s=s)
     if moe:
-        second = expert_time(**machine, cluster=cluster, candidates=candidates, strategy=strategy)
+        second = expert_time(case=case, candidates=candidates, s=s)
         if merged:
             second = behind_other_pass(second, attention=attention)
     else:
-        second = mlp_time(**machine, gpu=cluster.gpu)
+        second = mlp_time(case=case, s=s)
     both = attention + second
     if workload.lora is not None:
-        both = with_adapter_time(both, **machine, cluster=cluster, candidates=candidates, moe=moe)
+        both = with_adapter_time(both, case=case, candidates=candidates, s=s, moe=moe)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
     regions = 1.0 if moe and not model.num_shared_experts else 2.0
-    collective: dict[str, Any] = {"cluster": cluster, "profile": profile, "candidates": candidates, "s": s}
     trained = workload.lora is None
-    layer = as_layer_time(both, **collective, regions=regions, split_backward=split_backward, trained=trained)
+    layer = as_layer_time(
+        both, case=case, candidates=candidates, s=s, regions=regions, split_backward=split_backward, trained=trained
+    )
     if names_modules(candidates):
-        blocks: dict[str, Any] = {"attention": attention, "second": second, "region": layer.tensor / regions, "moe": moe}
-        again = repeated_seconds(**machine, gpu=cluster.gpu, candidates=candidates, **blocks)
+        region = layer.tensor / regions
+        again = repeated_seconds(
+            case=case, candidates=candidates, s=s, attention=attention, second=second, region=region, moe=moe
+        )
         layer = replace(layer, repeated=again)
     if trained:
         return layer
-    beside, beside_backward = adapter_tensor_seconds(**machine, cluster=cluster, candidates=candidates, moe=moe)
+    beside, beside_backward = adapter_tensor_seconds(case=case, candidates=candidates, s=s, moe=moe)
     return replace(layer, tensor=layer.tensor + beside, tensor_backward=layer.tensor_backward + beside_backward)
 
 
 def as_layer_time(
     block: BlockTime,
     *,
-    cluster: ClusterSpec,
-    profile: EfficiencyProfile,
+    case: TrainingCase,
     candidates: Candidates,
     s: Shapes,
     regions: float,
@@ -114,7 +107,7 @@ def as_layer_time(
 ) -> LayerTime:
     """Blocks as a layer's seconds, with the collectives of their tensor-parallel regions (column-row matmul pairs)."""
     tensor, tensor_backward = _tensor_seconds(
-        cluster=cluster, profile=profile, candidates=candidates, s=s, block=block, regions=regions, trained=trained
+        case=case, candidates=candidates, s=s, block=block, regions=regions, trained=trained
     )
     return LayerTime(
         forward=block.matmul + block.core + block.elementwise,
@@ -131,15 +124,8 @@ def as_layer_time(
 
 
 def _tensor_seconds(
-    *,
-    cluster: ClusterSpec,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    s: Shapes,
-    block: BlockTime,
-    regions: float,
-    trained: bool,
-) -> tuple[Column, Column]:
+    *, case: TrainingCase, candidates: Candidates, s: Shapes, block: BlockTime, regions: float, trained: bool
+) -> tuple[Floats, Floats]:
     """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions` column-row matmul pairs.
 
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the
@@ -148,7 +134,8 @@ def _tensor_seconds(
     (arXiv 2205.05198 section 4.2.2), but only where the weights are trained; input gradients are reduce-scattered behind
     the weight-gradient matmuls.
     """
-    group = tensor_ring(candidates=candidates, cluster=cluster, profile=profile)
+    profile = case.profile
+    group = tensor_ring(case=case, candidates=candidates)
     wire = s.tokens * s.h * s.e * (s.t - 1.0) / s.t
     gather = regions * group.seconds(wire)
     all_reduce = regions * group.seconds(2.0 * wire)

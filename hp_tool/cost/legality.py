@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.arrays import BoolArray, Column, IntArray, anywhere, maximum
+from hp_tool.cost.arrays import Bools, IntArray, Ints, anywhere, maximum
 from hp_tool.cost.candidates import FULL_UNIFORM, ONE_F_ONE_B, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import merges_passes
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.cost.schedules.legality import schedule_broken
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
+from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.pipeline_layout import PipelineLayout
 from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.result import Reason
@@ -27,13 +27,12 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT = STRATEGY_REASONS = (
 )
 
 
-def strategy_broken(
-    *, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, strategy: Strategy
-) -> tuple[Any, ...]:
+def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
     """Whether each of STRATEGY_REASONS is broken: False, or arrays of the candidates' shape."""
+    strategy = case.strategy
     return (
-        _exchanged_heads_broken(model, candidates, strategy),
-        _overlap_broken(candidates) if merges_passes(workload) else False,
+        _exchanged_heads_broken(case.model, candidates, strategy),
+        _overlap_broken(candidates) if merges_passes(case.workload) else False,
         _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
     )
 
@@ -43,7 +42,7 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
     context_parallel.py, AttnFuncWithCPAndQKVOA2A). Levels of a2a+p2p that no query names are chosen so that they do.
     """
     kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
-    ranks: Column
+    ranks: Ints
     if kind == "a2a":
         ranks = c.context_parallel_size
     elif kind == "a2a+p2p" and levels is not None:
@@ -74,8 +73,9 @@ def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
     return broken if at is None else broken | (at < count - p)
 
 
-def explain_strategy(name: str, *, model: ModelSpec, config: ParallelConfig, strategy: Strategy) -> Reason:
+def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -> Reason:
     """One of STRATEGY_REASONS with numbers and the mend."""
+    model, strategy = case.model, case.strategy
     t = config.tensor_parallel_size
     if name == EXCHANGE_OVERLAP:
         return Reason(
@@ -137,15 +137,9 @@ MEMORY = "memory"
 """The reason of a legal configuration that does not fit."""
 
 
-def legality(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    candidates: Candidates,
-    strategy: Strategy = DEFAULT_STRATEGY,
-) -> IntArray:
+def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
     """0 where the framework would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    model, cluster, workload = case.model, case.cluster, case.workload
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
@@ -154,7 +148,7 @@ def legality(
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
         (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
-        strategy.pipeline_layout is None and _layers_broken(model, cluster, c, framework=workload.framework),
+        case.strategy.pipeline_layout is None and _layers_broken(case, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         _sequence_broken(workload, c),
@@ -167,72 +161,73 @@ def legality(
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
         # Megatron Core's schedules and context parallelism know no cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
-        *strategy_broken(model=model, workload=workload, candidates=c, strategy=strategy),
+        *strategy_broken(case=case, candidates=c),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
 
 
-def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> BoolArray:
+def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
     """Every rank must get an equal piece, of the decoder's sequence too."""
     pieces = _sequence_pieces(c)
-    broken: BoolArray = workload.sequence_length % pieces != 0
+    broken: Bools = workload.sequence_length % pieces != 0
     if workload.decoder_sequence_length is not None:
         broken = broken | (workload.decoder_sequence_length % pieces != 0)
     return broken
 
 
-def _sequence_pieces(c: Candidates) -> IntArray:
+def _sequence_pieces(c: Candidates) -> Ints:
     """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
-    pieces: IntArray = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
+    pieces: Ints = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
     return pieces
 
 
-def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> BoolArray | bool:
+def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
     """Some frameworks' 1F1B wants m >= p - 1."""
     if not facts(workload.framework).fills_pipeline:
         return False
     micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
-    few: BoolArray = micro_batches < c.pipeline_parallel_size - 1
+    few: Bools = micro_batches < c.pipeline_parallel_size - 1
     return few
 
 
-def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates, *, framework: str) -> BoolArray:
+def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
     """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
     holds the same number of layers, or the ends hold fewer, see `domain.pipeline_split`. Two kinds of GPU hold any number each.
     """
+    model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
     if facts(framework).balances_blocks:
-        empty: BoolArray = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
+        empty: Bools = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
         return empty
     chunks = p * c.virtual_pipeline_parallel_size
-    if cluster.kinds:  # balanced layer by layer; at least one in each chunk
-        too_few: BoolArray = chunks > layers
+    if case.cluster.kinds:  # balanced layer by layer; at least one in each chunk
+        too_few: Bools = chunks > layers
         return too_few
     even = layers % chunks == 0
     uneven = splits_unevenly(num_layers=layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
-    broken: BoolArray = (even | uneven) == 0
+    broken: Bools = (even | uneven) == 0
     return broken
 
 
-def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
+def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
     """Experts must divide over e_p ranks, those (times e_t) over the ranks of one pipeline stage; a dense model has none."""
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
         return (ep > 1) | (etp > 1)
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
     width = model.expert_size
-    broken: BoolArray = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
+    broken: Bools = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
     return broken
 
 
-def _shards_broken(model: ModelSpec, c: Candidates) -> BoolArray | bool:
+def _shards_broken(model: ModelSpec, c: Candidates) -> Bools:
     """Shard groups must divide the data-parallel group, and their replicas the ranks that hold the same experts."""
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
         return False
-    broken: BoolArray = d % maximum(size, 1) != 0
+    broken: Bools = d % maximum(size, 1) != 0
     if model.num_experts:
         replicas = maximum(d // maximum(size, 1), 1)
         ranks = c.tensor_parallel_size * c.context_parallel_size * d

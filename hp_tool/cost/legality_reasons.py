@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.cost.schedules.legality import least_micro_batches, schedule_rule
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.result import Reason
-from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import gib
 
 
-def explain(
-    code: int,
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    config: ParallelConfig,
-    strategy: Strategy = DEFAULT_STRATEGY,
-) -> tuple[Reason, ...]:
+def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
     """The broken rules of one configuration, whose `feasibility.legality` is `code`."""
-    case = _Case(model=model, cluster=cluster, workload=workload, config=config)
     found = []
     for bit, name in enumerate(REASONS):
         if not code >> bit & 1:
             continue
         if name in STRATEGY_REASONS:
-            found.append(explain_strategy(name, model=model, config=config, strategy=strategy))
+            found.append(explain_strategy(name, case=case, config=config))
             continue
-        message, needed, available = _TOLD[name](case)
+        message, needed, available = _TOLD[name](case, config)
         found.append(Reason(code=name, message=message, needed=needed, available=available))
     return tuple(found)
 
@@ -63,30 +51,22 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    model: ModelSpec
-    cluster: ClusterSpec
-    workload: TrainingWorkload
-    config: ParallelConfig
+def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
+    """Whole ones."""
+    return case.workload.global_batch_size // max(config.data_parallel_size * config.micro_batch_size, 1)
 
-    @property
-    def micro_batches(self) -> int:
-        """Whole ones."""
-        return self.workload.global_batch_size // max(self.config.data_parallel_size * self.config.micro_batch_size, 1)
 
-    @property
-    def micro_batches_told(self) -> str:
-        """Where their number comes from."""
-        return f"global_batch_size / (data {self.config.data_parallel_size} x micro {self.config.micro_batch_size})"
+def _product(config: ParallelConfig) -> str:
+    """Where their number comes from."""
+    return f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
 
 
 _Told = tuple[str, float, float]
 """What is wrong and mends it; what the configuration needs, and what there is."""
 
 
-def _heads(case: _Case) -> _Told:
-    t, heads = case.config.tensor_parallel_size, case.model.num_attention_heads
+def _heads(case: TrainingCase, config: ParallelConfig) -> _Told:
+    t, heads = config.tensor_parallel_size, case.model.num_attention_heads
     return (
         f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
         f"{case.model.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
@@ -95,8 +75,8 @@ def _heads(case: _Case) -> _Told:
     )
 
 
-def _hidden(case: _Case) -> _Told:
-    t, model = case.config.tensor_parallel_size, case.model
+def _hidden(case: TrainingCase, config: ParallelConfig) -> _Told:
+    t, model = config.tensor_parallel_size, case.model
     return (
         f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and intermediate_size "
         f"{model.ffn_size}; choose a common divisor",
@@ -105,8 +85,8 @@ def _hidden(case: _Case) -> _Told:
     )
 
 
-def _layers(case: _Case) -> _Told:
-    p, v = case.config.pipeline_parallel_size, case.config.virtual_pipeline_parallel_size
+def _layers(case: TrainingCase, config: ParallelConfig) -> _Told:
+    p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     layers, framework = case.model.num_hidden_layers, case.workload.framework
     if facts(framework).balances_blocks:
         message = (
@@ -122,9 +102,9 @@ def _layers(case: _Case) -> _Told:
     return message, p * v, layers
 
 
-def _world_size(case: _Case) -> _Told:
-    t, p = case.config.tensor_parallel_size, case.config.pipeline_parallel_size
-    c, d, devices = case.config.context_parallel_size, case.config.data_parallel_size, case.cluster.num_gpus
+def _world_size(case: TrainingCase, config: ParallelConfig) -> _Told:
+    t, p = config.tensor_parallel_size, config.pipeline_parallel_size
+    c, d, devices = config.context_parallel_size, config.data_parallel_size, case.cluster.num_gpus
     return (
         f"tensor {t} x pipeline {p} x context {c} x data {d} = {t * p * c * d} devices, but cluster.num_gpus is "
         f"{devices}; choose sizes whose product divides {devices}",
@@ -133,8 +113,8 @@ def _world_size(case: _Case) -> _Told:
     )
 
 
-def _batch(case: _Case) -> _Told:
-    d, b, batch = case.config.data_parallel_size, case.config.micro_batch_size, case.workload.global_batch_size
+def _batch(case: TrainingCase, config: ParallelConfig) -> _Told:
+    d, b, batch = config.data_parallel_size, config.micro_batch_size, case.workload.global_batch_size
     return (
         f"data_parallel_size {d} x micro_batch_size {b} = {d * b} does not divide global_batch_size {batch}; "
         "change micro_batch_size or global_batch_size",
@@ -143,9 +123,9 @@ def _batch(case: _Case) -> _Told:
     )
 
 
-def _sequence(case: _Case) -> _Told:
-    c, t, workload = case.config.context_parallel_size, case.config.tensor_parallel_size, case.workload
-    pieces = c * (2 if c > 1 else 1) * (t if case.config.sequence_parallel else 1)
+def _sequence(case: TrainingCase, config: ParallelConfig) -> _Told:
+    c, t, workload = config.context_parallel_size, config.tensor_parallel_size, case.workload
+    pieces = c * (2 if c > 1 else 1) * (t if config.sequence_parallel else 1)
     decoder = workload.decoder_sequence_length
     lengths = str(workload.sequence_length) + (f" (decoder {decoder})" if decoder is not None else "")
     return (
@@ -156,9 +136,9 @@ def _sequence(case: _Case) -> _Told:
     )
 
 
-def _experts(case: _Case) -> _Told:
-    ep, etp = case.config.expert_parallel_size, case.config.expert_tensor_parallel_size
-    t, c, d = case.config.tensor_parallel_size, case.config.context_parallel_size, case.config.data_parallel_size
+def _experts(case: TrainingCase, config: ParallelConfig) -> _Told:
+    ep, etp = config.expert_parallel_size, config.expert_tensor_parallel_size
+    t, c, d = config.tensor_parallel_size, config.context_parallel_size, config.data_parallel_size
     mend = (
         f"choose an expert_parallel_size that divides num_experts {case.model.num_experts} and, times "
         f"expert_tensor_parallel_size {etp}, the {t * c * d} ranks of a stage (tensor {t} x context {c} x data {d})"
@@ -172,33 +152,33 @@ def _experts(case: _Case) -> _Told:
     )
 
 
-def _interleaving(case: _Case) -> _Told:
-    p, v = case.config.pipeline_parallel_size, case.config.virtual_pipeline_parallel_size
+def _interleaving(case: TrainingCase, config: ParallelConfig) -> _Told:
+    p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     return f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}", 2, p
 
 
-def _uneven_micro_batches(case: _Case) -> _Told:
-    p, m = case.config.pipeline_parallel_size, case.micro_batches
+def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Told:
+    p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
-        f"interleaving needs the number of micro-batches ({m} = {case.micro_batches_told}) to be a "
+        f"interleaving needs the number of micro-batches ({m} = {_product(config)}) to be a "
         f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
         p,
         m,
     )
 
 
-def _few_micro_batches(case: _Case) -> _Told:
-    p, m = case.config.pipeline_parallel_size, case.micro_batches
+def _few_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Told:
+    p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
         f"{case.workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} micro-batches, not "
-        f"{m} = {case.micro_batches_told}; choose fewer stages or smaller micro-batches",
+        f"{m} = {_product(config)}; choose fewer stages or smaller micro-batches",
         p - 1,
         m,
     )
 
 
-def _shards(case: _Case) -> _Told:
-    size, d = case.config.data_parallel_shard_size, case.config.data_parallel_size
+def _shards(case: TrainingCase, config: ParallelConfig) -> _Told:
+    size, d = config.data_parallel_shard_size, config.data_parallel_size
     return (
         f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
         + (", or its replicas do not divide the ranks that hold the same experts" if case.model.num_experts else "")
@@ -208,13 +188,13 @@ def _shards(case: _Case) -> _Told:
     )
 
 
-def _schedule(case: _Case) -> _Told:
-    rule = schedule_rule(case.config, num_layers=case.model.num_hidden_layers, micro_batches=case.micro_batches)
-    return rule, least_micro_batches(case.config), case.micro_batches
+def _schedule(case: TrainingCase, config: ParallelConfig) -> _Told:
+    rule = schedule_rule(config, num_layers=case.model.num_hidden_layers, micro_batches=_micro_batches(case, config))
+    return rule, least_micro_batches(config), _micro_batches(case, config)
 
 
-def _kinds(case: _Case) -> _Told:
-    p, kinds = case.config.pipeline_parallel_size, case.cluster.kinds
+def _kinds(case: TrainingCase, config: ParallelConfig) -> _Told:
+    p, kinds = config.pipeline_parallel_size, case.cluster.kinds
     shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
     whole = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
     return (
@@ -224,8 +204,8 @@ def _kinds(case: _Case) -> _Told:
     )
 
 
-def _encoder_decoder(case: _Case) -> _Told:
-    p, c = case.config.pipeline_parallel_size, case.config.context_parallel_size
+def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Told:
+    p, c = config.pipeline_parallel_size, config.context_parallel_size
     return (
         f"{case.model.name} has an encoder and a decoder, which frameworks run without pipeline (pipeline {p}) and "
         f"context parallelism (context {c}); set both sizes to 1",
@@ -234,7 +214,7 @@ def _encoder_decoder(case: _Case) -> _Told:
     )
 
 
-_TOLD: dict[str, Callable[[_Case], _Told]] = {
+_TOLD: dict[str, Callable[[TrainingCase, ParallelConfig], _Told]] = {
     "heads_not_divisible": _heads,
     "hidden_not_divisible": _hidden,
     "layers_not_divisible": _layers,

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from hp_tool.cost.arrays import Column
+from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.workload import LoraSpec, TrainingWorkload
+from hp_tool.domain.workload import LoraSpec
 
 ALIASES = {
     "o_proj": "linear_proj",
@@ -48,12 +46,12 @@ class Adapter:
     """One pair A and B on one rank."""
 
     matrix: Matrix
-    rows: Column
+    rows: Floats
     """Outputs of W on this rank: those of the part it belongs to."""
     rank: float
 
     @property
-    def matrices(self) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+    def matrices(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """(rows, columns) of A and of B on this rank."""
         split = self.matrix.ranks
         if self.matrix.division == "row":
@@ -61,7 +59,7 @@ class Adapter:
         return (self.rank / split, self.matrix.inputs), (self.rows, self.rank)
 
     @property
-    def parameters(self) -> Column:
+    def parameters(self) -> Floats:
         """r (k + n) / t of a matrix with k inputs and n outputs in all."""
         return sum(rows * columns for rows, columns in self.matrices)
 
@@ -87,7 +85,7 @@ def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[
     return set(modules) | aliases | {name for several in parts for names in several for name in names}
 
 
-def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Column:
+def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Floats:
     """Of one layer on one rank: the routed experts', or all others'."""
     matrices = (matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.routed == routed)
     return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
@@ -108,15 +106,14 @@ def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     return dense + sparse * each
 
 
-def with_adapter_bytes(
-    block: BlockBytes, *, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes, moe: bool
-) -> BlockBytes:
+def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockBytes:
     """The layer's saved bytes when only adapters are trained. A frozen matrix keeps no input (torch and Transformer Engine
     save it for the weight gradient alone); one with adapters keeps it in 16 bits for A, whole where sequence parallelism
     gathers it first, and A's output for B. What attention or the activation function keeps anyway is counted there.
     """
+    model, workload = case.model, case.workload
     assert workload.lora is not None
-    routed = routed_tokens(model, workload, candidates, s) if moe else 0.0
+    routed = routed_tokens(case, candidates, s) if moe else 0.0
     saved = block.saved
     sources: dict[str, bool] = {}
     for matrix in rank_matrices(model, candidates, moe=moe):
@@ -131,7 +128,7 @@ def with_adapter_bytes(
     return replace(block, saved=saved)
 
 
-def _kept_input(matrix: Matrix, tokens: Column, s: Shapes, *, moe: bool) -> Column:
+def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
     """Bytes that training all weights keeps of a matrix's input, as attention_bytes, mlp_bytes and expert_bytes count it."""
     whole = tokens * matrix.inputs
     if matrix.source in ("activation", "routed_input", "routed_activation"):
@@ -141,55 +138,38 @@ def _kept_input(matrix: Matrix, tokens: Column, s: Shapes, *, moe: bool) -> Colu
     return whole * (s.e if moe and matrix.source == "mlp_input" else s.saved_input) / s.shards
 
 
-def with_adapter_time(
-    block: BlockTime,
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    s: Shapes,
-    moe: bool,
-) -> BlockTime:
+def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
     """The layer's seconds when only adapters are trained: no weight gradients but theirs, their matmuls, and the sums of
     both paths (forward reads two and writes one output; backward the same for the input's gradient).
     """
+    model, workload = case.model, case.workload
     assert workload.lora is not None
-    routed = routed_tokens(model, workload, candidates, s) if moe else 0.0
-    machine: dict[str, Any] = {"gpu": cluster.gpu, "profile": profile}
-    matmul, gradient, forward, backward = block.matmul, 0.0, block.elementwise, block.elementwise_backward
+    routed = routed_tokens(case, candidates, s) if moe else 0.0
+    gradient: Floats = 0.0
+    matmul, forward, backward = block.matmul, block.elementwise, block.elementwise_backward
     for matrix in rank_matrices(model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens
         for one in adapters(matrix, workload.lora):
-            both, both_gradient = weight_matmuls(tokens, one.matrices, precision=wide_precision(workload), **machine)
+            both, both_gradient = weight_matmuls(tokens, one.matrices, machine=case, precision=wide_precision(workload))
             matmul, gradient = matmul + both, gradient + both_gradient
-            forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, kernels=2.0, **machine)
-            backward = backward + elementwise_seconds(3.0 * s.e * tokens * matrix.inputs, kernels=2.0, **machine)
+            forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0)
+            backward = backward + elementwise_seconds(3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0)
     return replace(block, matmul=matmul, weight_gradient=gradient, elementwise=forward, elementwise_backward=backward)
 
 
-def adapter_tensor_seconds(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    s: Shapes,
-    moe: bool,
-) -> tuple[Column, Column]:
+def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; routed experts' not counted.
 
     A's output is gathered (column-parallel) or all-reduced (row-parallel), and its gradient likewise; B's output of a
     row-parallel matrix is gathered, with sequence parallelism its gradient too. Gathered inputs are the base layer's own.
     """
+    workload = case.workload
     assert workload.lora is not None
-    group = tensor_ring(candidates=candidates, cluster=cluster, profile=profile)
+    group = tensor_ring(case=case, candidates=candidates)
     away = s.tokens * s.e * (s.t - 1.0) / s.t
-    forward: Column = 0.0
-    backward: Column = 0.0
-    for matrix in rank_matrices(model, candidates, moe=moe):
+    forward: Floats = 0.0
+    backward: Floats = 0.0
+    for matrix in rank_matrices(case.model, candidates, moe=moe):
         for one in adapters(matrix, workload.lora) if not matrix.routed else ():
             inner = group.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
             outer = group.seconds(away * one.rows) if matrix.division == "row" else 0.0

@@ -1,7 +1,7 @@
 """The weight matrices of one layer on one rank: the one table that parameters, FLOPs, matmul time, LoRA, Muon and serving
 read.
 
-Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs), row-parallel ones by columns
+Modules have Megatron Core's names. Floats-parallel matrices are divided by rows (outputs), row-parallel ones by columns
 (inputs), replicated ones are whole on every rank. Letters: docs/cost-model.md.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hp_tool.cost.arrays import Column, maximum
+from hp_tool.cost.arrays import Floats, Ints, maximum
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.model import LayerKind, ModelSpec
 
 Division = Literal["column", "row", "replicated"]
-Shape = tuple[Column, Column]
+Shape = tuple[Floats, Floats]
 """(outputs n, inputs k) of y = W x on one rank."""
 
 
@@ -26,22 +26,22 @@ class Matrix:
 
     module: str
     """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 of dense MLPs, routed and shared experts alike."""
-    outputs: tuple[Column, ...]
+    outputs: tuple[Floats, ...]
     """Rows on this rank, by the parts that are fused: queries, keys, values; gate and up."""
-    inputs: Column
+    inputs: Floats
     """Columns on this rank."""
     source: str
     """The tensor it multiplies. Matrices of one source keep it for the backward pass together."""
     division: Division
-    ranks: Column = 1
+    ranks: Ints = 1
     """Ranks that a divided matrix is spread over."""
-    count: Column = 1.0
+    count: Floats = 1.0
     """Matrices of this shape on the rank: local experts."""
     routed: bool = False
     """A routed expert's."""
 
     @property
-    def rows(self) -> Column:
+    def rows(self) -> Floats:
         """Outputs on this rank."""
         return sum(self.outputs[1:], self.outputs[0])
 
@@ -51,13 +51,13 @@ class Matrix:
         return self.rows, self.inputs
 
     @property
-    def entries(self) -> Column:
+    def entries(self) -> Floats:
         """Numbers in all `count` of them on this rank."""
         return self.count * self.rows * self.inputs
 
 
 def layer_matrices(
-    model: ModelSpec, kind: LayerKind, *, tensor: Column = 1, expert: Column = 1, expert_tensor: Column = 1
+    model: ModelSpec, kind: LayerKind, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
 ) -> list[Matrix]:
     """All matrices of a layer of this kind, under tensor, expert and expert-tensor parallelism of these sizes."""
     attention = attention_matrices(model, tensor=tensor)
@@ -79,7 +79,7 @@ def rank_matrices(model: ModelSpec, candidates: Candidates, *, moe: bool) -> lis
     )
 
 
-def attention_matrices(model: ModelSpec, *, tensor: Column = 1) -> list[Matrix]:
+def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     """Attention's projections, divided by heads. Latent attention's down-projections are replicated (arXiv 2405.04434,
     section 2.1).
     """
@@ -110,17 +110,17 @@ def attention_matrices(model: ModelSpec, *, tensor: Column = 1) -> list[Matrix]:
     ]
 
 
-def mlp_matrices(model: ModelSpec, *, tensor: Column = 1) -> list[Matrix]:
+def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     """A dense MLP: two matrices, three where it is gated."""
     return _mlp(model, float(model.ffn_size), tensor)
 
 
-def shared_expert_matrices(model: ModelSpec, *, tensor: Column = 1) -> list[Matrix]:
+def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     """The shared experts of one layer, which divide like a dense MLP; none where there are none."""
     return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
 
 
-def expert_matrices(model: ModelSpec, *, expert: Column = 1, expert_tensor: Column = 1) -> list[Matrix]:
+def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
     """The routed experts of one layer: num_experts / expert of them on a rank."""
     local = float(model.num_experts or 0) / expert
     return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
@@ -131,9 +131,14 @@ def router_matrix(model: ModelSpec) -> Matrix:
     return _replicated("router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input")
 
 
-def entries(matrices: Iterable[Matrix]) -> Column:
+def entries(matrices: Iterable[Matrix]) -> Floats:
     """Numbers in these matrices on one rank: their parameters without biases."""
     return sum((matrix.entries for matrix in matrices), 0.0)
+
+
+def whole_entries(matrices: Iterable[Matrix]) -> float:
+    """The same of undivided matrices, a plain number."""
+    return float(entries(matrices))
 
 
 def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
@@ -150,19 +155,19 @@ def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
     return list(fused.values())
 
 
-def query_heads(model: ModelSpec, tensor: Column) -> Column:
+def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
     """Query heads on one rank."""
     return model.num_attention_heads / tensor
 
 
-def kv_heads(model: ModelSpec, tensor: Column) -> Column:
+def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
     """Key/value heads on one rank: with fewer heads than ranks each rank keeps one whole (Megatron Core). Latent attention
     expands its latent to one key and value for each query head.
     """
     return query_heads(model, tensor) if model.attention == "latent" else maximum(model.kv_heads / tensor, 1.0)
 
 
-def cached_width(model: ModelSpec, tensor: Column) -> Column:
+def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
     """Numbers that a KV cache holds for one token and layer on one rank: keys and values of the local heads, or the latent
     with its rotary key, which every rank keeps whole.
     """
@@ -171,7 +176,7 @@ def cached_width(model: ModelSpec, tensor: Column) -> Column:
     return 2.0 * model.head_size * kv_heads(model, tensor)
 
 
-def _mlp(model: ModelSpec, width: float, ranks: Column, *, count: Column = 1.0, routed: bool = False) -> list[Matrix]:
+def _mlp(model: ModelSpec, width: float, ranks: Ints, *, count: Floats = 1.0, routed: bool = False) -> list[Matrix]:
     h, local = float(model.hidden_size), width / ranks
     read, activation = ("routed_input", "routed_activation") if routed else ("mlp_input", "activation")
     outputs = (local,) * model.mlp_inputs
@@ -187,7 +192,7 @@ def _mlp(model: ModelSpec, width: float, ranks: Column, *, count: Column = 1.0, 
     ]  # fmt: skip
 
 
-def _column(module: str, outputs: tuple[Column, ...], inputs: Column, *, source: str, ranks: Column) -> Matrix:
+def _column(module: str, outputs: tuple[Floats, ...], inputs: Floats, *, source: str, ranks: Ints) -> Matrix:
     return Matrix(module=module, outputs=outputs, inputs=inputs, source=source, division="column", ranks=ranks)
 
 

@@ -7,11 +7,11 @@ can be the worst; `middle` looks at the second stage where the first has less.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from hp_tool.cost.arrays import Column, FloatArray, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadBytes, head_bytes, waiting_logit_bytes
 from hp_tool.cost.model_states import StateCosts
 from hp_tool.cost.optimizer import offload_activations
@@ -19,10 +19,7 @@ from hp_tool.cost.pipeline_stages import PipelineEnd, Section, StageLayers, pipe
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, is_folded, splits_backward, waiting_in_flight
 from hp_tool.cost.zero import PREFETCHED_LAYERS
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 """They sum to the total."""
@@ -32,17 +29,17 @@ MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "b
 class Memory:
     """Bytes on the worst stage of each candidate, shape (n,)."""
 
-    parts: dict[str, FloatArray]
+    parts: dict[str, Floats]
     """By MEMORY_PARTS."""
-    layer_activations: FloatArray
+    layer_activations: Floats
     """The transformer layers' share of `activations`."""
-    worst_stage: FloatArray
-    first_stage: FloatArray
+    worst_stage: Floats
+    first_stage: Floats
     """Allocated on the first stage, without `overhead`."""
-    total: FloatArray
-    host_bytes: Column
+    total: Floats
+    host_bytes: Floats
     """Most that one rank keeps in host memory."""
-    offloaded: Column
+    offloaded: Floats
     """Activations that one micro-batch on a stage sends to the host."""
 
 
@@ -50,44 +47,38 @@ class Memory:
 class _EndMemory:
     """Bytes on one end, for all micro-batches under way."""
 
-    parts: dict[str, Column]
+    parts: dict[str, Floats]
     """By MEMORY_PARTS, without `overhead`."""
-    layer_activations: Column
-    on_host: Column
-    offloaded: Column
+    layer_activations: Floats
+    on_host: Floats
+    offloaded: Floats
     """Of one micro-batch."""
 
 
 def memory(
     *,
-    model: ModelSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
+    case: TrainingCase,
     candidates: Candidates,
     layers: tuple[LayerBytes, LayerBytes],
     stages: StageLayers,
     states: StateCosts,
-    micro_batches: FloatArray,
+    micro_batches: Floats,
 ) -> Memory:
     """All parts on both ends, and the worse end picked. `layers` are the mean layers of the first and of the last stage."""
+    profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, stages.pace)
-    asked: dict[str, Any] = {
-        "model": model,
-        "workload": workload,
-        "framework": profile.framework,
-        "candidates": candidates,
-        "head": head_bytes(model=model, workload=workload, candidates=candidates, micro_batches=micro_batches),
-        "gathered": gathered,
-        "pace": stages.pace,
-        "micro_batches": micro_batches,
-    }
+    head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
     first_end, last_end = pipeline_ends(candidates, stages=stages)
-    first_states, last_states = states.ends
-    first = _end_memory(first_end, layer=layers[0], states=first_states, **asked)
-    last = _end_memory(last_end, layer=layers[1], states=last_states, **asked)
-    allocated: Column = sum(first.parts.values())
-    allocated_last: Column = sum(last.parts.values())
+    first, last = (
+        _end_memory(
+            end, case=case, candidates=candidates, layer=layer, states=kept, head=head, gathered=gathered, pace=stages.pace,
+            micro_batches=micro_batches,
+        )
+        for end, layer, kept in zip((first_end, last_end), layers, states.ends, strict=True)
+    )  # fmt: skip
+    allocated: Floats = sum(first.parts.values())
+    allocated_last: Floats = sum(last.parts.values())
     later = allocated_last > allocated
     worst = maximum(allocated, allocated_last)
     overhead = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * worst
@@ -105,18 +96,17 @@ def memory(
 def _end_memory(
     end: PipelineEnd,
     *,
-    model: ModelSpec,
-    workload: TrainingWorkload,
-    framework: FrameworkEfficiency,
+    case: TrainingCase,
     candidates: Candidates,
     layer: LayerBytes,
-    states: dict[str, Column],
+    states: dict[str, Floats],
     head: HeadBytes,
-    gathered: Column,
-    pace: Column,
-    micro_batches: FloatArray,
+    gathered: Floats,
+    pace: Floats,
+    micro_batches: Floats,
 ) -> _EndMemory:
     """What states, micro-batches under way and a running layer take; `pace` is the layers of the stage that sets the pace."""
+    workload, framework = case.workload, case.profile.framework
     c, chunks = candidates, candidates.virtual_pipeline_parallel_size
     from_end = c.pipeline_parallel_size - 1 - end.rank
     chunk = chunk_activations(candidates=c, layer=layer, layers=end.chunk_layers)
@@ -126,9 +116,9 @@ def _end_memory(
         # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * end.layers * layer.waiting
-        logits = logits + end.holds_output * waiting_logit_bytes(model, workload, c, micro_batches=waiting)
-    on_host: Column = 0.0
-    offloaded: Column = 0.0
+        logits = logits + end.holds_output * waiting_logit_bytes(case, c, micro_batches=waiting)
+    on_host: Floats = 0.0
+    offloaded: Floats = 0.0
     if workload.offload == "activations":
         per_layer = chunk * chunks / end.layers
         saved, on_host = offload_activations(saved, layer_bytes=per_layer, workload=workload)
@@ -153,19 +143,17 @@ def _end_memory(
 # PP 16 needs 6 % more memory there. Stages behind it hold no more than it does.
 
 
-def middle_stages(
-    model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, *, stages: StageLayers
-) -> Section | None:
+def middle_stages(case: TrainingCase, candidates: Candidates, *, stages: StageLayers) -> Section | None:
     """The stages between the ends as a section, where their first may be the fullest of all; None where none may be.
 
     Not counted: pipelines that are split by weight (nanotron), and folded ones, whose first rank has both ends. A section's own
     stages are equal.
     """
     c = candidates
-    if isinstance(c, Section) or facts(workload.framework).balances_blocks:
+    if isinstance(c, Section) or facts(case.workload.framework).balances_blocks:
         return None
     lighter = stages.fewer_first > 0
-    if model.num_experts:
+    if case.model.num_experts:
         lighter = lighter | (stages.first.moe_fraction < stages.pace_moe_fraction)
     if not anywhere(lighter & (c.pipeline_parallel_size > 2) & ~is_folded(c)):
         return None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from hp_tool.cost.arrays import where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import mlp_matrices, shapes
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
@@ -30,18 +28,19 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     )
 
 
-def mlp_time(*, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, profile: EfficiencyProfile, s: Shapes) -> BlockTime:
+def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
     """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
+    model, workload = case.model, case.workload
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)
     matrices = shapes(mlp_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
     backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0) * s.e * hidden + cast_backward)
     return BlockTime(
         matmul=matmul,
         weight_gradient=weight_gradient,
-        elementwise=elementwise_seconds(forward, kernels=4.0, gpu=gpu, profile=profile),
-        elementwise_backward=elementwise_seconds(backward, kernels=5.0, gpu=gpu, profile=profile),
+        elementwise=elementwise_seconds(forward, machine=case, kernels=4.0),
+        elementwise_backward=elementwise_seconds(backward, machine=case, kernels=5.0),
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import Column, anywhere
+from hp_tool.cost.arrays import Floats, anywhere
 from hp_tool.cost.block import LayerBytes, LayerTime, spreading_axes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.layer import layer_bytes, layer_time
@@ -19,11 +20,6 @@ from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.cost.unique_rows import distinct_rows
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
-from hp_tool.domain.workload import TrainingWorkload
 
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
@@ -48,40 +44,32 @@ class ModelLayers:
         return first, last
 
 
-def model_layers(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    strategy: Strategy,
-    stages: StageLayers,
-    micro_batches: Column,
-) -> ModelLayers:
+def model_layers(*, case: TrainingCase, candidates: Candidates, stages: StageLayers, micro_batches: Floats) -> ModelLayers:
     """The costs of layers and ends of legal candidates."""
+    model, cluster, workload = case.model, case.cluster, case.workload
     kinds, kind_of = distinct_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
-    sizes: dict[str, Any] = {"model": model, "workload": workload, "candidates": kinds}
-    machine: dict[str, Any] = {**sizes, "cluster": cluster, "profile": profile}
     if model.architecture == "encoder_decoder":
         return ModelLayers(
-            dense=_spread(mean_layer_bytes(**sizes), kind_of),
+            dense=_spread(mean_layer_bytes(case=case, candidates=kinds), kind_of),
             sparse=None,
-            time=_spread(mean_layer_time(**machine, strategy=strategy), kind_of),
-            head=_spread(both_heads(**machine), kind_of),
+            time=_spread(mean_layer_time(case=case, candidates=kinds), kind_of),
+            head=_spread(both_heads(case=case, candidates=kinds), kind_of),
         )
-    timing: dict[str, Any] = {**machine, "strategy": strategy, "split_backward": anywhere(splits_backward(candidates))}
-    times = _spread(layer_time(**timing), kind_of)
+    split = anywhere(splits_backward(candidates))
+    times = _spread(layer_time(case=case, candidates=kinds, split_backward=split), kind_of)
     sparse = None
     if model.num_experts:
-        sparse = _spread(layer_bytes(**sizes, moe=True), kind_of)
-        sparse_times = _spread(layer_time(**timing, moe=True), kind_of)
+        sparse = _spread(layer_bytes(case=case, candidates=kinds, moe=True), kind_of)
+        sparse_times = _spread(layer_time(case=case, candidates=kinds, split_backward=split, moe=True), kind_of)
         if merges_passes(workload):
-            merged = _spread(layer_time(**timing, moe=True, merged=True), kind_of)
+            merged = _spread(layer_time(case=case, candidates=kinds, split_backward=split, moe=True, merged=True), kind_of)
             sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=micro_batches))
         times = _mix(times, sparse_times, stages.pace_moe_fraction)
     return ModelLayers(
-        dense=_spread(layer_bytes(**sizes), kind_of), sparse=sparse, time=times, head=_spread(head_time(**machine), kind_of)
+        dense=_spread(layer_bytes(case=case, candidates=kinds), kind_of),
+        sparse=sparse,
+        time=times,
+        head=_spread(head_time(case=case, candidates=kinds), kind_of),
     )
 
 
@@ -93,7 +81,7 @@ def _spread(columns: Columns, kind_of: NDArray[np.intp] | None) -> Columns:
     return type(columns)(**{name: value[kind_of] if isinstance(value, np.ndarray) else value for name, value in values.items()})
 
 
-def _mix(dense: Columns, sparse: Columns, moe_fraction: Column) -> Columns:
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
     """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
     names = [f.name for f in fields(dense)]
     return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

@@ -11,39 +11,38 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, FloatArray, maximum, minimum
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import exchange_seconds, group_ring
 from hp_tool.cost.matrices import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.cost.topology import Group, expert_group, group_size, sharing
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy, TokenDispatcher
+from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import TrainingWorkload
 
 
-def routed_tokens(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> FloatArray:
+def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
     """Token copies the busiest rank's experts work on: (T/t) k e_t times the imbalance, at most the capacity."""
+    workload = case.workload
     factor = workload.expert_imbalance
     if workload.expert_capacity_factor is not None:
         factor = min(factor, workload.expert_capacity_factor)
-    return s.tokens / s.t * ((model.num_experts_per_tok or 1) * factor) * candidates.expert_tensor_parallel_size
+    return s.tokens / s.t * ((case.model.num_experts_per_tok or 1) * factor) * candidates.expert_tensor_parallel_size
 
 
-def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
+def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Norm and router input (16 bits: the router's matmul is wide), 8 bytes for each pair of token and expert (the fused
     permutation's map, two int32 each), permuted inputs of the experts, pre-activations and activations of routed and
     shared experts. Not counted: 32 bytes or so for each chosen pair, its probabilities and indices.
     """
+    model = case.model
     gates = float(model.mlp_inputs)
-    routed = routed_tokens(model, workload, candidates, s)
+    routed = routed_tokens(case, candidates, s)
     width = model.expert_size / candidates.expert_tensor_parallel_size
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
@@ -61,31 +60,26 @@ def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Ca
     )
 
 
-def expert_time(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    strategy: Strategy,
-    s: Shapes,
-) -> BlockTime:
+def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of the block. Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
     an all-gather and a reduce-scatter of the dispatched tokens beside each pair.
     """
-    gpu, c = cluster.gpu, candidates
+    model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
+    c = candidates
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     gates = float(model.mlp_inputs)
     local_experts = (model.num_experts or 1) / ep
-    routed = routed_tokens(model, workload, candidates, s)
+    routed = routed_tokens(case, candidates, s)
     width = model.expert_size / etp
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
-    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
-    forward, gradient = weight_matmuls(routed / local_experts, matrices, batch=local_experts, **matmul)
+    forward, gradient = weight_matmuls(
+        routed / local_experts, matrices, machine=case, precision=workload.precision, batch=local_experts
+    )
     cast, cast_backward = cast_traffic(workload, matrices)
     if model.num_shared_experts:
-        beside, beside_gradient = weight_matmuls(s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), **matmul)
+        beside, beside_gradient = weight_matmuls(
+            s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), machine=case, precision=workload.precision
+        )
         forward, gradient = forward + beside, gradient + beside_gradient
 
     # Permute (read, write) and un-permute (read, weighted sum) every copy; norm, residual and activation as in a dense MLP.
@@ -96,10 +90,10 @@ def expert_time(
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
 
     ranks = expert_group(c, "ep", order=cluster.rank_order)
-    near, away = travelling_copies(model=model, cluster=cluster, group=ranks, dispatcher=strategy.moe_token_dispatcher_type)
+    near, away = travelling_copies(case=case, group=ranks, dispatcher=case.strategy.moe_token_dispatcher_type)
     token = s.tokens / s.t * s.h * s.e
-    exchange = exchange_seconds(token * near, token * away, group=ranks, cluster=cluster, profile=profile)
-    around = group_ring(group=expert_group(c, "tp", order=cluster.rank_order), cluster=cluster, profile=profile)
+    exchange = exchange_seconds(token * near, token * away, machine=case, group=ranks)
+    around = group_ring(machine=case, group=expert_group(c, "tp", order=cluster.rank_order))
     sent = token * (model.num_experts_per_tok or 1)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
@@ -107,8 +101,8 @@ def expert_time(
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
-        elementwise=waiting + elementwise_seconds(traffic, kernels=16.0, gpu=gpu, profile=profile),
-        elementwise_backward=waiting + elementwise_seconds(traffic_backward, kernels=20.0, gpu=gpu, profile=profile),
+        elementwise=waiting + elementwise_seconds(traffic, machine=case, kernels=16.0),
+        elementwise_backward=waiting + elementwise_seconds(traffic_backward, machine=case, kernels=20.0),
         expert=exposed,
         expert_backward=exposed,
     )
@@ -121,15 +115,14 @@ def expert_time(
 # results are added up on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
 
 
-def travelling_copies(
-    *, model: ModelSpec, cluster: ClusterSpec, group: Group, dispatcher: TokenDispatcher
-) -> tuple[Column, Column]:
+def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:
     """(inside the NVLink domain, out of it) copies of a token that a rank sends, on average, for a uniform router.
 
     `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
     """
+    model = case.model
     size = group_size(group)
-    k = sharing(group, block=cluster.nvlink_domain_size)
+    k = sharing(group, block=case.cluster.nvlink_domain_size)
     if dispatcher == "alltoall":
         chosen = float(model.num_experts_per_tok or 1)
         return chosen * (k - 1.0) / size, chosen * (size - k) / size
@@ -164,7 +157,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     return 1.0 - untouched
 
 
-def _of_each(parts: Column, share: Callable[[int], float]) -> Column:
+def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
     """The share for each number of parts; few different ones occur."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
@@ -198,7 +191,7 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
     )
 
 
-def merged_share(candidates: Candidates, *, micro_batches: Column) -> Column:
+def merged_share(candidates: Candidates, *, micro_batches: Floats) -> Floats:
     """Share of the passes that have an opposite one to run with: 1 - ((v - 1) p + 1) / (m v), which are all but the warm-up of
     the last pipeline rank, whose passes follow each other without gaps; one of m without a pipeline.
     """
@@ -206,9 +199,9 @@ def merged_share(candidates: Candidates, *, micro_batches: Column) -> Column:
     return maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0)
 
 
-def _forward_compute(block: BlockTime) -> Column:
+def _forward_compute(block: BlockTime) -> Floats:
     return block.matmul + block.core + block.elementwise
 
 
-def _backward_compute(block: BlockTime) -> Column:
+def _backward_compute(block: BlockTime) -> Floats:
     return block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward

@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.collectives import group_ring
 from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import stage_layers
 from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding
-from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec, GpuSpec
-from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.workload import StatePrecision, TrainingWorkload
 
 STATE_BYTES: dict[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -50,13 +49,13 @@ class BytesPerParameter:
 class StageBytes:
     """What one rank of one stage would keep without sharding; shape (n,)."""
 
-    weights: Column
-    trained_weights: Column
-    gradients: Column
-    optimizer: Column
-    communicated_weights: Column
+    weights: Floats
+    trained_weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    communicated_weights: Floats
     """What one all-gather of all weights sends."""
-    communicated_trained: Column
+    communicated_trained: Floats
     """The same of those that an optimizer step changes."""
 
 
@@ -90,12 +89,12 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
 
 
 def stage_bytes(
-    parameters: Column,
+    parameters: Floats,
     *,
     size: BytesPerParameter,
-    matrices: Column = 0.0,
-    adapters: Column | None = None,
-    frozen: Column = 0.0,
+    matrices: Floats = 0.0,
+    adapters: Floats | None = None,
+    frozen: Floats = 0.0,
 ) -> StageBytes:
     """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices and `frozen` are not
     trained. Where there are `adapters` (their parameters), they alone are trained.
@@ -120,7 +119,7 @@ ITERATIONS = 5
 """Newton-Schulz steps (arXiv 2502.16982 section 2.1; Megatron's muon_num_ns_steps)."""
 
 
-def newton_schulz_flops(rows: Column, columns: Column) -> Column:
+def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
     """One matrix: with r the smaller and q the larger side an iteration is A = X X^T, A^2 and (b A + c A^2) X:
     2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
     """
@@ -128,77 +127,67 @@ def newton_schulz_flops(rows: Column, columns: Column) -> Column:
     return ITERATIONS * (4.0 * r * r * q + 2.0 * r * r * r)
 
 
-def newton_schulz_seconds(rows: Column, columns: Column, *, cluster: ClusterSpec, profile: EfficiencyProfile) -> Column:
+def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
     """One matrix alone, its three matmuls an iteration on the tensor cores at bf16's rate where there is one (Megatron's
     muon_fp32_matmul_prec medium); elementwise sums of r^2 and r q are small beside them and not counted.
     """
+    cluster = machine.cluster
     r, q = minimum(rows, columns), maximum(rows, columns)
     precision = next(name for name in ("bf16", "fp16", "fp32") if name in cluster.gpu.peak_flops_per_second)
-    machine: dict[str, Any] = {"gpu": cluster.gpu, "profile": profile, "precision": precision}
     return ITERATIONS * (
-        matmul_seconds(r, r, q, **machine) + matmul_seconds(r, r, r, **machine) + matmul_seconds(r, q, r, **machine)
+        matmul_seconds(r, r, q, machine=machine, precision=precision)
+        + matmul_seconds(r, r, r, machine=machine, precision=precision)
+        + matmul_seconds(r, q, r, machine=machine, precision=precision)
     )
 
 
 def muon_seconds(
     *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    profile: EfficiencyProfile,
+    case: TrainingCase,
     candidates: Candidates,
     division: Sharding,
     expert_division: Sharding,
-    matrices: tuple[Column, Column],
-) -> Column:
+    matrices: tuple[Floats, Floats],
+) -> Floats:
     """What Muon adds to the optimizer step: the orthogonalisation, and where ZeRO 2 and 3 leave every rank a shard of every
     matrix, two exchanges that bring 16-bit momenta together and updates back (arXiv 2502.16982 algorithm 1; experts' are
     not counted, whose groups are small). With ZeRO 0 every rank turns all matrices.
     """
     zero = candidates.zero_stage
     shards, expert_shards = (where(zero >= 1, one.shards, 1.0) for one in (division, expert_division))
-    seconds = orthogonalize_seconds(
-        model=model, cluster=cluster, profile=profile, candidates=candidates, shards=shards, expert_shards=expert_shards
-    )
+    seconds = orthogonalize_seconds(case=case, candidates=candidates, shards=shards, expert_shards=expert_shards)
     if not anywhere(zero >= 2):
         return seconds
     wire = 2.0 * 2.0 * maximum(*matrices) / division.shards * (1.0 - 1.0 / division.shards)
-    group = group_ring(group=division.shard_group, cluster=cluster, profile=profile)
+    group = group_ring(machine=case, group=division.shard_group)
     return seconds + where(zero >= 2, group.seconds(wire), 0.0)
 
 
-def orthogonalize_seconds(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    shards: Column,
-    expert_shards: Column,
-) -> Column:
+def orthogonalize_seconds(*, case: TrainingCase, candidates: Candidates, shards: Floats, expert_shards: Floats) -> Floats:
     """Seconds of the matrices that one rank of the largest stage turns. Tensor-parallel ranks turn their own slices (Megatron's
     muon_tp_mode blockwise), queries, keys and values apart (muon_split_qkv); whole matrices are dealt out to the `shards`
     ranks that divide the states (LayerWiseDistributedOptimizer), so that a rank has at least one.
     """
+    model = case.model
     stages = stage_layers(model, candidates, framework="megatron-core")
     layers = maximum(maximum(stages.first.layers, stages.last.layers), stages.pace)
-    machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
     dense = rank_matrices(model, candidates, moe=False)
     if not model.num_experts:
-        return _dealt(dense, layers, shards, **machine)
+        return _dealt(dense, layers, shards, machine=case)
     sparse, fraction = rank_matrices(model, candidates, moe=True), stages.pace_moe_fraction
-    beside = _dealt([matrix for matrix in sparse if not matrix.routed], layers * fraction, shards, **machine)
-    experts = _dealt([matrix for matrix in sparse if matrix.routed], layers * fraction, expert_shards, **machine)
-    return _dealt(dense, layers * (1.0 - fraction), shards, **machine) * (fraction < 1.0) + beside + experts
+    beside = _dealt([matrix for matrix in sparse if not matrix.routed], layers * fraction, shards, machine=case)
+    experts = _dealt([matrix for matrix in sparse if matrix.routed], layers * fraction, expert_shards, machine=case)
+    return _dealt(dense, layers * (1.0 - fraction), shards, machine=case) * (fraction < 1.0) + beside + experts
 
 
-def _dealt(matrices: Iterable[Matrix], layers: Column, shards: Column, **machine: Any) -> Column:
+def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine) -> Floats:
     """Seconds of the rank with the most to do when the matrices of `layers` layers are dealt out to `shards` ranks."""
-    work: Column = 0.0
-    longest: Column = 0.0
+    work: Floats = 0.0
+    longest: Floats = 0.0
     for matrix in matrices:
         parts = matrix.outputs if matrix.module == "linear_qkv" else (matrix.rows,)
         for rows in parts:
-            seconds = newton_schulz_seconds(rows, matrix.inputs, **machine)
+            seconds = newton_schulz_seconds(rows, matrix.inputs, machine=machine)
             work = work + matrix.count * seconds
             longest = maximum(longest, seconds)
     return maximum(layers * work / shards, longest)
@@ -229,8 +218,8 @@ def link_rate(gpu: GpuSpec) -> float:
 
 
 def offload_states(
-    costs: dict[str, Column], *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
-) -> dict[str, Column]:
+    costs: dict[str, Floats], *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
+) -> dict[str, Floats]:
     """State costs with the share f of the optimizer on the host (Megatron's HybridDeviceOptimizer): a rank with P parameters
     in its shard frees their states and master copy; the host keeps fp32 parameters, gradients and states, pinned.
 
@@ -251,7 +240,7 @@ def offload_states(
     }  # fmt: skip
 
 
-def offload_activations(saved: Column, *, layer_bytes: Column, workload: TrainingWorkload) -> tuple[Column, Column]:
+def offload_activations(saved: Floats, *, layer_bytes: Floats, workload: TrainingWorkload) -> tuple[Floats, Floats]:
     """(bytes that stay on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` for each layer of one
     micro-batch: the share f of the layers writes what it keeps to the host in the forward pass and reads it back in the
     backward pass (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing).
@@ -260,7 +249,7 @@ def offload_activations(saved: Column, *, layer_bytes: Column, workload: Trainin
     return saved - away + minimum(away, LAYERS_ON_DEVICE * layer_bytes), away
 
 
-def activation_seconds(stage_bytes: Column, *, forward: Column, backward: Column, gpu: GpuSpec) -> Column:
+def activation_seconds(stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec) -> Floats:
     """Exposed seconds in one micro-batch that brings `stage_bytes` to the host behind its forward pass, and back behind its
     backward pass."""
     each = stage_bytes / link_rate(gpu)

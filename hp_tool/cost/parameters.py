@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
-
-from hp_tool.cost.arrays import Column, FloatArray, IntArray
+from hp_tool.cost.arrays import Floats, Ints
 from hp_tool.cost.matrices import (
     attention_matrices,
     entries,
@@ -19,15 +15,13 @@ from hp_tool.cost.matrices import (
 )
 from hp_tool.domain.model import ModelSpec
 
-Size = IntArray | int
 
-
-def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Column:
+def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank; norms of
     queries and keys (of all heads: split with them) and sinks where the model has them.
     """
-    t = cast(IntArray, tensor_parallel_size)
-    biases: FloatArray | float = 0.0
+    t = tensor_parallel_size
+    biases: Floats = 0.0
     latent_norms = 0.0
     if model.has_attention_bias:
         d = model.head_size
@@ -43,24 +37,24 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) ->
     return entries(attention_matrices(model, tensor=t)) + biases + norm_weights(model) + latent_norms
 
 
-def _query_key_norms(model: ModelSpec, t: IntArray) -> FloatArray | float:
+def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
     """Vectors of d for queries and for keys, or of the local heads' a d / t + k d / t."""
-    width: FloatArray | float = 2.0 * model.head_size
+    width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
         width = model.head_size * (query_heads(model, t) + kv_heads(model, t))
     return model.vectors_per_norm * width
 
 
-def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Column:
+def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """A dense MLP on one rank, and the layer's norms but attention's."""
-    t = cast(IntArray, tensor_parallel_size)
-    biases: FloatArray | float = 0.0
+    t = tensor_parallel_size
+    biases: Floats = 0.0
     if model.has_mlp_bias:
         biases = model.mlp_inputs * float(model.ffn_size) / t + model.hidden_size
     return entries(mlp_matrices(model, tensor=t)) + biases + _norms_beside_attention(model)
 
 
-def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Column:
+def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """One dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
@@ -74,11 +68,11 @@ def expert_parameters(model: ModelSpec) -> float:
     return float(entries(expert_matrices(model))) + biases
 
 
-def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Column:
+def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """One MoE layer without its routed experts on one rank: attention, router and shared experts' gate (whole), shared
     experts, norm.
     """
-    t = cast(IntArray, tensor_parallel_size)
+    t = tensor_parallel_size
     router = model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
     router += (model.num_experts or 0) * model.router_bias
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
@@ -106,27 +100,27 @@ def _norms_beside_attention(model: ModelSpec) -> float:
     return (model.norms_per_layer - 1) * norm_weights(model)
 
 
-def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> FloatArray:
+def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1) -> Floats:
     """The input embedding on one rank: V h / t; learned positions, token types and norm, which every rank keeps whole."""
     rows = model.token_types
     if model.positions == "learned":
         rows += model.position_tables * ((model.max_position_embeddings or sequence_length) + model.position_embedding_offset)
     sides = 2.0 if model.architecture == "encoder_decoder" else 1.0
     whole = rows * model.hidden_size + (sides * norm_weights(model) if model.embedding_norm else 0.0)
-    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + whole
+    return float(model.vocab_size * model.hidden_size) / tensor_parallel_size + whole
 
 
-def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> FloatArray:
+def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
-    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
+    return float(model.vocab_size * model.hidden_size) / tensor_parallel_size
 
 
-def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Column:
+def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Cross attention of one decoder layer on one rank: the same matrices and norm as self-attention's."""
     return attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
-def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Column:
+def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """What other architectures have beside the layers, embedding and head of a decoder, on one of t ranks.
 
     encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables of relative positions. encoder
@@ -148,8 +142,8 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> C
     return whole + _output_bias(model, tensor_parallel_size)
 
 
-def _output_bias(model: ModelSpec, t: Size) -> FloatArray | float:
-    return model.vocab_size / np.asarray(t) if model.has_output_bias else 0.0
+def _output_bias(model: ModelSpec, t: Ints) -> Floats:
+    return float(model.vocab_size) / t if model.has_output_bias else 0.0
 
 
 def head_matrices(model: ModelSpec) -> float:

@@ -13,18 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, maximum
+from hp_tool.cost.arrays import Floats, Ints, maximum, result, results
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.mixed_gpus import PACED_PARTS, chosen, stage_seconds
 from hp_tool.cost.pipeline_stages import Stage
 from hp_tool.cost.step_time import TIME_PARTS, micro_batches, step_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
-from hp_tool.domain.workload import TrainingWorkload
 
 
 class StageKind(NamedTuple):
@@ -48,11 +45,7 @@ class StageKind(NamedTuple):
 class LaidOutPipeline:
     """What does not change from candidate to candidate."""
 
-    model: ModelSpec
-    cluster: ClusterSpec
-    workload: TrainingWorkload
-    profile: EfficiencyProfile
-    strategy: Strategy
+    case: TrainingCase
     layout: PipelineLayout
     memory_headroom_fraction: float
 
@@ -66,50 +59,40 @@ class LaidOutPipeline:
             said = kind._asdict()
             del said["ranks"]
             here: Candidates = Stage(**columns, **said, stages=1)
-            each.append(
-                training_costs(
-                    model=self.model,
-                    cluster=self.cluster,
-                    workload=self.workload,
-                    profile=self.profile,
-                    candidates=here,
-                    strategy=self.strategy,
-                    memory_headroom_fraction=self.memory_headroom_fraction,
-                )
-            )
+            each.append(training_costs(case=self.case, candidates=here, memory_headroom_fraction=self.memory_headroom_fraction))
         return self._together(rows, each, [kind.ranks for kind in kinds])
 
-    def _kinds(self, stages: Column) -> list[StageKind]:
+    def _kinds(self, stages: Ints) -> list[StageKind]:
         """The kinds for each candidate's number of stages, every field an array where `stages` is one. Where a candidate has
         fewer kinds than another, its last one stands in for 0 ranks.
         """
         if not isinstance(stages, np.ndarray):
-            return stage_kinds(self.layout, stages=int(stages), model=self.model)
+            return stage_kinds(self.layout, stages=int(stages), model=self.case.model)
         if not stages.size:
-            return stage_kinds(self.layout, stages=len(self.layout.chunks), model=self.model)
+            return stage_kinds(self.layout, stages=len(self.layout.chunks), model=self.case.model)
         sizes, size_of = np.unique(stages, return_inverse=True)
-        tables = [stage_kinds(self.layout, stages=int(p), model=self.model) for p in sizes]
+        tables = [stage_kinds(self.layout, stages=int(p), model=self.case.model) for p in sizes]
         most = max(len(table) for table in tables)
         padded = [table + [table[-1]._replace(ranks=0.0)] * (most - len(table)) for table in tables]
         return [StageKind(*np.array([table[k] for table in padded])[size_of].T) for k in range(most)]
 
-    def _together(self, rows: Candidates, each: Sequence[TrainingCosts], counts: Sequence[Column]) -> TrainingCosts:
-        m, v = micro_batches(rows, workload=self.workload), rows.virtual_pipeline_parallel_size
-        seconds = [stage_seconds(one, profile=self.profile, micro_batches=m) for one in each]
+    def _together(self, rows: Candidates, each: Sequence[TrainingCosts], counts: Sequence[Floats]) -> TrainingCosts:
+        m, v = micro_batches(rows, workload=self.case.workload), rows.virtual_pipeline_parallel_size
+        seconds = [stage_seconds(one, profile=self.case.profile, micro_batches=m) for one in each]
         fullest, slowest, slowest_s, all_s = each[0], each[0], seconds[0], counts[0] * seconds[0]
-        largest = {name: each[0].parts[name] for name in TIME_PARTS}
+        largest: dict[str, Floats] = {name: each[0].parts[name] for name in TIME_PARTS}
         for one, count, stage_s in zip(each[1:], counts[1:], seconds[1:], strict=True):
             fullest = chosen(one.memory_total_bytes > fullest.memory_total_bytes, one, fullest)
             slowest = chosen(stage_s > slowest_s, one, slowest)
             slowest_s, all_s = maximum(stage_s, slowest_s), all_s + count * stage_s
             largest = {name: maximum(one.parts[name], so_far) for name, so_far in largest.items()}
-        parts = largest | {name: slowest.parts[name] for name in PACED_PARTS}
+        parts: dict[str, Floats] = largest | {name: slowest.parts[name] for name in PACED_PARTS}
         # A stage's own bubble holds what it takes itself; the rest are transfers, which all have alike.
         parts["pipeline_bubble"] = each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v
         return replace(
             fullest,
-            parts=parts,
-            step_s=step_seconds(parts),
+            parts=results(parts),
+            step_s=result(step_seconds(parts)),
             first_stage_bytes=each[0].first_stage_bytes,
         )
 

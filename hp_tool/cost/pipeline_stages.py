@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.schedules.bubble import is_folded
 from hp_tool.domain.frameworks import facts
@@ -20,13 +20,13 @@ from hp_tool.domain.pipeline_split import missing_layers
 class Section(Candidates):
     """Candidates of which only `stages` neighbouring pipeline stages are looked at, each with `layers` layers."""
 
-    stages_before: Column
-    layers_before: Column
-    stages: Column
-    layers: Column
-    holds_embedding: Column
+    stages_before: Floats
+    layers_before: Floats
+    stages: Floats
+    layers: Floats
+    holds_embedding: Floats
     """Its first stage is the pipeline's."""
-    holds_output: Column
+    holds_output: Floats
     """Its last stage is the pipeline's."""
 
 
@@ -34,13 +34,13 @@ class Section(Candidates):
 class Stage(Section):
     """A section of one stage, of a pipeline that is laid out by hand."""
 
-    dense_layers: Column
+    dense_layers: Floats
     """Of `layers`, those without experts in a model that has them."""
-    extra_layers: Column
+    extra_layers: Floats
     """Multi-token-prediction layers, beside `layers`."""
-    embeddings: Column
+    embeddings: Floats
     """Copies of the embedding: multi-token prediction wants one on its own stage too (Megatron Core, gpt_model.py)."""
-    chunk_layers: Column
+    chunk_layers: Floats
     """Layers a model chunk, the mean over those whose activations the stage holds at its fullest."""
 
 
@@ -112,7 +112,7 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
     return held, output_at
 
 
-def splits(model: ModelSpec, stages: Column) -> Split:
+def splits(model: ModelSpec, stages: Ints) -> Split:
     """The split of each candidate's number of stages; every field an array where `stages` is one."""
     layer_weight, output_weight = _weights(model)
     of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
@@ -143,9 +143,9 @@ NO_LAYERS = 1e-9
 class End:
     """Layers on one end of the pipeline; shape (n,)."""
 
-    layers: Column
+    layers: Floats
     """Multi-token-prediction layers of the last stage included."""
-    moe_fraction: Column
+    moe_fraction: Floats
     """Share of the layers that have experts."""
 
 
@@ -155,19 +155,19 @@ class StageLayers:
     divide L, the ends hold fewer, see `domain.pipeline_split`.
     """
 
-    pace: Column
+    pace: Floats
     """Layers of the stage that sets the pace: one between the ends, where there is one."""
     first: End
     last: End
-    pace_moe_fraction: Column
+    pace_moe_fraction: Floats
     """Share of layers with experts on the stage that sets the pace."""
-    fewer_first: Column
+    fewer_first: Floats
     """Layers by which the first stage has fewer than the pace."""
-    fewer_last: Column
+    fewer_last: Floats
     """The same of the stage with the output layer."""
-    fewer: Column
+    fewer: Floats | Ints
     """The same of all stages together."""
-    output_from_end: Column = 0
+    output_from_end: Floats = 0
     """Stages behind the one that has the output layer."""
 
 
@@ -206,7 +206,7 @@ def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) ->
     )  # fmt: skip
 
 
-def _balanced_layers(model: ModelSpec, p: Column) -> StageLayers:
+def _balanced_layers(model: ModelSpec, p: Ints) -> StageLayers:
     """Dense layers and the output layer, split by weight."""
     found = splits(model, p)
     return StageLayers(
@@ -254,14 +254,14 @@ def _only_stage(model: ModelSpec, c: Stage) -> StageLayers:
 class PipelineEnd:
     """One end of each candidate's pipeline, or of its section; shape (n,) or the same for all."""
 
-    rank: Column
+    rank: Floats
     """0-based, in the whole pipeline."""
-    layers: Column
-    chunk_layers: Column
+    layers: Floats
+    chunk_layers: Floats
     """Layers of one model chunk whose activations it holds."""
-    holds_embedding: Column
+    holds_embedding: Floats
     """1 or 0."""
-    holds_output: Column
+    holds_output: Floats
     """1 or 0: output layer and loss."""
 
 
@@ -273,10 +273,10 @@ def pipeline_ends(candidates: Candidates, *, stages: StageLayers) -> tuple[Pipel
     first, last = stages.first.layers, stages.last.layers
     chunks = c.virtual_pipeline_parallel_size
     chunk_first, chunk_last = (c.chunk_layers,) * 2 if isinstance(c, Stage) else (first / chunks, last / chunks)
-    before: Column = 0
-    behind: Column = stages.output_from_end
-    embedding: tuple[Column, Column]
-    output: tuple[Column, Column]
+    before: Floats = 0
+    behind: Floats = stages.output_from_end
+    embedding: tuple[Floats, Floats]
+    output: tuple[Floats, Floats]
     if isinstance(c, Section):
         before, behind = c.stages_before, behind + (p - c.stages_before - c.stages)
         one_stage = c.stages == 1

@@ -5,9 +5,7 @@ The modules that selective recomputation may name are in `modules`, torchtitan's
 
 from __future__ import annotations
 
-from typing import Any
-
-from hp_tool.cost.arrays import Column, FloatArray, IntArray, anywhere, ceil, maximum, minimum, where, zeros_like
+from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.attention import core_bytes
 from hp_tool.cost.block import LAYER_AXES, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes
 from hp_tool.cost.candidates import (
@@ -24,27 +22,25 @@ from hp_tool.cost.candidates import (
     SHARED_EXPERTS,
     Candidates,
 )
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import (
     Matrix,
     attention_matrices,
-    entries,
     kv_heads,
     mlp_matrices,
     query_heads,
     shapes,
     shared_expert_matrices,
+    whole_entries,
 )
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import active_expert_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.cost.schedules.bubble import splits_backward
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 
-def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
+def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
     """Bytes one model chunk of `layers` layers keeps for one micro-batch under the candidate's recomputation.
 
     full uniform: one layer input for every recompute_num_layers layers; full block: the first recompute_num_layers
@@ -60,7 +56,7 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Colu
     return where(method == FULL_BLOCK, block, where(method == FULL_UNIFORM, uniform, plain))
 
 
-def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Column) -> Column:
+def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
     """Bytes that recomputation brings back at a time: one attention core, or the modules of one block, or the layers of one
     checkpoint; where weight gradients come after the input gradients of the chunk, all its `layers`.
     """
@@ -68,14 +64,14 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Col
     core = where(method == SELECTIVE, layer.repeated, 0.0)
     if not anywhere(method >= FULL_UNIFORM):
         return core
-    at_once = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
+    at_once: Floats = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
     split = splits_backward(candidates)
     if anywhere(split):
         at_once = where(split & (method >= FULL_UNIFORM), layers, at_once)
     return core + at_once * layer.saved
 
 
-def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Column) -> FloatArray:
+def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
     """Share of layers whose whole forward pass is run again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not anywhere(method >= FULL_UNIFORM):
@@ -84,7 +80,7 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Colum
     return where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)
 
 
-def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Column, whole: Column) -> Column:
+def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats) -> Floats:
     """Seconds per layer and micro-batch that run again, the mean of a stage's layers: of the share `whole` of them
     (`recomputed_layer_fraction`) the forward pass, which takes `forward` with its communication; selectively, `repeated`.
     """
@@ -108,7 +104,7 @@ def layer_axes(c: Candidates) -> tuple[str, ...]:
     return (*LAYER_AXES, "recompute_modules") if names_modules(c) else LAYER_AXES
 
 
-def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Column:
+def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
     """Bytes of one block that its recomputed modules do not keep.
 
     A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy; nothing at all where
@@ -129,38 +125,29 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Column:
 
 
 def repeated_seconds(
-    *,
-    candidates: Candidates,
-    model: ModelSpec,
-    workload: TrainingWorkload,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
-    s: Shapes,
-    attention: BlockTime,
-    second: BlockTime,
-    region: Column,
-    moe: bool,
-) -> Column:
+    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats, moe: bool
+) -> Floats:
     """Seconds a layer and micro-batch that selective recomputation runs again; `second` is the MLP or the experts, `region`
     the tensor-parallel collectives around one of the layer's two blocks, which a checkpointed MLP runs again too.
     """
+    model = case.model
     c, modules = candidates, candidates.recompute_modules
-    machine: dict[str, Any] = {"gpu": gpu, "profile": profile}
     hidden = s.tokens * s.h / s.shards
-    norm = elementwise_seconds(2.0 * s.e * hidden, kernels=1.0, **machine)
+    norm = elementwise_seconds(2.0 * s.e * hidden, machine=case, kernels=1.0)
     # The norm and the residual stand outside of the module: 5 accesses and a mask, as in the blocks' own traffic.
-    around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, kernels=2.0, **machine)
+    around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, machine=case, kernels=2.0)
     inside = second.matmul + second.elementwise - around + second.expert
     again = _has(modules, CORE_ATTN) * attention.core + _has(modules, LAYERNORM) * 2.0 * norm
     if model.kv_lora_rank is not None:
-        again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(model, workload, s, **machine)
+        again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(case, s)
     if not moe:
         again = again + _has(modules, MLP) * (inside + region)
         if anywhere(modules == PER_OP):
-            blocks: dict[str, Any] = {"attention": attention, "second": second, "region": region}
-            again = where(modules == PER_OP, per_op_seconds(model=model, workload=workload, s=s, **machine, **blocks), again)
+            again = where(
+                modules == PER_OP, per_op_seconds(case=case, s=s, attention=attention, second=second, region=region), again
+            )
         return again
-    shared, activation = _expert_seconds(model, workload, c, s, **machine)
+    shared, activation = _expert_seconds(case, c, s)
     if model.num_shared_experts:
         inside, shared = inside + region, shared + region
     parts = _has(modules, MOE_ACT) * activation + _has(modules, SHARED_EXPERTS) * shared
@@ -176,50 +163,47 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
     sparse = model.moe_layers + (model.num_nextn_predict_layers if model.num_experts else 0)
     repeated = 0.0
     if modules & MLP:
-        repeated += (layers - sparse) * entries(mlp_matrices(model))
+        repeated += (layers - sparse) * whole_entries(mlp_matrices(model))
     if modules & MOE:
         repeated += sparse * active_expert_matrices(model)
     elif modules & SHARED_EXPERTS:
-        repeated += sparse * entries(shared_expert_matrices(model))
+        repeated += sparse * whole_entries(shared_expert_matrices(model))
     if modules & MLA_UP_PROJ:
-        repeated += layers * entries(_up_projections(model, 1))
+        repeated += layers * whole_entries(_up_projections(model, 1))
     return 2.0 * repeated + (attention if modules & CORE_ATTN else 0.0)
 
 
-def _has(modules: IntArray, bit: int) -> Any:
+def _has(modules: Ints, bit: int) -> Ints:
     """1 where the module is recomputed, else 0."""
     return (modules & bit) // bit
 
 
-def _up_projections(model: ModelSpec, tensor: Column) -> list[Matrix]:
+def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
     """Latent attention's matrices for queries, and for keys without rotation and values."""
     modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
     return [matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules]
 
 
-def _up_projection_seconds(
-    model: ModelSpec, workload: TrainingWorkload, s: Shapes, *, gpu: GpuSpec, profile: EfficiencyProfile
-) -> Column:
+def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
     """Queries, keys and values out of the latents, and the rotation of their parts."""
-    matrices = shapes(_up_projections(model, s.t))
-    matmul, _ = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    matrices = shapes(_up_projections(case.model, s.t))
+    matmul, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
-    return matmul + elementwise_seconds(rotated, kernels=1.0, gpu=gpu, profile=profile)
+    return matmul + elementwise_seconds(rotated, machine=case, kernels=1.0)
 
 
-def _expert_seconds(
-    model: ModelSpec, workload: TrainingWorkload, c: Candidates, s: Shapes, *, gpu: GpuSpec, profile: EfficiencyProfile
-) -> tuple[Column, Column]:
+def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Floats, Floats]:
     """(shared experts, activation functions of the routed ones), forward."""
+    model = case.model
     gates = float(model.mlp_inputs)
-    routed = routed_tokens(model, workload, c, s) * model.expert_size / c.expert_tensor_parallel_size
-    activation = elementwise_seconds((gates + 1.0) * s.e * routed, kernels=1.0, gpu=gpu, profile=profile)
+    routed = routed_tokens(case, c, s) * model.expert_size / c.expert_tensor_parallel_size
+    activation = elementwise_seconds((gates + 1.0) * s.e * routed, machine=case, kernels=1.0)
     if not model.num_shared_experts:
         return 0.0, activation
     matrices = shapes(shared_expert_matrices(model, tensor=s.t))
-    shared, _ = weight_matmuls(s.tokens, matrices, gpu=gpu, profile=profile, precision=workload.precision)
+    shared, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     traffic = (gates + 1.0) * s.e * s.tokens * matrices[1][1]
-    return shared + elementwise_seconds(traffic, kernels=1.0, gpu=gpu, profile=profile), activation
+    return shared + elementwise_seconds(traffic, machine=case, kernels=1.0), activation
 
 
 # torchtitan's selective recomputation per operation (recompute per_op): what it keeps of a Llama block and runs again.
@@ -229,34 +213,26 @@ def _expert_seconds(
 # Source: torchtitan 0.2, distributed/activation_checkpoint.py (_apply_op_sac) and models/llama3/infra/parallelize.py.
 
 
-def per_op_bytes(*, model: ModelSpec, workload: TrainingWorkload, s: Shapes) -> Column:
+def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
     """Bytes a layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t where SP is on) + the fp32 log-sum-exp, with
     a query and k key/value heads of d and an MLP of f on the rank, and the layer's input divided over the r ranks of SP.
 
     The down projection's output is kept before its reduce-scatter, so whole; those of the two reduce-scatters divided.
     """
+    model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
     width = s.h / s.shards + (2.0 * heads + kv_heads) * model.head_size + hidden + s.h + s.sharded * 2.0 * s.h / s.t
-    return s.e * s.tokens * width + core_bytes(workload=workload, s=s, heads=heads)
+    return s.e * s.tokens * width + core_bytes(workload=case.workload, s=s, heads=heads)
 
 
-def per_op_seconds(
-    *,
-    model: ModelSpec,
-    workload: TrainingWorkload,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
-    s: Shapes,
-    attention: BlockTime,
-    second: BlockTime,
-    region: Column,
-) -> Column:
+def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats) -> Floats:
     """Seconds a layer and micro-batch: the matmuls for keys, the output projection and the MLP's other half, all elementwise
     kernels, and one of the two collectives around each block (`region` is both of one block).
     """
+    model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
     again = [(kv_heads * model.head_size, s.h), (s.h, heads * model.head_size), (hidden, s.h)]
-    matmul, _ = weight_matmuls(s.tokens, again, gpu=gpu, profile=profile, precision=workload.precision)
+    matmul, _ = weight_matmuls(s.tokens, again, machine=case, precision=case.workload.precision)
     return matmul + attention.elementwise + second.elementwise + region
 
 
@@ -266,6 +242,6 @@ def per_op_matrices(model: ModelSpec) -> float:
     return float(model.hidden_size * (width + model.ffn_size))
 
 
-def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Column, Column, Column]:
+def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
     """(query heads, key/value heads, MLP width) of one tensor-parallel rank."""
     return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t

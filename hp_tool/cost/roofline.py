@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from hp_tool.cost.arrays import Column, FloatArray, maximum
+from hp_tool.cost.arrays import Floats, maximum
+from hp_tool.cost.case import Machine
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import TrainingWorkload
@@ -29,20 +29,20 @@ def peak_flops(gpu: GpuSpec, *, precision: Precision) -> float:
 
 
 def matmul_seconds(
-    m: FloatArray | float,
-    n: FloatArray | float,
-    k: FloatArray | float,
+    m: Floats,
+    n: Floats,
+    k: Floats,
     *,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
+    machine: Machine,
     precision: Precision,
     output_bytes: float = 2.0,
-    batch: FloatArray | float = 1.0,
-) -> FloatArray:
+    batch: Floats = 1.0,
+) -> Floats:
     """y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call: 2mnk FLOPs, inputs read once, output written once.
 
     `output_bytes` is what one output element costs to write (8 where it is accumulated into an fp32 buffer).
     """
+    gpu, profile = machine.cluster.gpu, machine.profile
     roof = _matmul_roofline(profile, precision)
     element = ELEMENT_BYTES[precision]
     flops = 2.0 * batch * m * n * k
@@ -53,30 +53,21 @@ def matmul_seconds(
 
 
 def weight_matmuls(
-    tokens: Column,
-    matrices: Iterable[tuple[Column, Column]],
-    *,
-    gpu: GpuSpec,
-    profile: EfficiencyProfile,
-    precision: Precision,
-    batch: Column = 1.0,
-) -> tuple[Column, Column]:
+    tokens: Floats, matrices: Iterable[tuple[Floats, Floats]], *, machine: Machine, precision: Precision, batch: Floats = 1.0
+) -> tuple[Floats, Floats]:
     """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
     each. Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one
     write of 4 bytes.
     """
-    machine: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": precision, "batch": batch}
-    forward: Column = 0.0
-    gradient: Column = 0.0
+    forward: Floats = 0.0
+    gradient: Floats = 0.0
     for n, k in matrices:
-        forward = forward + matmul_seconds(tokens, n, k, **machine)
-        gradient = gradient + matmul_seconds(n, k, tokens, output_bytes=8.0, **machine)
+        forward = forward + matmul_seconds(tokens, n, k, machine=machine, precision=precision, batch=batch)
+        gradient = gradient + matmul_seconds(n, k, tokens, machine=machine, precision=precision, batch=batch, output_bytes=8.0)
     return forward, gradient
 
 
-def roofline_seconds(
-    flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
-) -> FloatArray:
+def roofline_seconds(flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> Floats:
     """overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
     bound = maximum(
         flops / (roof.peak_fraction * peak), traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
@@ -84,16 +75,17 @@ def roofline_seconds(
     return roof.overhead_s + bound
 
 
-def additive_seconds(flops: FloatArray, traffic: FloatArray, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
+def additive_seconds(flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> Floats:
     """overhead + FLOPs / reached peak + bytes / reached bandwidth: kernels that alternate between the two."""
     bandwidth = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
     return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
 
 
-def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, profile: EfficiencyProfile) -> FloatArray:
+def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) -> Floats:
     """Memory-bound kernels that together must move `traffic` bytes, in `kernels` launches."""
+    profile = machine.profile
     moved = traffic * profile.framework.elementwise_traffic_factor
-    reached = profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
+    reached = profile.gpu.memory_fraction * machine.cluster.gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
 
 
@@ -132,7 +124,7 @@ def wide_precision(workload: TrainingWorkload) -> Precision:
     return "bf16" if is_narrow(workload) else workload.precision
 
 
-def cast_traffic(workload: TrainingWorkload, matrices: Iterable[tuple[Column, Column]]) -> tuple[Column, Column]:
+def cast_traffic(workload: TrainingWorkload, matrices: Iterable[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     """Bytes a token that quantising moves (forward, backward) around matmuls of these (output, input) widths.
 
     Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as columns; backward the same
@@ -146,8 +138,8 @@ def cast_traffic(workload: TrainingWorkload, matrices: Iterable[tuple[Column, Co
     measured_first = workload.precision == "nvfp4" or workload.fp8_recipe == "tensorwise"
     copies = 1.0 if workload.lora is not None else 2.0
     moved = (4.0 if measured_first else 2.0) + copies * quantized_bytes(workload)
-    outputs: Column = 0.0
-    inputs: Column = 0.0
+    outputs: Floats = 0.0
+    inputs: Floats = 0.0
     for n, k in matrices:
         outputs, inputs = outputs + n, inputs + k
     return moved * inputs, moved * outputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, anywhere, gcd, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.efficiency import Link
 from hp_tool.domain.hardware import ClusterSpec
@@ -21,8 +21,8 @@ from hp_tool.errors import InputError
 class Axis:
     """`size` ranks, each `stride` further on than the one before; plain numbers, or arrays of shape (n,)."""
 
-    size: Column
-    stride: Column
+    size: Ints
+    stride: Ints
 
 
 Group = tuple[Axis, ...]
@@ -50,7 +50,7 @@ def checked_order(order: str) -> str:
 def dense_group(candidates: Candidates, *names: str, order: str) -> Group:
     """The group over the dimensions `names` (tp, cp, dp, pp) of attention and dense layers."""
     c = candidates
-    sizes = {
+    sizes: dict[str, Ints] = {
         "tp": c.tensor_parallel_size,
         "cp": c.context_parallel_size,
         "dp": c.data_parallel_size,
@@ -63,7 +63,7 @@ def expert_group(candidates: Candidates, *names: str, order: str) -> Group:
     """The group over the dimensions `names` (tp: experts' tensor parallelism, ep, dp: their replicas, pp) of experts."""
     c = candidates
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
-    sizes = {
+    sizes: dict[str, Ints] = {
         "tp": c.expert_tensor_parallel_size,
         "ep": c.expert_parallel_size,
         "dp": maximum(ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size), 1),
@@ -72,17 +72,17 @@ def expert_group(candidates: Candidates, *names: str, order: str) -> Group:
     return _group(sizes, names, order)
 
 
-def line(size: Column, stride: Column) -> Group:
+def line(size: Ints, stride: Ints) -> Group:
     """`size` ranks that are `stride` apart."""
     return (Axis(size, stride),)
 
 
-def group_size(group: Group) -> Column:
+def group_size(group: Group) -> Ints:
     """Ranks in the group."""
     return math.prod((axis.size for axis in group), start=1)
 
 
-def split(group: Group, parts: Column) -> tuple[Group, Group]:
+def split(group: Group, parts: Ints) -> tuple[Group, Group]:
     """(one of `parts` equal parts of the group, the ranks with the same place in each part): the outermost axis divides, into
     single ranks where it has fewer than `parts`.
     """
@@ -92,7 +92,7 @@ def split(group: Group, parts: Column) -> tuple[Group, Group]:
     return (*group[:-1], Axis(size, last.stride)), line(parts, last.stride * size)
 
 
-def sharing(group: Group, *, block: int) -> Column:
+def sharing(group: Group, *, block: int) -> Ints:
     """Members of a group within one block of `block` consecutive ranks (an NVLink domain, the devices under a leaf).
 
     Where groups do not fit into blocks evenly, some straddle an edge, and everyone waits for them: counted are the ranks
@@ -102,9 +102,9 @@ def sharing(group: Group, *, block: int) -> Column:
     return math.prod(counts, start=1)
 
 
-def _group(sizes: dict[str, Column], names: tuple[str, ...], order: str) -> Group:
+def _group(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> Group:
     axes: list[Axis] = []
-    stride: Column = 1
+    stride: Ints = 1
     open_axis = False
     for name in order.split("-"):
         if name not in sizes:
@@ -119,7 +119,7 @@ def _group(sizes: dict[str, Column], names: tuple[str, ...], order: str) -> Grou
     return tuple(axes)
 
 
-def _in_block(axis: Axis, block: int) -> Column:
+def _in_block(axis: Axis, block: int) -> Ints:
     extent = axis.size * axis.stride
     edge = gcd(block, extent)
     return minimum(maximum(edge // axis.stride, 1), axis.size)
@@ -137,7 +137,7 @@ def local_bandwidth(cluster: ClusterSpec) -> float:
     return cluster.gpu.nvlink_bandwidth_bytes_per_second or cluster.gpu.pcie_bandwidth_bytes_per_second
 
 
-def ring_slowdown(group: Group, *, in_domain: Column, cluster: ClusterSpec) -> Column:
+def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Share of its ports' bandwidth that a ring across leaves loses, as a factor of at least 1.
 
     A ring enters and leaves each leaf once, however many members it has there: with j domains of the group under a leaf,
@@ -149,7 +149,7 @@ def ring_slowdown(group: Group, *, in_domain: Column, cluster: ClusterSpec) -> C
     return where(in_leaf < group_size(group), maximum(cluster.network_oversubscription * in_domain / in_leaf, 1.0), 1.0)
 
 
-def send_slowdown(distance: Column, *, cluster: ClusterSpec) -> Column:
+def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
     """The same of every rank sending `distance` ranks on: a share distance / leaf of them, at most all, goes upwards."""
     if not _oversubscribed(cluster):
         return 1.0
@@ -157,7 +157,7 @@ def send_slowdown(distance: Column, *, cluster: ClusterSpec) -> Column:
     return maximum(cluster.network_oversubscription * upwards, 1.0)
 
 
-def exchange_slowdown(group: Group, *, in_domain: Column, cluster: ClusterSpec) -> Column:
+def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """The same of an all-to-all: of what leaves the domain (size - k), the share (size - j k) leaves the leaf. Without NVLink
     nothing forwards to the right rail, and the (k - 1)/k that change rails climb as well.
     """
@@ -171,7 +171,7 @@ def exchange_slowdown(group: Group, *, in_domain: Column, cluster: ClusterSpec) 
     return maximum(over * upwards, 1.0)
 
 
-def forwarded_bytes(away_bytes: Column, *, in_domain: Column, cluster: ClusterSpec) -> Column:
+def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Bytes of an all-to-all that cross NVLink before the network: on rails each message first goes to the neighbour on its
     receiver's rail (NCCL's PXN), one of the k in the domain; 1/k are there already.
     """
@@ -180,7 +180,7 @@ def forwarded_bytes(away_bytes: Column, *, in_domain: Column, cluster: ClusterSp
     return away_bytes * (1.0 - 1.0 / in_domain)
 
 
-def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Column:
+def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
     """Seconds more for a message between neighbours on different rails: one hop over NVLink to the right one."""
     if not _changes_rails(cluster):
         return 0.0

@@ -12,19 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, result, results
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.encoder_decoder import counted_candidates, decoder_workload
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.encoder_decoder import counted_candidates, decoder_case
 from hp_tool.cost.memory import Memory, fuller, memory, middle_stages
 from hp_tool.cost.model_layers import ModelLayers, model_layers
 from hp_tool.cost.model_states import StateCosts, state_costs
 from hp_tool.cost.pipeline_stages import StageLayers, stage_layers
 from hp_tool.cost.step_time import micro_batches, step_seconds, time_parts
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
-from hp_tool.domain.workload import TrainingWorkload
 
 _TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "step_s")
 
@@ -96,32 +92,24 @@ class TrainingCosts:
         )
 
 
-def training_costs(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-    strategy: Strategy = DEFAULT_STRATEGY,
-    memory_headroom_fraction: float = 0.05,
-) -> TrainingCosts:
+def training_costs(*, case: TrainingCase, candidates: Candidates, memory_headroom_fraction: float = 0.05) -> TrainingCosts:
     """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million.
 
     Of a grid, what does not depend on one of its axes comes with a length of 1 there.
     """
-    machine: dict[str, Any] = {"model": model, "cluster": cluster, "workload": workload, "profile": profile}
+    model, cluster, workload = case.model, case.cluster, case.workload
     stages = stage_layers(model, candidates, framework=workload.framework)
     m = micro_batches(candidates, workload=workload)
-    layers = model_layers(**machine, candidates=candidates, strategy=strategy, stages=stages, micro_batches=m)
+    layers = model_layers(case=case, candidates=candidates, stages=stages, micro_batches=m)
     if model.architecture == "encoder_decoder":
         # What is left is the decoder's: its head and its loss.
         candidates = counted_candidates(model, candidates)
-        machine["workload"] = workload = decoder_workload(workload)
-    states = state_costs(**machine, candidates=candidates, stages=stages)
-    held = _fullest_stage(**machine, candidates=candidates, layers=layers, stages=stages, states=states, micro_batches=m)
+        case = decoder_case(case)
+        workload = case.workload
+    states = state_costs(case=case, candidates=candidates, stages=stages)
+    held = _fullest_stage(case=case, candidates=candidates, layers=layers, stages=stages, states=states, micro_batches=m)
     parts = time_parts(
-        **machine,
+        case=case,
         candidates=candidates,
         layer=layers.time,
         stages=stages,
@@ -131,38 +119,44 @@ def training_costs(
         offloaded=held.offloaded,
     )
     return TrainingCosts(
-        memory_parts=held.parts,
-        layer_activations_bytes=held.layer_activations,
-        worst_stage=held.worst_stage,
-        memory_total_bytes=held.total,
-        first_stage_bytes=held.first_stage,
+        memory_parts=results(held.parts),
+        layer_activations_bytes=result(held.layer_activations),
+        worst_stage=result(held.worst_stage),
+        memory_total_bytes=result(held.total),
+        first_stage_bytes=result(held.first_stage),
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
-        host_bytes=held.host_bytes,
+        host_bytes=result(held.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if workload.offload else math.inf,
-        parts=parts,
-        step_s=step_seconds(parts),
+        parts=results(parts),
+        step_s=result(step_seconds(parts)),
     )
 
 
 def _fullest_stage(
     *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
+    case: TrainingCase,
     candidates: Candidates,
     layers: ModelLayers,
     stages: StageLayers,
     states: StateCosts,
-    micro_batches: FloatArray,
+    micro_batches: Floats,
 ) -> Memory:
     """Memory of the pipeline's ends, and of the stages between them where those may hold more."""
-    asked: dict[str, Any] = {"model": model, "workload": workload, "profile": profile, "micro_batches": micro_batches}
-    ends = memory(**asked, candidates=candidates, layers=layers.on_ends(stages), stages=stages, states=states)
-    between = middle_stages(model, workload, candidates, stages=stages)
+    model, workload = case.model, case.workload
+    ends = memory(
+        case=case,
+        micro_batches=micro_batches,
+        candidates=candidates,
+        layers=layers.on_ends(stages),
+        stages=stages,
+        states=states,
+    )
+    between = middle_stages(case, candidates, stages=stages)
     if between is None:
         return ends
     inner = stage_layers(model, between, framework=workload.framework)
-    held = state_costs(model=model, cluster=cluster, workload=workload, profile=profile, candidates=between, stages=inner)
-    middle = memory(**asked, candidates=between, layers=layers.on_ends(inner), stages=inner, states=held)
+    held = state_costs(case=case, candidates=between, stages=inner)
+    middle = memory(
+        case=case, micro_batches=micro_batches, candidates=between, layers=layers.on_ends(inner), stages=inner, states=held
+    )
     return fuller(ends, middle, candidates=candidates)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
+from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
+from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, Recompute, Strategy
+from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.result import Intervals
-from hp_tool.domain.workload import TrainingWorkload
 
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
@@ -42,20 +42,13 @@ def intervals(*, step_s: float, memory_total_bytes: float, profile: EfficiencyPr
     )
 
 
-def unchecked_features(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    config: ParallelConfig,
-    strategy: Strategy,
-    profile: EfficiencyProfile,
-) -> tuple[str, ...]:
+def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[str, ...]:
     """What this prediction uses that no measured step time in `benchmarks.accuracy` did, as the fields of a query."""
+    model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     recompute = config.recompute
     used = {
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
-        "model.num_experts": model.num_experts is not None and profile.framework.expert_time_log_sd is None,
+        "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
         "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0,
         "cluster.stages": bool(cluster.kinds),
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,

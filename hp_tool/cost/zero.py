@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Column, anywhere, maximum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, where
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import Machine
 from hp_tool.cost.collectives import group_ring
 from hp_tool.cost.topology import Group, group_size, line, split
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
 
 PREFETCHED_LAYERS = 1
 """ZeRO 3: layers whose weights are gathered while the one before them computes (FSDP2's implicit prefetch)."""
@@ -25,15 +24,15 @@ class Sharding:
     replica_group: Group
 
     @property
-    def shards(self) -> Column:
+    def shards(self) -> Ints:
         return group_size(self.shard_group)
 
-    def replica_seconds(self, gradient_bytes: Column, *, cluster: ClusterSpec, profile: EfficiencyProfile) -> Column:
+    def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
         """All-reduce of a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
         replicas = group_size(self.replica_group)
         if not anywhere(replicas > 1):
             return 0.0
-        group = group_ring(group=self.replica_group, cluster=cluster, profile=profile)
+        group = group_ring(machine=machine, group=self.replica_group)
         return group.seconds(2.0 * gradient_bytes / self.shards * (1.0 - 1.0 / replicas))
 
 

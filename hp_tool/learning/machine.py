@@ -13,12 +13,13 @@ from hp_tool.calibration.preflight import Outlier, find_outliers
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
 from hp_tool.catalog.machines import MachineProfile
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import JobState, Launcher
 from hp_tool.domain.requests import BenchmarkRequest, RunRequest
 from hp_tool.domain.workload import TrainingWorkload
@@ -118,12 +119,8 @@ def applied(machine: MachineProfile, *, to: EfficiencyProfile) -> EfficiencyProf
 def predicted_step_s(request: ProfileRequest, *, cluster: ClusterSpec, profile: EfficiencyProfile) -> float:
     """What the cost model says of a request's step."""
     costs = training_costs(
-        model=request.model,
-        cluster=cluster,
-        workload=request.training,
-        profile=profile,
+        case=TrainingCase(model=request.model, cluster=cluster, workload=request.training, profile=profile),
         candidates=Candidates.from_configs([request.parallel]),
-        strategy=DEFAULT_STRATEGY,
     )
     return float(costs.step_s[0])
 

@@ -105,13 +105,7 @@ def _devices(config: ParallelConfig) -> int:
 def _mend(found: Near, row: int, asked: Estimate, *, num_gpus: int) -> Mend:
     """Row `row` of the neighbours beside what was asked for on `num_gpus` devices."""
     problem = found.problem
-    after = estimate_row(
-        row,
-        costs=found.costs,
-        candidates=found.candidates,
-        **problem.machine,
-        strategy=problem.strategy,
-    )
+    after = estimate_row(row, case=problem, costs=found.costs, candidates=found.candidates)
     assert asked.parallel is not None and after.parallel is not None and after.memory is not None and after.time is not None
     return Mend(
         change=change_in_words(asked.parallel, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)),

@@ -55,7 +55,7 @@ def near(
     problem: TrainingProblem, *, asked: ParallelConfig, changes: int, schedule: PipelineSchedule | None = None
 ) -> Near | None:
     """The neighbours of `asked` on exactly so many axes that are legal and run under the schedule; None without any."""
-    axes = default_axes(query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), **problem.nouns)
+    axes = default_axes(query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), case=problem)
     chunks = (asked.virtual_pipeline_parallel_size, *axes.virtual_pipeline_parallel_size)
     every = neighbours(
         asked=Candidates.alone(asked),
@@ -63,7 +63,7 @@ def near(
         num_gpus=problem.cluster.num_gpus,
         changes=changes,
     )
-    legal = every.take(legality(**problem.nouns, candidates=every, strategy=problem.strategy) == 0)
+    legal = every.take(legality(case=problem, candidates=every) == 0)
     candidates = _with_fewest_layers(problem, legal)
     if len(candidates) == 0:
         return None

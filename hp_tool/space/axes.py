@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, RecomputeName, zero_stages
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.pipeline_split import splits_unevenly
@@ -62,8 +61,9 @@ class Axes:
         return tuple((schedule_code(name), count) for name in names for count in scheduled_chunks(chunks, schedule=name))
 
 
-def default_axes(*, query: ParallelQuery, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Axes:
+def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     """What a query leaves free: every divisor that the framework accepts, within what anyone would run."""
+    model, cluster, workload = case.model, case.cluster, case.workload
     n = cluster.num_gpus
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None

@@ -14,11 +14,9 @@ import numpy as np
 
 from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
-from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.space.axes import Axes
 
@@ -41,30 +39,23 @@ class Space:
     rejections: dict[str, int]
 
 
-def enumerate_space(*, axes: Axes, model: ModelSpec, cluster: ClusterSpec, workload: TrainingWorkload) -> Space:
+def enumerate_space(*, axes: Axes, case: TrainingCase) -> Space:
     """All of `legal_chunks` at once."""
-    chunks = list(legal_chunks(axes=axes, model=model, cluster=cluster, workload=workload))
+    chunks = list(legal_chunks(case=case, axes=axes))
     counts: dict[str, int] = {}
     for chunk in chunks:
         add_counts(counts, chunk.rejections)
     return Space(candidates=Candidates.concatenate([chunk.candidates for chunk in chunks]), rejections=counts)
 
 
-def legal_chunks(
-    *,
-    axes: Axes,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    strategy: Strategy = DEFAULT_STRATEGY,
-    size: int = CHUNK,
-) -> Iterator[Space]:
+def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterator[Space]:
     """Every legal combination once, in chunks of about `size`; at least one chunk, which may be empty.
 
     Sizes that cannot divide the devices are dropped before the product is formed; they are counted like the rest.
     Combinations that mean the same thing (sequence parallelism without tensor parallelism, ZeRO without replicas)
     appear once.
     """
+    cluster = case.cluster
     groups, dropped = _groups(axes, cluster)
     choices = _choices(axes, groups)
     # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
@@ -80,7 +71,7 @@ def legal_chunks(
     counts = {"world_size_mismatch": dropped} if dropped else {}
     for start in range(0, total, BLOCK):
         block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
-        codes = legality(model=model, cluster=cluster, workload=workload, candidates=block, strategy=strategy)
+        codes = legality(case=case, candidates=block)
         replicas = block.data_parallel_size * block.context_parallel_size > 1
         weights = np.where(replicas, grids[0].each, grids[1].each)
         add_counts(counts, rejection_counts(codes, weights=weights))

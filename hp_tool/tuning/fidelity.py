@@ -59,7 +59,7 @@ class Reducer:
             return None
         problem, config = reduced_problem(self.problem, parallel=parallel, fidelity=fidelity)
         one = Candidates.from_configs([config])
-        code = legality(**problem.nouns, candidates=one, strategy=problem.strategy)
+        code = legality(case=problem, candidates=one)
         if code[0]:
             return None
         costs = problem.costs(one)

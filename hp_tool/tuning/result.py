@@ -221,7 +221,7 @@ def _describe(
     correction = Correction(calibration=calibration)
     described = []
     for place, row in enumerate(rows):
-        estimate = estimate_row(place, costs=costs, candidates=candidates, **training.machine, strategy=training.strategy)
+        estimate = estimate_row(place, case=training, costs=costs, candidates=candidates)
         described.append(
             Recommendation(
                 rank=place + 1,

@@ -11,6 +11,7 @@ from hp_tool.calibration.kernel_fits import GPU, fit_additive_roofline, fit_link
 from hp_tool.calibration.microbenchmarks import fit_machine, plan_operations
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.cost.case import Machine
 from hp_tool.cost.collectives import ring
 from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -94,9 +95,9 @@ def _undisturbed(profile):
 def _modelled(operation: Operation, *, machine, profile) -> float | None:
     if operation.name == "matmul":
         m, n, k = operation.shape
-        return float(matmul_seconds(m, n, k, gpu=machine.gpu, profile=profile, precision="bf16"))
+        return float(matmul_seconds(m, n, k, machine=Machine(cluster=machine, profile=profile), precision="bf16"))
     if operation.name == "all_gather" and operation.stride == 1:
         n = np.array([operation.group_size])
         wire = operation.shape[0] * (n - 1) / n
-        return float(ring(group_size=n, stride=1, cluster=machine, profile=profile).seconds(wire)[0])
+        return float(ring(machine=Machine(cluster=machine, profile=profile), group_size=n, stride=1).seconds(wire)[0])
     return None

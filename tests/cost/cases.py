@@ -10,30 +10,33 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, Recompute
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
+NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
 RECOMPUTE = ("none", "selective", "full", Recompute(granularity="full", method="block", num_layers=1))
 COLUMNS = ("step_s", "memory_total_bytes", "layer_activations_bytes", "worst_stage")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    model: ModelSpec
-    cluster: ClusterSpec
-    workload: TrainingWorkload
-    profile: EfficiencyProfile
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem(TrainingCase):
     def costs(self, configs: list[ParallelConfig] | Candidates) -> TrainingCosts:
         candidates = configs if isinstance(configs, Candidates) else Candidates.from_configs(configs)
-        nouns = {"model": self.model, "cluster": self.cluster, "workload": self.workload}
-        assert not np.any(legality(**nouns, candidates=candidates))
-        return training_costs(**nouns, profile=self.profile, candidates=candidates)
+        assert not np.any(legality(case=self, candidates=candidates))
+        return training_costs(case=self, candidates=candidates)
+
+
+def case_of(
+    *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec = NODE, strategy: Strategy = DEFAULT_STRATEGY
+) -> TrainingCase:
+    """A case with the catalogue's constants, for what does not depend on them."""
+    profile = efficiency(gpu=cluster.gpu, framework=workload.framework)
+    return TrainingCase(model=model, cluster=cluster, workload=workload, profile=profile, strategy=strategy)
 
 
 def columns(costs: TrainingCosts) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.schema import parse_query
-from tests.cost.cases import Problem, columns, problems
+from tests.cost.cases import Problem, case_of, columns, problems
 from tests.torch_or_skip import torch_or_skip
 
 ALL = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
@@ -126,13 +126,13 @@ SHAPE = ModelSpec(
 def test_saved_bytes_are_those_of_autograd(targets: tuple[str, ...] | None, rank: int) -> None:
     lora = LoraSpec(rank=rank, target_modules=targets)
     workload = TrainingWorkload(sequence_length=32, global_batch_size=1, task="lora", lora=lora)
-    formula = layer_bytes(model=SHAPE, workload=workload, candidates=Candidates.alone(ParallelConfig())).saved
+    formula = layer_bytes(case=case_of(model=SHAPE, workload=workload), candidates=Candidates.alone(ParallelConfig())).saved
     assert formula == autograd_saves(SHAPE, tokens=32, trained=False, lora=lora)
 
 
 def test_saved_bytes_of_full_training_are_those_of_autograd() -> None:
     workload = TrainingWorkload(sequence_length=32, global_batch_size=1)
-    formula = layer_bytes(model=SHAPE, workload=workload, candidates=Candidates.alone(ParallelConfig())).saved
+    formula = layer_bytes(case=case_of(model=SHAPE, workload=workload), candidates=Candidates.alone(ParallelConfig())).saved
     assert formula == autograd_saves(SHAPE, tokens=32, trained=True, lora=None)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.topology import dense_group
@@ -14,20 +13,17 @@ from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
+from tests.cost.cases import case_of
 
 NODES = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128))
 LLAMA = model("llama-3-8b")
+WORKLOAD = TrainingWorkload(sequence_length=131072, global_batch_size=64)
 
 
 def costs(config: ParallelConfig, kind: ContextCommunication, sizes: tuple[int, int] | None = None) -> TrainingCosts:
-    return training_costs(
-        model=LLAMA,
-        cluster=NODES,
-        workload=TrainingWorkload(sequence_length=131072, global_batch_size=64),
-        profile=efficiency(gpu=NODES.gpu, framework="megatron-core"),
-        candidates=Candidates.alone(config),
-        strategy=Strategy(context_parallel_communication=kind, hierarchical_context_parallel_sizes=sizes),
-    )
+    strategy = Strategy(context_parallel_communication=kind, hierarchical_context_parallel_sizes=sizes)
+    case = case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES, strategy=strategy)
+    return training_costs(case=case, candidates=Candidates.alone(config))
 
 
 CONFIG = ParallelConfig(tensor_parallel_size=2, context_parallel_size=16, data_parallel_size=4, sequence_parallel=True)
@@ -45,7 +41,7 @@ def test_the_exchange_stays_inside_the_node_by_default() -> None:
         [ParallelConfig(tensor_parallel_size=t, context_parallel_size=c) for t, c in ((1, 16), (2, 2), (8, 16), (4, 8))]
     )
     ranks = dense_group(several, "cp", order=NODES.rank_order)
-    found = exchanging(LLAMA, ranks, cluster=NODES, strategy=Strategy(), heads_split=several.tensor_parallel_size)
+    found = exchanging(case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES), ranks, heads_split=several.tensor_parallel_size)
     np.testing.assert_array_equal(found, [8, 2, 1, 2])
 
 

@@ -18,7 +18,7 @@ from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.space import default_axes, enumerate_space
 from tests.cost.cases import Problem, columns, problems, rows
 
@@ -27,8 +27,8 @@ few = settings(max_examples=60, deadline=None)
 
 
 def space(problem: Problem) -> Candidates:
-    axes = default_axes(query=ParallelQuery(), model=problem.model, cluster=problem.cluster, workload=problem.workload)
-    return enumerate_space(axes=axes, model=problem.model, cluster=problem.cluster, workload=problem.workload).candidates
+    axes = default_axes(case=problem, query=ParallelQuery())
+    return enumerate_space(case=problem, axes=axes).candidates
 
 
 def one_stage(problem: Problem, config: ParallelConfig) -> tuple[Problem, ParallelConfig]:
@@ -89,9 +89,8 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
     problem = replace(problem, cluster=replace(problem.cluster, num_gpus=1, gpus_per_node=1))
     config = ParallelConfig(micro_batch_size=config.micro_batch_size)
     one = Candidates.from_configs([config])
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    layer = layer_time(**nouns, candidates=one, strategy=Strategy())
-    head = head_time(**nouns, candidates=one)
+    layer = layer_time(case=problem, candidates=one)
+    head = head_time(case=problem, candidates=one)
     costs, m = problem.costs(one), problem.workload.global_batch_size / config.micro_batch_size
     compute = m * (problem.model.num_hidden_layers * (layer.forward + layer.backward) + head.embedding + head.output)
     for name in set(TIME_PARTS) - {"compute", "optimizer", "overhead"}:
@@ -100,7 +99,7 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
     states = sum(costs.memory_parts[name][0] for name in ("weights", "gradients", "optimizer"))
     parameters = total_parameters(problem.model, sequence_length=problem.workload.sequence_length)
     assert states == pytest.approx(18 * parameters, rel=EXACT)
-    saved = layer_bytes(model=problem.model, workload=problem.workload, candidates=one).saved
+    saved = layer_bytes(case=problem, candidates=one).saved
     assert costs.layer_activations_bytes[0] == pytest.approx(problem.model.num_hidden_layers * saved[0], rel=EXACT)
 
 
@@ -198,9 +197,8 @@ def test_recomputation_costs_time_and_full_costs_most(case: tuple[Problem, Paral
 def test_headroom_only_lowers_the_capacity() -> None:
     problem, config = problems_example()
     candidates = Candidates.from_configs([config])
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload, "profile": problem.profile}
-    none = training_costs(**nouns, candidates=candidates, memory_headroom_fraction=0.0)
-    half = training_costs(**nouns, candidates=candidates, memory_headroom_fraction=0.5)
+    none = training_costs(case=problem, candidates=candidates, memory_headroom_fraction=0.0)
+    half = training_costs(case=problem, candidates=candidates, memory_headroom_fraction=0.5)
     assert (none.capacity_bytes, half.capacity_bytes) == (
         problem.cluster.gpu.memory_bytes,
         problem.cluster.gpu.memory_bytes / 2,

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.moe import travelling_copies, used_share
 from hp_tool.cost.topology import line
@@ -20,8 +19,10 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.strategy import usual_dispatcher
+from tests.cost.cases import case_of
 
 NODES = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))
+WORKLOAD = TrainingWorkload(sequence_length=4096, global_batch_size=512)
 QWEN = model("qwen3-30b-a3b")
 
 
@@ -50,9 +51,11 @@ def test_shares_by_counting(parts: int, groups: int, kept: int, chosen: int) -> 
 def test_copies_by_hand() -> None:
     """128 experts over two nodes of 8: a token's 8 experts are in both nodes but once in 320 times."""
     group = line(16, 1)
-    near, away = travelling_copies(model=QWEN, cluster=NODES, group=group, dispatcher="alltoall")
+    near, away = travelling_copies(
+        case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="alltoall"
+    )
     assert (near, away) == (8 * 7 / 16, 8 * 8 / 16)
-    near, away = travelling_copies(model=QWEN, cluster=NODES, group=group, dispatcher="flex")
+    near, away = travelling_copies(case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="flex")
     assert away == pytest.approx(1 - 0.0031, abs=1e-4)
     assert near == pytest.approx(2 * 7 * (1 - np.prod([(120 - i) / (128 - i) for i in range(8)])))
 
@@ -67,27 +70,32 @@ def test_copies_by_hand() -> None:
 def test_flex_never_sends_more_between_nodes(chosen: int, size: int, groups: int | None, stride: int) -> None:
     shape = replace(QWEN, num_experts_per_tok=chosen, n_group=groups, topk_group=groups)
     group = line(size, stride)
-    plain, flex = (travelling_copies(model=shape, cluster=NODES, group=group, dispatcher=kind) for kind in ("alltoall", "flex"))
+    plain, flex = (
+        travelling_copies(case=case_of(model=shape, workload=WORKLOAD, cluster=NODES), group=group, dispatcher=kind)
+        for kind in ("alltoall", "flex")
+    )
     assert 0.0 <= flex[1] <= plain[1] * (1 + 1e-12)
     assert flex[1] <= max(size * stride // 8 - 1, 0)
     if groups:
         near_nodes = replace(shape, topk_group=max(-(-chosen * groups // 128), groups // 4))
-        limited = travelling_copies(model=near_nodes, cluster=NODES, group=group, dispatcher="flex")
+        limited = travelling_copies(
+            case=case_of(model=near_nodes, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="flex"
+        )
         assert limited[1] <= flex[1] * (1 + 1e-12)
     together = travelling_copies(
-        model=shape, cluster=NODES, group=line(np.array([size, 8]), np.array([stride, 1])), dispatcher="flex"
+        case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
+        group=line(np.array([size, 8]), np.array([stride, 1])),
+        dispatcher="flex",
     )
     assert (together[0][0], together[1][0]) == pytest.approx(flex)
 
 
 def test_experts_across_nodes_cost_less_by_flex() -> None:
     config = ParallelConfig(expert_parallel_size=16, data_parallel_size=64)
-    workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
-    profile = efficiency(gpu=NODES.gpu, framework="megatron-core")
     plain, flex = (
         training_costs(
-            model=QWEN, cluster=NODES, workload=workload, profile=profile, candidates=Candidates.alone(config),
-            strategy=Strategy(moe_token_dispatcher_type=kind),
+            case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES, strategy=Strategy(moe_token_dispatcher_type=kind)),
+            candidates=Candidates.alone(config),
         )
         for kind in ("alltoall", "flex")
     )  # fmt: skip

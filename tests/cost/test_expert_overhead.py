@@ -9,6 +9,7 @@ import pytest
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
@@ -30,11 +31,13 @@ def test_it_is_paid_by_layer_and_micro_batch(name: str, sparse_layers: int, reco
     profile = efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)  # no waits that it could shorten
     without, once = (
         training_costs(
-            model=model(name),
-            cluster=NODE,
-            workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
-            profile=replace(profile, framework=replace(profile.framework, expert_overhead_s=seconds)),
-            candidates=Candidates.alone(ParallelConfig(data_parallel_size=8, recompute=recompute)),  # type: ignore[arg-type]
+            case=TrainingCase(
+                model=model(name),
+                cluster=NODE,
+                workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
+                profile=replace(profile, framework=replace(profile.framework, expert_overhead_s=seconds)),
+            ),
+            candidates=Candidates.alone(ParallelConfig(data_parallel_size=8, recompute=recompute)),
         ).parts
         for seconds in (0.0, 1e-3)
     )

@@ -133,14 +133,13 @@ def test_a_slower_link_to_the_host_costs_time_where_it_is_used(feature: str) -> 
 def test_saved_activations_of_a_layer_never_rise(feature: str) -> None:
     """With tensor parallelism, from none to selective, from SP off to on."""
     problem, _ = space(feature)
-    nouns = {"model": problem.model, "workload": problem.workload}
 
     def saved(t: int, *, sharded: bool) -> tuple[float, float]:
         one = Candidates.alone(ParallelConfig(tensor_parallel_size=t, sequence_parallel=sharded and t > 1))
         if problem.model.architecture == "encoder_decoder":
-            found = mean_layer_bytes(**nouns, candidates=one)
+            found = mean_layer_bytes(case=problem, candidates=one)
         else:
-            found = layer_bytes(**nouns, candidates=one, moe=problem.model.num_experts is not None)
+            found = layer_bytes(case=problem, candidates=one, moe=problem.model.num_experts is not None)
         return float(found.saved), float(found.saved_selective)
 
     for sharded in (False, True):

@@ -111,7 +111,7 @@ def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
     candidates = Candidates.alone(ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256))
     stages = stage_layers(model, candidates, framework=workload.framework)
     with_copy, without = (
-        end_parameters(one, workload, candidates, stages=stages)[1]
+        end_parameters(dataclasses.replace(problem, model=one), candidates, stages=stages)[1]
         for one in (model, dataclasses.replace(model, tie_word_embeddings=True))  # whose output layer is the copy
     )
     assert float(with_copy - without) == model.vocab_size * model.hidden_size

@@ -12,6 +12,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.layer import layer_bytes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
+from tests.cost.cases import case_of
 from tests.cost.test_megatron_layers import MICRO_BATCH, SEQUENCE, SLACK_BYTES, count_bytes, megatron_case, workload
 
 pytestmark = pytest.mark.slow
@@ -81,7 +82,9 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
         data_parallel_size=ep, expert_parallel_size=ep,
         recompute=Recompute(granularity="selective", modules=modules) if modules else recompute,
     )  # fmt: skip
-    found = layer_bytes(model=model, workload=workload(family, "flash"), candidates=Candidates.alone(config), moe=True)
+    found = layer_bytes(
+        case=case_of(model=model, workload=workload(family, "flash")), candidates=Candidates.alone(config), moe=True
+    )
     saved = {"none": found.saved, "full": found.saved_full}.get(recompute, found.saved_selective)
     tokens, experts, chosen = SEQUENCE * MICRO_BATCH / t, model.num_experts or 0, model.num_experts_per_tok or 0
     held = tokens * (5 * experts + 8 * chosen) + 8 * experts  # and how many tokens each expert gets

@@ -10,6 +10,7 @@ import pytest
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.layer import layer_bytes
 from hp_tool.domain.parallel import ParallelConfig
+from tests.cost.cases import case_of
 from tests.cost.test_megatron_layers import MICRO_BATCH, SEQUENCE, SLACK_BYTES, count_bytes, megatron_case, workload
 from tests.cost.test_megatron_modules import LATENT_FAMILIES, latent_case, left_out
 
@@ -38,7 +39,7 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
     family, (t, sharded), recompute = case
     model = LATENT_FAMILIES[family]
     config = ParallelConfig(tensor_parallel_size=t, sequence_parallel=sharded, micro_batch_size=MICRO_BATCH)
-    found = layer_bytes(model=model, workload=workload(family, "flash"), candidates=Candidates.alone(config))
+    found = layer_bytes(case=case_of(model=model, workload=workload(family, "flash")), candidates=Candidates.alone(config))
     saved = {"none": found.saved, "selective": found.saved_selective, "full": found.saved_full}[recompute]
     angles = 4 * SEQUENCE * (model.qk_rope_head_dim or 0)
     expected = float(saved) + (angles if recompute == "full" else left_out(family, t, sharded, ()))

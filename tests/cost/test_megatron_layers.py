@@ -19,6 +19,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from tests.conftest import skip_or_fail
+from tests.cost.cases import case_of
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +137,7 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
     model = FAMILIES[family]
     two_sided = model.architecture == "encoder_decoder"
     count = decoder_layer_bytes if two_sided else layer_bytes
-    found = count(model=model, workload=workload(family, attention), candidates=Candidates.alone(config))
+    found = count(case=case_of(model=model, workload=workload(family, attention)), candidates=Candidates.alone(config))
     saved = {"none": found.saved, "selective": found.saved_selective, "full": found.saved_full}[recompute]
     norms, numbers = 3 if two_sided else 2, 1 if model.normalization == "rmsnorm" else 2
     statistics = norms * numbers * 4 * SEQUENCE * MICRO_BATCH / (t if sharded else 1)

@@ -11,6 +11,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.layer import layer_bytes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
+from tests.cost.cases import case_of
 from tests.cost.test_megatron_layers import FAMILIES, MICRO_BATCH, SEQUENCE, SLACK_BYTES, count_bytes, megatron_case, workload
 
 pytestmark = pytest.mark.slow
@@ -98,6 +99,8 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
         sequence_parallel=sharded,
         recompute=Recompute(granularity="selective", modules=modules) if modules else "none",
     )
-    found = layer_bytes(model=shape(family), workload=workload(family, attention), candidates=Candidates.alone(config))
+    found = layer_bytes(
+        case=case_of(model=shape(family), workload=workload(family, attention)), candidates=Candidates.alone(config)
+    )
     expected = float(found.saved_selective if modules else found.saved) + left_out(family, t, sharded, modules)
     assert counted[case] == pytest.approx(expected, abs=SLACK_BYTES)

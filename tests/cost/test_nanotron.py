@@ -14,9 +14,9 @@ from hp_tool.app import estimate, recommend
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.pipeline_stages import split, splits
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -48,12 +48,13 @@ def asked(shape: dict[str, Any], *, nodes: int = 1, training: dict[str, Any] | N
 def costs(config: ParallelConfig, *, nodes: int = 1, **constants: float) -> TrainingCosts:
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8 * nodes))
     profile = efficiency(gpu=machine.gpu, framework="nanotron")
-    return training_costs(
-        model=ModelSpec(name="1b", **LLAMA_1B), cluster=machine,
+    case = TrainingCase(
+        model=ModelSpec(name="1b", **LLAMA_1B),
+        cluster=machine,
         workload=TrainingWorkload(sequence_length=4096, global_batch_size=256, framework="nanotron"),
-        profile=EfficiencyProfile(gpu=profile.gpu, framework=dataclasses.replace(profile.framework, **constants)),
-        candidates=Candidates.alone(config),
-    )  # fmt: skip
+        profile=dataclasses.replace(profile, framework=dataclasses.replace(profile.framework, **constants)),
+    )
+    return training_costs(case=case, candidates=Candidates.alone(config))
 
 
 def test_blocks_are_split_as_nanotrons_builder_splits_them() -> None:

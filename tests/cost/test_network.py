@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import Machine
 from hp_tool.cost.collectives import all_to_all_seconds, group_ring, ring, send_seconds
 from hp_tool.cost.topology import exchange_slowdown, line, ring_slowdown, send_slowdown
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
@@ -49,8 +50,8 @@ def test_rings_across_leaves(size: int, stride: int, expected: float) -> None:
     group = line(size, stride)
     in_domain = max(min(8 // stride, size), 1)
     assert ring_slowdown(group, in_domain=in_domain, cluster=LEAVES) == expected
-    slow = ring(group_size=size, stride=stride, cluster=LEAVES, profile=plain_profile(LEAVES))
-    fast = ring(group_size=size, stride=stride, cluster=machine(), profile=plain_profile(LEAVES))
+    slow = ring(machine=Machine(cluster=LEAVES, profile=plain_profile(LEAVES)), group_size=size, stride=stride)
+    fast = ring(machine=Machine(cluster=machine(), profile=plain_profile(LEAVES)), group_size=size, stride=stride)
     assert slow.bandwidth == pytest.approx(fast.bandwidth / expected)
 
 
@@ -72,7 +73,7 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
     hop = profile.gpu.nvlink.latency_s
 
     def send(where: ClusterSpec, distance: int) -> float:
-        return float(send_seconds(1e6, distance=distance, crosses=True, cluster=where, profile=profile))
+        return float(send_seconds(1e6, machine=Machine(cluster=where, profile=profile), distance=distance, crosses=True))
 
     assert send(rails, 16) == send(plain, 16)  # the same local rank two nodes on
     assert send(rails, 12) == pytest.approx(send(plain, 12) + hop)
@@ -81,16 +82,18 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
     one, other = (replace(where, gpu=slow) for where in (plain, rails))
     group = line(16, 1)
     near, away = 7 / 15 * 1e9, 8 / 15 * 1e9
-    seconds = [float(all_to_all_seconds(1e9, group=group, cluster=c, profile=profile)) for c in (one, other)]
+    seconds = [float(all_to_all_seconds(1e9, machine=Machine(cluster=c, profile=profile), group=group)) for c in (one, other)]
     reached = 20e9 * profile.gpu.all_to_all.bandwidth_fraction
     assert seconds[1] - seconds[0] == pytest.approx((near + 7 / 8 * away) / reached - max(near / reached, away / 25e9))
-    assert group_ring(group=group, cluster=other, profile=profile) == group_ring(group=group, cluster=one, profile=profile)
+    assert group_ring(machine=Machine(cluster=other, profile=profile), group=group) == group_ring(
+        machine=Machine(cluster=one, profile=profile), group=group
+    )
 
 
 def test_racks_of_72_hold_groups_of_72_but_not_of_64() -> None:
     rack = cluster(ClusterQuery(node_type="gb200-nvl72", num_gpus=576))
     profile = efficiency(gpu=rack.gpu, framework="megatron-core")
-    whole, straddling = (ring(group_size=n, stride=1, cluster=rack, profile=profile) for n in (72, 64))
+    whole, straddling = (ring(machine=Machine(cluster=rack, profile=profile), group_size=n, stride=1) for n in (72, 64))
     assert whole.bandwidth == profile.gpu.nvlink.bandwidth_fraction * rack.gpu.nvlink_bandwidth_bytes_per_second
     assert straddling.bandwidth < whole.bandwidth and straddling.latency_s > whole.latency_s
 
@@ -119,8 +122,7 @@ def spaces(name: str) -> tuple[Problem, Candidates]:
         profile=efficiency(gpu=where.gpu, framework="megatron-core"),
     )
     query = ParallelQuery(micro_batch_size=1, recompute="none", expert_tensor_parallel_size=(1, 2), zero_stage=(1, 3))
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    return problem, enumerate_space(axes=default_axes(query=query, **nouns), **nouns).candidates
+    return problem, enumerate_space(axes=default_axes(query=query, case=problem), case=problem).candidates
 
 
 @pytest.fixture(scope="module")

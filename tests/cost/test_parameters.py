@@ -8,7 +8,6 @@ import pytest
 
 from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.end_parameters import end_parameters
 from hp_tool.cost.model_states import state_costs
@@ -18,6 +17,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
+from tests.cost.cases import case_of
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_stages_sum_to_the_model(shape: ModelSpec, p: int) -> None:
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     candidates = Candidates.from_configs([ParallelConfig(pipeline_parallel_size=p)])
     stages = stage_layers(shape, candidates, framework=workload.framework)
-    first, last = (float(end[0]) for end in end_parameters(shape, workload, candidates, stages=stages))
+    first, last = (float(end[0]) for end in end_parameters(case_of(model=shape, workload=workload), candidates, stages=stages))
     copies = float(output_parameters(shape)) if shape.tie_word_embeddings and p > 1 else 0.0
     middles = max(p - 2, 0) * shape.num_hidden_layers / p * float(layer_parameters(shape))
     total = first if p == 1 else first + last + middles
@@ -106,9 +106,10 @@ def test_eighteen_bytes_a_parameter_sharded_by_stage(zero: int, bytes_each: tupl
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     candidates = Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)])
     states = state_costs(
-        model=shape, cluster=machine, workload=workload, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
-        candidates=candidates, stages=stage_layers(shape, candidates, framework=workload.framework),
-    )  # fmt: skip
+        case=case_of(model=shape, workload=workload, cluster=machine),
+        candidates=candidates,
+        stages=stage_layers(shape, candidates, framework=workload.framework),
+    )
     parameters = total_parameters(shape, sequence_length=128)
     for end in states.ends:
         found = [end[kind][0] / parameters for kind in ("weights", "gradients", "optimizer")]

@@ -17,6 +17,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from tests.cost.cases import case_of
 from tests.torch_or_skip import torch_or_skip
 
 SHAPES = [
@@ -95,7 +96,7 @@ def kept_bytes(model: ModelSpec) -> tuple[int, int]:
 def test_bytes_and_matmuls_are_those_of_torch(model: ModelSpec) -> None:
     config = ParallelConfig(micro_batch_size=BATCH, recompute="per_op", zero_stage=3)
     workload = TrainingWorkload(sequence_length=TOKENS, global_batch_size=BATCH, framework="torch-fsdp")
-    found = layer_bytes(model=model, workload=workload, candidates=Candidates.alone(config))
+    found = layer_bytes(case=case_of(model=model, workload=workload), candidates=Candidates.alone(config))
     assert (float(found.saved_selective), per_op_matrices(model)) == kept_bytes(model)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import Machine
 from hp_tool.cost.collectives import ring, send_seconds
 from hp_tool.cost.roofline import matmul_seconds, peak_flops
 from hp_tool.cost.schedules.bubble import chunks_in_flight
@@ -47,9 +48,9 @@ def machine() -> ClusterSpec:
 
 def test_a_large_matmul_is_bound_by_arithmetic_a_thin_one_by_memory(machine: ClusterSpec) -> None:
     profile = plain_profile(machine)
-    large = matmul_seconds(8192.0, 8192.0, 8192.0, gpu=machine.gpu, profile=profile, precision="bf16")
+    large = matmul_seconds(8192.0, 8192.0, 8192.0, machine=Machine(cluster=machine, profile=profile), precision="bf16")
     assert float(large) == pytest.approx(1e-6 + 2 * 8192**3 / (0.5 * 312e12))
-    thin = matmul_seconds(1.0, 8192.0, 8192.0, gpu=machine.gpu, profile=profile, precision="bf16")
+    thin = matmul_seconds(1.0, 8192.0, 8192.0, machine=Machine(cluster=machine, profile=profile), precision="bf16")
     traffic = 2 * (8192 + 8192**2 + 8192)
     assert float(thin) == pytest.approx(1e-6 + traffic / (0.5 * machine.gpu.memory_bandwidth_bytes_per_second))
 
@@ -72,7 +73,7 @@ def test_precision_without_hardware_is_refused() -> None:
 )
 def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride: int, latency: float, bandwidth: float) -> None:
     sizes, strides = np.array([group, 64]), np.array([stride, 1])  # the second row makes some ring cross nodes
-    found = ring(group_size=sizes, stride=strides, cluster=machine, profile=plain_profile(machine))
+    found = ring(machine=Machine(cluster=machine, profile=plain_profile(machine)), group_size=sizes, stride=strides)
     assert found.latency_s[0] == pytest.approx(latency, abs=1e-15)
     assert found.bandwidth[0] == pytest.approx(bandwidth)
     assert found.seconds(np.array([1e9, 1e9]))[0] == pytest.approx(latency + 1e9 / bandwidth)
@@ -81,14 +82,17 @@ def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride:
 def test_the_slow_approach_to_full_bandwidth(machine: ClusterSpec) -> None:
     profile = plain_profile(machine)
     ramped = replace(profile, gpu=replace(profile.gpu, nvlink=replace(profile.gpu.nvlink, ramp_bytes=1e6)))
-    found = ring(group_size=np.array([8]), stride=1, cluster=machine, profile=ramped)
+    found = ring(machine=Machine(cluster=machine, profile=ramped), group_size=np.array([8]), stride=1)
     assert found.seconds(np.array([4e6]))[0] == pytest.approx(1e-6 + (4e6 + 2e6) / (NVLINK / 2))
 
 
 def test_stages_a_node_apart_send_over_the_network(machine: ClusterSpec) -> None:
     distance, crosses = np.array([4, 8]), np.array([False, True])
     seconds = send_seconds(
-        np.array([1e6, 1e6]), distance=distance, crosses=crosses, cluster=machine, profile=plain_profile(machine)
+        np.array([1e6, 1e6]),
+        machine=Machine(cluster=machine, profile=plain_profile(machine)),
+        distance=distance,
+        crosses=crosses,
     )
     assert seconds == pytest.approx([1e-6 + 1e6 / (NVLINK / 2), 1e-5 + 1e6 / (NETWORK / 2)])
 

@@ -80,7 +80,7 @@ def test_they_are_tried_where_a_query_says_nothing(name: str, num_gpus: int, sta
         "training": {"sequence_length": 4096, "global_batch_size": 16384},
     }
     problem = resolve_training(parse_query(query))
-    axes = default_axes(query=problem.parallel, model=problem.model, cluster=problem.cluster, workload=problem.workload)
+    axes = default_axes(case=problem, query=problem.parallel)
     assert stages in axes.pipeline_parallel_size
 
 

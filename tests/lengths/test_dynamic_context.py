@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.distribution import LengthDistribution
 from hp_tool.cost.lengths.dynamic import ContextComparison, compare_context_parallelism
@@ -22,6 +21,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, RecomputeName
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from tests.cost.cases import case_of
 
 ROW = 32_768
 
@@ -31,10 +31,9 @@ def clock(
 ) -> MicroBatchClock:
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=2 * p * c * d))
     return MicroBatchClock(
-        model=model(name),
-        cluster=machine,
-        workload=TrainingWorkload(sequence_length=ROW, global_batch_size=8 * d),
-        profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        case=case_of(
+            model=model(name), cluster=machine, workload=TrainingWorkload(sequence_length=ROW, global_batch_size=8 * d)
+        ),
         config=ParallelConfig(
             tensor_parallel_size=2, pipeline_parallel_size=p, virtual_pipeline_parallel_size=v, context_parallel_size=c,
             data_parallel_size=d, sequence_parallel=True, recompute=recompute,
@@ -55,10 +54,7 @@ def compared(*values: int, **config: int) -> ContextComparison:
 def test_full_rows_take_what_the_plain_model_says(p: int, v: int, recompute: RecomputeName) -> None:
     """Every micro-batch a row of one sequence on the static group: the training cost model, part by part."""
     timer = clock(p=p, v=v, recompute=recompute)
-    costs = training_costs(
-        model=timer.model, cluster=timer.cluster, workload=timer.workload, profile=timer.profile,
-        candidates=Candidates.alone(timer.config),
-    )  # fmt: skip
+    costs = training_costs(case=timer.case, candidates=Candidates.alone(timer.config))
     found = compare_context_parallelism(clock=timer, distribution=lengths(ROW))
     assert found.packed_s == found.balanced_s == found.dynamic_s
     assert found.dynamic_s == pytest.approx(float(costs.step_s), rel=1e-9)
@@ -93,10 +89,16 @@ def test_dynamic_is_never_slower_and_does_not_see_the_order(values: list[int], c
 
 def test_a_slower_network_raises_the_gain() -> None:
     timer = clock(c=8)  # groups of eight, two apart: over two servers
-    slow = replace(timer.cluster, inter_node_bandwidth_bytes_per_second=timer.cluster.inter_node_bandwidth_bytes_per_second / 4)
+    slow = replace(
+        timer.case.cluster, inter_node_bandwidth_bytes_per_second=timer.case.cluster.inter_node_bandwidth_bytes_per_second / 4
+    )
     short = lengths(512, 2048, ROW)
     usual = compare_context_parallelism(clock=timer, distribution=short)
-    assert compare_context_parallelism(clock=replace(timer, cluster=slow), distribution=short).gain > usual.gain > 1.0
+    assert (
+        compare_context_parallelism(clock=replace(timer, case=replace(timer.case, cluster=slow)), distribution=short).gain
+        > usual.gain
+        > 1.0
+    )
 
 
 def test_seconds_grow_with_tokens_and_with_their_squares() -> None:
@@ -124,11 +126,11 @@ def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
     timer = clock(c=1, d=16, p=p)  # 128 rows a step, so that eight steps are a fair sample
     mixed = lengths(*[1024] * 60, ROW)  # every third row is one long sequence
     rows = packed_rows(mixed, row_tokens=ROW)
-    values = {field.name: getattr(timer.workload, field.name) for field in fields(timer.workload)}
+    values = {field.name: getattr(timer.case.workload, field.name) for field in fields(timer.case.workload)}
     packed = VariableLengthWorkload(**values | {"packed": True}, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
-    machine = {"model": timer.model, "cluster": timer.cluster, "workload": packed, "profile": timer.profile}
+    case = replace(timer.case, workload=packed)
     one = Candidates.alone(timer.config)
-    costs = with_imbalance(training_costs(**machine, candidates=one), rows=rows, **machine, candidates=one)
+    costs = with_imbalance(training_costs(case=case, candidates=one), rows=rows, case=case, candidates=one)
     assert costs.parts[PART] > 0.03 * costs.step_s
     found = compare_context_parallelism(clock=timer, distribution=mixed)
     assert found.packed_s == pytest.approx(costs.step_s, rel=0.02)

@@ -54,9 +54,8 @@ def test_a_grid_costs_what_its_rows_cost(name: str) -> None:
         {"kind": "training", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32}, "training": training, **change}
     )
     problem = resolve_training(query)
-    nouns: dict[str, Any] = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     seen = 0
-    for chunk in legal_chunks(axes=default_axes(query=query.parallel, **nouns), **nouns, size=2000):
+    for chunk in legal_chunks(axes=default_axes(query=query.parallel, case=problem), case=problem, size=2000):
         grid = chunk.candidates
         assert len(grid.shape) == 3
         whole, rows = columns(problem.costs(grid).rows(grid.shape)), columns(problem.costs(grid.take(slice(None))))

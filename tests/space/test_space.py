@@ -18,13 +18,12 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.space import Axes, Space, default_axes, enumerate_space, legal_chunks
-from tests.cost.cases import Problem, problems, rows
+from tests.cost.cases import Problem, case_of, problems, rows
 
 
 def spaces(problem: Problem, query: ParallelQuery) -> tuple[Axes, Space]:
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    axes = default_axes(query=query, **nouns)
-    return axes, enumerate_space(axes=axes, **nouns)
+    axes = default_axes(query=query, case=problem)
+    return axes, enumerate_space(axes=axes, case=problem)
 
 
 @settings(max_examples=40, deadline=None)
@@ -34,8 +33,7 @@ def test_no_duplicates_all_legal_and_no_knob_without_effect(case: tuple[Problem,
     _, space = spaces(problem, ParallelQuery(sequence_parallel=(False, True)))
     candidates = space.candidates
     assert len(set(rows(candidates))) == len(candidates) > 0
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
-    assert not legality(**nouns, candidates=candidates).any()
+    assert not legality(case=problem, candidates=candidates).any()
     assert not candidates.sequence_parallel[candidates.tensor_parallel_size == 1].any()
     alone = candidates.data_parallel_size == 1
     assert len(np.unique(candidates.zero_stage[alone])) <= 1
@@ -57,9 +55,10 @@ def test_it_is_the_product_of_the_axes_filtered_by_the_rules() -> None:
     """Against a plain loop over every combination."""
     shape, machine = model("gpt-22b"), cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=16))
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=48)
+    case = case_of(model=shape, cluster=machine, workload=workload)
     query = ParallelQuery(tensor_parallel_size=(1, 2, 3, 4), pipeline_parallel_size=(1, 2, 4), micro_batch_size=(1, 2, 3, 5))
-    axes = default_axes(query=query, model=shape, cluster=machine, workload=workload)
-    space = enumerate_space(axes=axes, model=shape, cluster=machine, workload=workload)
+    axes = default_axes(case=case, query=query)
+    space = enumerate_space(case=case, axes=axes)
     expected = set()
     for t, p, v, b, z in itertools.product((1, 2, 3, 4), (1, 2, 4), axes.virtual_pipeline_parallel_size, (1, 2, 3, 5), (0, 1)):
         d = 16 // (t * p)
@@ -80,12 +79,13 @@ def test_every_combination_turned_away_is_counted() -> None:
     """With one value per free axis each combination breaks one rule or is legal."""
     shape, machine = model("gpt-22b"), cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=16))
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=48)
+    case = case_of(model=shape, cluster=machine, workload=workload)
     query = ParallelQuery(
         tensor_parallel_size=(1, 2, 3), pipeline_parallel_size=1, virtual_pipeline_parallel_size=1,
         micro_batch_size=(1, 2, 3), recompute="none", zero_stage=1,
     )  # fmt: skip
-    axes = default_axes(query=query, model=shape, cluster=machine, workload=workload)
-    space = enumerate_space(axes=axes, model=shape, cluster=machine, workload=workload)
+    axes = default_axes(case=case, query=query)
+    space = enumerate_space(case=case, axes=axes)
     # t=3 does not divide 16 devices: one group. t=1: d=16, 16 b divides 48 for b = 1, 3. t=2: d=8, b = 1, 2, 3 all divide.
     assert space.rejections == {"world_size_mismatch": 1, "batch_not_divisible": 1}
     assert len(space.candidates) == 5
@@ -94,18 +94,20 @@ def test_every_combination_turned_away_is_counted() -> None:
 def test_an_empty_space_is_empty_and_says_why() -> None:
     shape, machine = model("gpt-22b"), cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=16))
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=48)
-    axes = default_axes(query=ParallelQuery(tensor_parallel_size=3), model=shape, cluster=machine, workload=workload)
-    space = enumerate_space(axes=axes, model=shape, cluster=machine, workload=workload)
+    case = case_of(model=shape, cluster=machine, workload=workload)
+    axes = default_axes(case=case, query=ParallelQuery(tensor_parallel_size=3))
+    space = enumerate_space(case=case, axes=axes)
     assert len(space.candidates) == 0 and set(space.rejections) == {"world_size_mismatch"}
 
 
 def test_a_space_that_cannot_be_held_is_refused_before_it_is_built() -> None:
     shape, machine = model("gpt-22b"), cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=64))
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=64)
+    case = case_of(model=shape, cluster=machine, workload=workload)
     query = ParallelQuery(micro_batch_size=tuple(range(1, 20_000)), virtual_pipeline_parallel_size=tuple(range(1, 20_000)))
-    axes = default_axes(query=query, model=shape, cluster=machine, workload=workload)
+    axes = default_axes(case=case, query=query)
     with pytest.raises(InputError) as caught:
-        enumerate_space(axes=axes, model=shape, cluster=machine, workload=workload)
+        enumerate_space(case=case, axes=axes)
     assert caught.value.code == "space_too_large"
 
 
@@ -114,13 +116,12 @@ def test_a_space_that_cannot_be_held_is_refused_before_it_is_built() -> None:
 def test_legality_does_not_depend_on_recomputation_and_zero_stage(case: tuple[Problem, ParallelConfig]) -> None:
     """What lets them be combined after the filter."""
     problem, config = case
-    nouns = {"model": problem.model, "cluster": problem.cluster, "workload": problem.workload}
     others = [
         replace(config, recompute=recompute, zero_stage=stage)
         for recompute in ("none", "selective", "full")
         for stage in range(4)
     ]
-    codes = legality(**nouns, candidates=Candidates.from_configs([config, *others]))
+    codes = legality(case=problem, candidates=Candidates.from_configs([config, *others]))
     assert len(np.unique(codes)) == 1
 
 
@@ -129,10 +130,10 @@ def test_chunks_of_any_size_make_up_the_same_space(size: int) -> None:
     shape, machine = model("mixtral-8x7b"), cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))
     workload = TrainingWorkload(sequence_length=16384, global_batch_size=96)
     query = ParallelQuery(zero_stage=(0, 1, 2, 3), sequence_parallel=(False, True), micro_batch_size=(1, 2, 5))
-    nouns = {"model": shape, "cluster": machine, "workload": workload}
-    axes = default_axes(query=query, **nouns)
-    whole = enumerate_space(axes=axes, **nouns)
-    chunks = list(legal_chunks(axes=axes, **nouns, size=size))
+    case = case_of(model=shape, cluster=machine, workload=workload)
+    axes = default_axes(query=query, case=case)
+    whole = enumerate_space(axes=axes, case=case)
+    chunks = list(legal_chunks(axes=axes, case=case, size=size))
     assert max(len(chunk.candidates) for chunk in chunks) <= max(size, len(axes.recompute) * 4)
     # The order differs: configurations without replicas have grids of their own.
     assert sorted(rows(whole.candidates)) == sorted(row for chunk in chunks for row in rows(chunk.candidates.take(slice(None))))

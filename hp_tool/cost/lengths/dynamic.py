@@ -72,15 +72,15 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
     where micro_batch_size is not 1 (a packed row is a micro-batch), replicas do not divide the rows, or there are too many
     sequences to schedule.
     """
-    if clock.workload.global_batch_size % clock.config.data_parallel_size:
+    if clock.case.workload.global_batch_size % clock.config.data_parallel_size:
         raise InputError(
             f"data_parallel_size {clock.config.data_parallel_size} does not divide global_batch_size "
-            f"{clock.workload.global_batch_size}",
+            f"{clock.case.workload.global_batch_size}",
             field="parallel.data_parallel_size",
         )
     if clock.config.micro_batch_size != 1:
         raise InputError("packed rows are micro-batches: micro_batch_size must be 1", field="parallel.micro_batch_size")
-    short = distribution.cut(clock.workload.sequence_length)
+    short = distribution.cut(clock.case.workload.sequence_length)
     totals = np.zeros(3)
     held: dict[int, float] = {}
     for step in range(STEPS):
@@ -111,7 +111,7 @@ def _sizes(clock: MicroBatchClock) -> list[int]:
 
 def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: int) -> tuple[IntArray, IntArray]:
     """(lengths, row of each) of the sequences of one step: those in the first global_batch_size packed rows."""
-    batch, capacity = clock.workload.global_batch_size, clock.workload.sequence_length
+    batch, capacity = clock.case.workload.global_batch_size, clock.case.workload.sequence_length
     wanted = batch * capacity / short.mean
     if wanted > MAX_SEQUENCES:
         raise InputError(
@@ -130,7 +130,7 @@ def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
     """Every sequence on the smallest group that holds it, of at least `smallest` ranks; packed by group size."""
-    share = clock.workload.sequence_length // clock.config.context_parallel_size
+    share = clock.case.workload.sequence_length // clock.config.context_parallel_size
     allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
     needed = allowed[np.searchsorted(allowed * share, lengths)]
     parts = []

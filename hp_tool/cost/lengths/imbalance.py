@@ -7,16 +7,14 @@ import functools
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, FloatArray, where
+from hp_tool.cost.arrays import FloatArray, Floats, results, where
 from hp_tool.cost.attention import core_seconds
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import CORE_ATTN, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.packing import SEED, Rows
 from hp_tool.cost.recomputation import recomputed_layer_fraction
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 PART = "length_imbalance"
@@ -27,28 +25,17 @@ _DRAWN_ROWS = 1 << 19
 _MAX_DRAWS = 64
 
 
-def with_imbalance(
-    costs: TrainingCosts,
-    *,
-    rows: Rows,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-) -> TrainingCosts:
+def with_imbalance(costs: TrainingCosts, *, rows: Rows, case: TrainingCase, candidates: Candidates) -> TrainingCosts:
     """The costs of mean rows, and one more part: the expected seconds that the slowest replica needs beyond the mean.
 
     A row's attention is proportional to the sum of l^2 over its sequences; everything else depends on its places alone,
     padding or not. Rows come in random order. What a slower rank's longer attention may hide of its context-parallel
     communication is not counted; a layer of multi-token prediction counts as one of the stage's.
     """
-    per_length = _seconds_per_attended_token(
-        model=model, cluster=cluster, workload=workload, profile=profile, candidates=candidates
-    )
-    extra = _extra_lengths(rows, candidates=candidates, workload=workload)
+    per_length = _seconds_per_attended_token(case=case, candidates=candidates)
+    extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
     waiting = per_length * extra
-    return dataclasses.replace(costs, parts={**costs.parts, PART: waiting}, step_s=costs.step_s + waiting)
+    return dataclasses.replace(costs, parts=results({**costs.parts, PART: waiting}), step_s=costs.step_s + waiting)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -83,7 +70,7 @@ def _per_replica(rows: Rows, batch: int, replicas: int, micro_batch: int, lockst
     return work.sum(axis=2), work.max(axis=2)
 
 
-def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Column:
+def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Floats:
     """`expected_extra` of each candidate, once for each combination that occurs."""
     c = candidates
     d, b = c.data_parallel_size, c.micro_batch_size
@@ -109,20 +96,14 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
     return float(extra[0]) if c.is_alone else extra[kind_of.reshape(kinds.shape[:-1])]
 
 
-def _seconds_per_attended_token(
-    *,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: TrainingWorkload,
-    profile: EfficiencyProfile,
-    candidates: Candidates,
-) -> Column:
+def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
     """What one more token of attended length adds to one micro-batch on one stage: forward, backward and recomputation."""
-    s = shapes(model=model, workload=workload, candidates=candidates)
+    model = case.model
+    s = shapes(case=case, candidates=candidates)
 
-    def core(attended: float) -> tuple[FloatArray, FloatArray]:
+    def core(attended: float) -> tuple[Floats, Floats]:
         sizes: Shapes = dataclasses.replace(s, attended=attended)
-        return core_seconds(model=model, cluster=cluster, workload=workload, profile=profile, s=sizes)
+        return core_seconds(case=case, s=sizes)
 
     # Fused attention is linear in the attended length: the difference is exact.
     (none, none_backward), (one, one_backward) = core(0.0), core(1.0)

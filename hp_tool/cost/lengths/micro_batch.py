@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import head_time
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.training import training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import UnsupportedError
 
 _ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer", "offload", "overhead")
@@ -29,17 +25,13 @@ _ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer",
 class MicroBatchClock:
     """What a configuration's stages take for packed micro-batches; workload.sequence_length is the static row."""
 
-    model: ModelSpec
-    cluster: ClusterSpec
-    workload: TrainingWorkload
-    profile: EfficiencyProfile
+    case: TrainingCase
     config: ParallelConfig
-    strategy: Strategy = DEFAULT_STRATEGY
 
     def __post_init__(self) -> None:
-        if self.model.num_experts:
+        if self.case.model.num_experts:
             raise UnsupportedError("micro-batches of unequal size are modelled for dense models only", field="model")
-        if self.workload.attention == "unfused":
+        if self.case.workload.attention == "unfused":
             raise UnsupportedError("packed rows need attention: flash", field="training.attention")
 
     def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -50,10 +42,10 @@ class MicroBatchClock:
         """
         columns = {name: np.full(len(sizes), value) for name, value in dataclasses.asdict(self._alone).items()}
         candidates = Candidates(**columns | {"context_parallel_size": sizes})
-        plain = shapes(model=self.model, workload=self.workload, candidates=candidates)
+        plain = shapes(case=self.case, candidates=candidates)
         s = dataclasses.replace(plain, tokens=tokens / sizes, attended=squares / tokens)
-        layer = layer_time(**self._machine, candidates=candidates, strategy=self.strategy, s=s)
-        layers = self.model.num_hidden_layers / candidates.pipeline_parallel_size
+        layer = layer_time(case=self.case, candidates=candidates, s=s)
+        layers = self.case.model.num_hidden_layers / candidates.pipeline_parallel_size
         whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
         forward = layer.forward + layer.tensor + layer.context
         again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=whole)
@@ -68,8 +60,8 @@ class MicroBatchClock:
 
     def once_a_step_s(self) -> float:
         """Seconds of a step that do not depend on how sequences are arranged; of the bubble, the ends and transfers."""
-        parts = training_costs(**self._machine, candidates=self._alone, strategy=self.strategy).parts
-        row = float(self.workload.sequence_length)
+        parts = training_costs(case=self.case, candidates=self._alone).parts
+        row = float(self.case.workload.sequence_length)
         _, between = self.seconds(
             sizes=np.array([self.config.context_parallel_size]), tokens=np.array([row]), squares=np.array([row**2])
         )
@@ -79,12 +71,8 @@ class MicroBatchClock:
     def _alone(self) -> Candidates:
         return Candidates.alone(self.config)
 
-    @property
-    def _machine(self) -> dict[str, Any]:
-        return {"model": self.model, "cluster": self.cluster, "workload": self.workload, "profile": self.profile}
-
     def _end_seconds_per_token(self) -> float:
-        head = head_time(**self._machine, candidates=self._alone)
+        head = head_time(case=self.case, candidates=self._alone)
         ends = (float(head.embedding), float(head.output + head.output_communication))
         seconds = max(ends) if self.config.pipeline_parallel_size > 1 else sum(ends)
-        return seconds * self.config.context_parallel_size / self.workload.sequence_length / self.config.micro_batch_size
+        return seconds * self.config.context_parallel_size / self.case.workload.sequence_length / self.config.micro_batch_size

@@ -8,22 +8,22 @@ norm of all ranks, so that the fill of a "zero bubble" schedule counts here, and
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import BoolArray, Column, FloatArray, IntArray, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
 from hp_tool.cost.topology import Axis, Group, dense_group
 
 
-def splits_backward(c: Candidates) -> BoolArray:
+def splits_backward(c: Candidates) -> Bools:
     """Weight gradients run apart from input gradients."""
     return c.pipeline_schedule >= ZB_H1
 
 
-def is_folded(c: Candidates) -> BoolArray:
+def is_folded(c: Candidates) -> Bools:
     """Embedding and output layer are on the same rank: ZB-V's first, DualPipe's first and last."""
     return c.pipeline_schedule >= ZBV
 
 
-def split_bubble_share(c: Candidates, *, forward: Column, whole: Column, weight_gradient: Column) -> FloatArray:
+def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats) -> Floats:
     """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w), that of GPipe and 1F1B;
     `forward` is t_f, `whole` the sum of the three. Anything for other schedules.
 
@@ -40,11 +40,11 @@ def split_bubble_share(c: Candidates, *, forward: Column, whole: Column, weight_
     v = 0.5 * maximum(maximum(b, 2.0 * (maximum(f, b) - w)), maximum(2.0 * f - b, w))
     q = maximum(0.5 * p - 1.0, 0.0)
     dual = (q * maximum(b - w, 0.0) + maximum(2.0 * q * f, (q - 1.0) * f + q * b)) / maximum(p - 1, 1)
-    share: FloatArray = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / whole
+    share: Floats = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / whole
     return share
 
 
-def chunks_in_flight(c: Candidates, *, from_end: IntArray | int, micro_batches: FloatArray) -> FloatArray:
+def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: Floats) -> Floats:
     """Model chunks of L/(pv) layers whose activations rank r holds at once; `from_end` is p - 1 - r.
 
     1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up count plus the one
@@ -62,12 +62,12 @@ def chunks_in_flight(c: Candidates, *, from_end: IntArray | int, micro_batches: 
     return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, held))
 
 
-def waiting_in_flight(c: Candidates, *, from_end: IntArray | int) -> IntArray:
+def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
     """Micro-batches whose weight gradients rank r still owes when it holds `chunks_in_flight`: r in ZB-H1, for which their
     matmuls' inputs and output gradients stay (arXiv 2401.10241 table 1: 32sbh of a layer's 34sbh). The other schedules
     hold most while they owe none.
     """
-    waiting: IntArray = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
+    waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
 
 
@@ -87,8 +87,8 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
 
 
 def folded_ends(
-    c: Candidates, *, plain: tuple[Column, Column], layers: tuple[Column, Column], ends: Column
-) -> tuple[Column, Column]:
+    c: Candidates, *, plain: tuple[Floats, Floats], layers: tuple[Floats, Floats], ends: Floats
+) -> tuple[Floats, Floats]:
     """What the first and the last rank hold: `plain` in a pipeline that is not folded; else their share of `layers`, those of
     the pipeline's two ends, and of `ends`, embedding and output layer together.
     """
@@ -100,7 +100,7 @@ def folded_ends(
     return where(is_v, first + ends, where(is_dual, both, plain[0])), where(is_v, last, where(is_dual, both, plain[1]))
 
 
-def share_of_ends(c: Candidates) -> Column:
+def share_of_ends(c: Candidates) -> Floats:
     """Share of the micro-batches for which the rank that sets the pace runs embedding and output layer: ZB-V's first rank
     all of them, DualPipe's first and last rank half each.
     """

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import BoolArray, IntArray, anywhere
+from hp_tool.cost.arrays import Bools, Ints, anywhere
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, Candidates
 from hp_tool.domain.parallel import ParallelConfig
 
 
-def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: IntArray) -> BoolArray | bool:
+def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
     """Whether the schedule's own rule is broken, see RULES; 1F1B's and interleaving's are kept elsewhere."""
     schedule = c.pipeline_schedule
     if not anywhere(schedule):
         return False
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     uneven = num_layers % (p * v) != 0
-    broken: BoolArray = (schedule != ONE_F_ONE_B) & (
+    broken: Bools = (schedule != ONE_F_ONE_B) & (
         (p < 2)
         | ((schedule == GPIPE) & (v != 1))
         | ((schedule == ZB_H1) & ((v != 1) | (m < p)))

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import ClusterSpec, Precision
+from hp_tool.cost.case import Machine
+from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
 from hp_tool.domain.workload import SpeculativeSpec
@@ -59,13 +59,12 @@ class ServingCandidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingNouns:
-    """What is served, where, by which engine, in which number formats, and how long requests are."""
+class ServingNouns(Machine):
+    """What is served, where, by which engine, in which number formats, and how long requests are. Of the profile's framework
+    part only the network between nodes is read.
+    """
 
     model: ModelSpec
-    cluster: ClusterSpec
-    profile: EfficiencyProfile
-    """Kernels and links of the GPU; of its framework part only the network between nodes is read."""
     engine: EngineEfficiency
     compute_precision: Precision
     """Inputs of the layers' matmuls."""

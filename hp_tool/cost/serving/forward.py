@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.arrays import Column, FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.collectives import send_seconds
 from hp_tool.cost.matrices import (
     attention_matrices,
@@ -43,7 +43,7 @@ def imbalance(load: FloatArray, *, ranks: IntArray) -> FloatArray:
     return np.minimum(1.0 + np.sqrt(2.0 * np.log(ranks) / np.maximum(load, 1e-9)), ranks)
 
 
-def expert_weights(nouns: ServingNouns, candidates: ServingCandidates) -> Column:
+def expert_weights(nouns: ServingNouns, candidates: ServingCandidates) -> Floats:
     """Routed weights of one layer on one rank: E experts spread over all ranks of the stage, whole or split."""
     model = nouns.model
     ranks = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
@@ -122,7 +122,7 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     distance = t * candidates.attention_data_parallel_size
     # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
     crosses = distance >= nouns.cluster.nvlink_domain_size
-    hop = send_seconds(message / t, distance=distance, crosses=crosses, cluster=nouns.cluster, profile=nouns.profile)
+    hop = send_seconds(message / t, machine=nouns, distance=distance, crosses=crosses)
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 

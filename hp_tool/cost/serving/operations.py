@@ -127,7 +127,7 @@ def all_reduce_seconds(nouns: ServingNouns, message_bytes: FloatArray, *, group_
     """The faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
-    seconds = ring(group_size=n, stride=1, cluster=nouns.cluster, profile=nouns.profile).seconds(wire)
+    seconds = ring(machine=nouns, group_size=n, stride=1).seconds(wire)
     small = nouns.profile.gpu.small_all_reduce
     if small is not None:
         bandwidth = small.bandwidth_fraction * local_bandwidth(nouns.cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hp_tool.cost.arrays import Column
+from hp_tool.cost.arrays import Floats, Ints
 from hp_tool.cost.matrices import query_heads
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
@@ -43,7 +43,7 @@ def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, 
     )
 
 
-def attention_flops(model: ModelSpec, t: Column, *, decoding: bool) -> Column:
+def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
     """FLOPs per query token and key it sees: 4 a d / t. Latent attention decodes in the latent space, where a head is
     rank (+ rope) wide, and prefills with expanded heads.
     """

@@ -1,0 +1,28 @@
+"""What is predicted, besides the candidates: the model, the machine and the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
+from hp_tool.domain.workload import TrainingWorkload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Devices and links, and how much of their datasheet rates programs reach."""
+
+    cluster: ClusterSpec
+    profile: EfficiencyProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCase(Machine):
+    """A training of a model on a machine: what holds for all candidates."""
+
+    model: ModelSpec
+    workload: TrainingWorkload
+    strategy: Strategy = DEFAULT_STRATEGY
