@@ -12,11 +12,11 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.compute import peak_flops
-from hp_tool.cost.layout import LaidOutPipeline
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
 from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
-from hp_tool.cost.mixed import MixedPipeline
+from hp_tool.cost.mixed_gpus import MixedPipeline
+from hp_tool.cost.pipeline_layout import LaidOutPipeline
+from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec

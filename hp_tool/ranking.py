@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.correction import Correction, corrected_costs
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
-from hp_tool.cost.feasibility import MEMORY
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.query import Query
 from hp_tool.problem import TrainingProblem

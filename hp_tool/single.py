@@ -9,8 +9,8 @@ from typing import Any
 from hp_tool.correction import Corrections, corrected_estimate
 from hp_tool.cost.breakdown import estimate_alone
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.feasibility import legality
-from hp_tool.cost.reasons import explain
+from hp_tool.cost.legality import legality
+from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
 from hp_tool.domain.pipeline_layout import parse_layout

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
+from hp_tool.cost.roofline import peak_flops
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.problem import TrainingProblem
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR

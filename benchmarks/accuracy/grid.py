@@ -21,7 +21,7 @@ from benchmarks.accuracy.fit_nanotron import fit
 from benchmarks.accuracy.grid_rows import FILE, GPU, Group, groups
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.intervals import NORMAL_QUANTILE
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 MIN_CELL = 20

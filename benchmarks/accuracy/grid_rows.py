@@ -17,7 +17,7 @@ from benchmarks.accuracy.data import Row
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.feasibility import legality
+from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.accuracy.korthikanti import Comparison
-from hp_tool.cost.intervals import NORMAL_QUANTILE
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 MANY_ROWS = 40
 """Above this a table names models instead of rows; `--json` has them all."""

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.data import Row, read
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.cost.compute import ELEMENT_BYTES
-from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
-from hp_tool.cost.inference.formats import weight_format
-from hp_tool.cost.inference.serving import ServingCosts, serving_costs
 from hp_tool.cost.parameters import total_parameters
+from hp_tool.cost.roofline import ELEMENT_BYTES
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
 from hp_tool.domain.workload import InferenceWorkload

@@ -14,7 +14,8 @@ from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.grid_rows import config
 from benchmarks.search.shapes import Shapes, model_of
 from hp_tool.catalog import cluster
-from hp_tool.cost.candidates import Candidates, FloatArray
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig

@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
 from hp_tool.calibration import Evidence
-from hp_tool.cost.candidates import FloatArray
-from hp_tool.cost.feasibility import legality
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.legality import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.search.table import CandidateTable, candidate_table

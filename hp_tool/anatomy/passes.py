@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.anatomy.stages import StageAnatomy
+from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.layer import LayerTime
 from hp_tool.cost.model_layers import model_layers
-from hp_tool.cost.pipeline import micro_batches
-from hp_tool.cost.stages import stage_layers
+from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.step_time import micro_batches
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.problem import TrainingProblem
 

@@ -9,7 +9,6 @@ from typing import Literal
 from hp_tool.anatomy.passes import Passes, passes
 from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.pipeline import micro_batches, transfer_seconds
 from hp_tool.cost.schedules.orders import (
     Kind,
     Operation,
@@ -22,6 +21,7 @@ from hp_tool.cost.schedules.orders import (
     zbv,
 )
 from hp_tool.cost.schedules.timeline import Span, timeline
+from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.problem import TrainingProblem
 

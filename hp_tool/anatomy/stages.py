@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hp_tool.cost.balanced import stage_contents
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
-from hp_tool.cost.layout import rank_contents
-from hp_tool.cost.mixed import STAGE_PARTS, stage_seconds
-from hp_tool.cost.pipeline import micro_batches
-from hp_tool.cost.section import Section, Stage, section
-from hp_tool.cost.stages import NO_LAYERS, stage_layers
+from hp_tool.cost.mixed_gpus import STAGE_PARTS, stage_seconds
+from hp_tool.cost.pipeline_layout import rank_contents
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Section, Stage, section, stage_contents, stage_layers
+from hp_tool.cost.step_time import micro_batches
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from hp_tool.budgets.plan import Plan, Planner
-from hp_tool.cost.compute import peak_flops
+from hp_tool.cost.roofline import peak_flops
 from hp_tool.units import SECONDS_PER_DAY
 
 CLOSE = 0.02

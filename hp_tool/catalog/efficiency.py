@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hp_tool import documents
 from hp_tool.catalog import machines, records
-from hp_tool.cost.host import without_host
+from hp_tool.cost.critical_stage import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec

@@ -6,15 +6,13 @@ from typing import Any
 
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
-from hp_tool.cost.compute import peak_flops
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
-from hp_tool.cost.intervals import intervals, unchecked_features
-from hp_tool.cost.modules import repeated_token_flops
-from hp_tool.cost.reasons import host_memory_reason, memory_reason
-from hp_tool.cost.recomputation import recomputed_layer_fraction
-from hp_tool.cost.simplified import simplified
+from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
+from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
+from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import intervals, simplified, unchecked_features
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

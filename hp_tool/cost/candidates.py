@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.cost.arrays import BoolArray, IntArray
 from hp_tool.domain.parallel import (
     OF_THE_QUERY,
     ParallelConfig,
@@ -23,11 +24,6 @@ from hp_tool.domain.parallel import (
     RecomputeModule,
     RecomputeName,
 )
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-"""Shape (n,) of n candidates. In the formulas, also a plain number: of one candidate alone; or what broadcasts to a grid."""
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""

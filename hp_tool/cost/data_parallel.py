@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.block import Column
+from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
-from hp_tool.cost.states import StateCosts
+from hp_tool.cost.model_states import StateCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.adapters import layer_adapter_parameters
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import ZBV, Candidates, FloatArray
-from hp_tool.cost.elementwise import maximum
-from hp_tool.cost.linears import layer_matrix_parameters
+from hp_tool.cost.arrays import Column, FloatArray, maximum
+from hp_tool.cost.candidates import ZBV, Candidates
+from hp_tool.cost.lora import layer_adapter_parameters
+from hp_tool.cost.matrices import layer_matrix_parameters
 from hp_tool.cost.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -17,9 +16,8 @@ from hp_tool.cost.parameters import (
     output_parameters,
     special_parameters,
 )
-from hp_tool.cost.schedules.folded import folded_ends
-from hp_tool.cost.section import Section, Stage
-from hp_tool.cost.stages import End, StageLayers
+from hp_tool.cost.pipeline_stages import End, Section, Stage, StageLayers
+from hp_tool.cost.schedules.bubble import folded_ends
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 

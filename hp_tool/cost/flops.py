@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.adapters import token_adapter_parameters
 from hp_tool.cost.attention import head_widths
+from hp_tool.cost.block import windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
+from hp_tool.cost.lora import token_adapter_parameters
 from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, head_matrices, mlp_matrices, moe_layers
-from hp_tool.cost.window import windowed_length
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 

@@ -6,64 +6,23 @@ GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from hp_tool.cost.adapters import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
+from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
-from hp_tool.cost.block import BlockBytes, BlockTime, Column
+from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import PER_OP, Candidates
-from hp_tool.cost.communication import tensor_ring
-from hp_tool.cost.elementwise import anywhere, maximum, minimum, where
-from hp_tool.cost.exchange_overlap import behind_other_pass
-from hp_tool.cost.experts import expert_bytes, expert_time
+from hp_tool.cost.collectives import tensor_ring
+from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
-from hp_tool.cost.modules import dropped_bytes, names_modules, repeated_seconds
-from hp_tool.cost.per_op import per_op_bytes
-from hp_tool.cost.shapes import Shapes, shapes
+from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
+from hp_tool.cost.recomputation import dropped_bytes, names_modules, per_op_bytes, repeated_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTime:
-    """Seconds per layer and micro-batch; arrays of shape (n,). Communication is the exposed part."""
-
-    forward: Column
-    """Compute of the forward pass."""
-    backward: Column
-    weight_gradient: Column
-    """Part of `backward` that may run later than the rest."""
-    repeated: Column
-    """What selective recomputation runs again: of `forward` the attention core, or what the named modules take."""
-    tensor: Column
-    """Tensor-parallel collectives of the forward pass."""
-    tensor_backward: Column
-    context: Column
-    context_backward: Column
-    expert: Column
-    expert_backward: Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerBytes:
-    """Bytes per layer and micro-batch; arrays of shape (n,), or (2, n) where the pipeline's ends have different layers."""
-
-    saved: Column
-    """Kept for the backward pass without recomputation."""
-    saved_selective: Column
-    """Kept when the attention core, or the named modules, are recomputed."""
-    waiting: Column
-    """Kept for the weight gradients when the rest of the backward pass is over."""
-    saved_full: Column
-    """Kept when the whole layer is recomputed: its input."""
-    repeated: Column
-    """What selective recomputation brings back at a time: one block's worth of one layer."""
-    backward_working: Column
-    """Gradients and gathered inputs alive at the worst moment of one layer's backward pass."""
 
 
 def layer_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, moe: bool = False) -> LayerBytes:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.block import BlockBytes, BlockTime
-from hp_tool.cost.compute import elementwise_seconds, weight_matmuls
-from hp_tool.cost.elementwise import where
-from hp_tool.cost.lowprecision import cast_traffic
-from hp_tool.cost.shapes import Shapes
+from hp_tool.cost.arrays import where
+from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
+from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec

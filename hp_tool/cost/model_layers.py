@@ -8,18 +8,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.block import Column
+from hp_tool.cost.arrays import Column, anywhere
+from hp_tool.cost.block import LayerBytes, LayerTime, spreading_axes
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.distinct import distinct_rows
-from hp_tool.cost.elementwise import anywhere
+from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
-from hp_tool.cost.exchange_overlap import merged_share, merges_passes
-from hp_tool.cost.head import HeadTime, head_time
-from hp_tool.cost.layer import LayerBytes, LayerTime, layer_bytes, layer_time
-from hp_tool.cost.modules import layer_axes
-from hp_tool.cost.schedules.costs import splits_backward
-from hp_tool.cost.shapes import spreading_axes
-from hp_tool.cost.stages import StageLayers
+from hp_tool.cost.layer import layer_bytes, layer_time
+from hp_tool.cost.moe import merged_share, merges_passes
+from hp_tool.cost.pipeline_stages import StageLayers
+from hp_tool.cost.recomputation import layer_axes
+from hp_tool.cost.schedules.bubble import splits_backward
+from hp_tool.cost.unique_rows import distinct_rows
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from hp_tool.cost.block import Column
-from hp_tool.cost.lowprecision import quantized_bytes
-from hp_tool.cost.shapes import activation_element_bytes
+from hp_tool.cost.arrays import Column, anywhere, maximum, minimum, where
+from hp_tool.cost.block import activation_element_bytes
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.collectives import group_ring
+from hp_tool.cost.matrices import Linear, layer_linears
+from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
+from hp_tool.cost.zero import Sharding
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import StatePrecision, TrainingWorkload
 
 STATE_BYTES: dict[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -101,3 +111,157 @@ def stage_bytes(
         communicated_weights=parameters * size.communicated_weights + matrices * size.matrix_communicated,
         communicated_trained=trained * size.communicated_weights + matrices * size.matrix_communicated,
     )
+
+
+# Muon's update: the momentum of every weight matrix is orthogonalised by Newton-Schulz iterations.
+
+
+ITERATIONS = 5
+"""Newton-Schulz steps (arXiv 2502.16982 section 2.1; Megatron's muon_num_ns_steps)."""
+
+
+def newton_schulz_flops(rows: Column, columns: Column) -> Column:
+    """One matrix: with r the smaller and q the larger side an iteration is A = X X^T, A^2 and (b A + c A^2) X:
+    2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
+    """
+    r, q = minimum(rows, columns), maximum(rows, columns)
+    return ITERATIONS * (4.0 * r * r * q + 2.0 * r * r * r)
+
+
+def newton_schulz_seconds(rows: Column, columns: Column, *, cluster: ClusterSpec, profile: EfficiencyProfile) -> Column:
+    """One matrix alone, its three matmuls an iteration on the tensor cores at bf16's rate where there is one (Megatron's
+    muon_fp32_matmul_prec medium); elementwise sums of r^2 and r q are small beside them and not counted.
+    """
+    r, q = minimum(rows, columns), maximum(rows, columns)
+    precision = next(name for name in ("bf16", "fp16", "fp32") if name in cluster.gpu.peak_flops_per_second)
+    machine: dict[str, Any] = {"gpu": cluster.gpu, "profile": profile, "precision": precision}
+    return ITERATIONS * (
+        matmul_seconds(r, r, q, **machine) + matmul_seconds(r, r, r, **machine) + matmul_seconds(r, q, r, **machine)
+    )
+
+
+def muon_seconds(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    division: Sharding,
+    expert_division: Sharding,
+    matrices: tuple[Column, Column],
+) -> Column:
+    """What Muon adds to the optimizer step: the orthogonalisation, and where ZeRO 2 and 3 leave every rank a shard of every
+    matrix, two exchanges that bring 16-bit momenta together and updates back (arXiv 2502.16982 algorithm 1; experts' are
+    not counted, whose groups are small). With ZeRO 0 every rank turns all matrices.
+    """
+    zero = candidates.zero_stage
+    shards, expert_shards = (where(zero >= 1, one.shards, 1.0) for one in (division, expert_division))
+    seconds = orthogonalize_seconds(
+        model=model, cluster=cluster, profile=profile, candidates=candidates, shards=shards, expert_shards=expert_shards
+    )
+    if not anywhere(zero >= 2):
+        return seconds
+    wire = 2.0 * 2.0 * maximum(*matrices) / division.shards * (1.0 - 1.0 / division.shards)
+    group = group_ring(group=division.shard_group, cluster=cluster, profile=profile)
+    return seconds + where(zero >= 2, group.seconds(wire), 0.0)
+
+
+def orthogonalize_seconds(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    shards: Column,
+    expert_shards: Column,
+) -> Column:
+    """Seconds of the matrices that one rank of the largest stage turns. Tensor-parallel ranks turn their own slices (Megatron's
+    muon_tp_mode blockwise), queries, keys and values apart (muon_split_qkv); whole matrices are dealt out to the `shards`
+    ranks that divide the states (LayerWiseDistributedOptimizer), so that a rank has at least one.
+    """
+    stages = stage_layers(model, candidates, framework="megatron-core")
+    layers = maximum(maximum(stages.first.layers, stages.last.layers), stages.pace)
+    machine: dict[str, Any] = {"cluster": cluster, "profile": profile}
+    dense = list(layer_linears(model, candidates))
+    if not model.num_experts:
+        return _dealt(dense, layers, shards, **machine)
+    sparse, fraction = list(layer_linears(model, candidates, moe=True)), stages.pace_moe_fraction
+    beside = _dealt([linear for linear in sparse if not linear.routed], layers * fraction, shards, **machine)
+    experts = _dealt([linear for linear in sparse if linear.routed], layers * fraction, expert_shards, **machine)
+    return _dealt(dense, layers * (1.0 - fraction), shards, **machine) * (fraction < 1.0) + beside + experts
+
+
+def _dealt(linears: Iterable[Linear], layers: Column, shards: Column, **machine: Any) -> Column:
+    """Seconds of the rank with the most to do when the matrices of `layers` layers are dealt out to `shards` ranks."""
+    work: Column = 0.0
+    longest: Column = 0.0
+    for linear in linears:
+        parts = linear.outputs if linear.module == "linear_qkv" else (sum(linear.outputs),)
+        for rows in parts:
+            seconds = newton_schulz_seconds(rows, linear.inputs, **machine)
+            work = work + linear.count * seconds
+            longest = maximum(longest, seconds)
+    return maximum(layers * work / shards, longest)
+
+
+# What lives in host memory instead of the device's: bytes on both sides, and seconds that the way there and back costs.
+#
+# Nothing here is fitted on training runs: copies between pinned host memory and device reach PCIE_FRACTION of the link,
+# and the host's update HOST_MEMORY_FRACTION of its memory bandwidth.
+
+
+PCIE_FRACTION = 0.8
+"""Pinned copies of many MB against the link's datasheet rate: 25 of 32 GB/s on PCIe 4, 52 of 64 on PCIe 5."""
+HOST_MEMORY_FRACTION = 0.45
+"""torch's fused AdamW on a CPU moves its 28 bytes a parameter at 0.55 of a copy's rate (torch 2.13, one thread, 2026-11-21),
+and a copy reaches about 0.8 of the memory's datasheet rate."""
+HOST_STATES = {"adam": 2, "sgd": 1}
+"""fp32 states of the optimizers that run on the host."""
+TRANSFER_OVERLAP = 1.0
+"""Share of activations' copies that runs beside compute, where there is enough of it: copy engines are the GPU's own."""
+LAYERS_ON_DEVICE = 2.0
+"""Layers whose offloaded activations are on the device all the same: one under way, one in use."""
+
+
+def link_rate(gpu: GpuSpec) -> float:
+    """Bytes a second between device and host, each way."""
+    return PCIE_FRACTION * gpu.pcie_bandwidth_bytes_per_second
+
+
+def offload_states(
+    costs: dict[str, Column], *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
+) -> dict[str, Column]:
+    """State costs with the share f of the optimizer on the host (Megatron's HybridDeviceOptimizer): a rank with P parameters
+    in its shard frees their states and master copy; the host keeps fp32 parameters, gradients and states, pinned.
+
+    Gradients come down in fp32, the host updates (reads and writes parameters and states, reads gradients), 16-bit weights
+    go up: one after the other, as by default; the device's own share of the update runs meanwhile.
+    """
+    share, states = workload.offload_fraction, HOST_STATES[workload.optimizer]
+    first, last = (costs[f"{end}_optimizer"] / size.optimizer for end in ("first", "last"))
+    moved = share * maximum(first, last)
+    host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
+    update = moved * (8.0 * (1 + states) + 4.0) / host_rate
+    copies = moved * (4.0 + size.communicated_weights) / link_rate(gpu)
+    kept: dict[str, Any] = {name: (1.0 - share) * costs[name] for name in ("first_optimizer", "last_optimizer")}
+    return costs | kept | {
+        "update_s": maximum((1.0 - share) * costs["update_s"] - update, 0.0),
+        "offload_s": update + copies,
+        "host_bytes": moved * (4.0 * (1 + states) + 4.0),
+    }  # fmt: skip
+
+
+def offload_activations(saved: Column, *, layer_bytes: Column, workload: TrainingWorkload) -> tuple[Column, Column]:
+    """(bytes that stay on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` for each layer of one
+    micro-batch: the share f of the layers writes what it keeps to the host in the forward pass and reads it back in the
+    backward pass (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing).
+    """
+    away = workload.offload_fraction * saved
+    return saved - away + minimum(away, LAYERS_ON_DEVICE * layer_bytes), away
+
+
+def activation_seconds(stage_bytes: Column, *, forward: Column, backward: Column, gpu: GpuSpec) -> Column:
+    """Exposed seconds in one micro-batch that brings `stage_bytes` to the host behind its forward pass, and back behind its
+    backward pass."""
+    each = stage_bytes / link_rate(gpu)
+    return 2.0 * each - TRANSFER_OVERLAP * (minimum(each, forward) + minimum(each, backward))

@@ -6,8 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
-from hp_tool.cost.elementwise import maximum
+from hp_tool.cost.arrays import FloatArray, IntArray, maximum
 from hp_tool.domain.model import ModelSpec
 
 Size = IntArray | int

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, Candidates, FloatArray
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.encoder_decoder import counted_candidates, decoder_workload
-from hp_tool.cost.memory import Memory, memory
-from hp_tool.cost.middle import fuller, middle_stages
+from hp_tool.cost.memory import Memory, fuller, memory, middle_stages
 from hp_tool.cost.model_layers import ModelLayers, model_layers
-from hp_tool.cost.pipeline import micro_batches
-from hp_tool.cost.stages import StageLayers, stage_layers
-from hp_tool.cost.states import StateCosts, state_costs
-from hp_tool.cost.step import step_seconds, time_parts
+from hp_tool.cost.model_states import StateCosts, state_costs
+from hp_tool.cost.pipeline_stages import StageLayers, stage_layers
+from hp_tool.cost.step_time import micro_batches, step_seconds, time_parts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

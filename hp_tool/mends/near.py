@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import FULL_BLOCK, BoolArray, Candidates, FloatArray, IntArray
-from hp_tool.cost.feasibility import legality
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.candidates import FULL_BLOCK, Candidates
+from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
 from hp_tool.problem import TrainingProblem

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.adapters import target_names
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.exchange_overlap import merges_passes
+from hp_tool.cost.lora import target_names
+from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec

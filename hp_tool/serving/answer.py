@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import BoolArray, FloatArray
-from hp_tool.cost.feasibility import MEMORY
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.feasibility import explain, legality
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import explain, legality
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import SpaceSummary

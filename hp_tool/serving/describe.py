@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hp_tool.cost.feasibility import MEMORY
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.serving import ServingCosts
-from hp_tool.cost.inference.window import seen_tokens
-from hp_tool.cost.simplified import simplified
+from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.operations import seen_tokens
+from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
 from hp_tool.serving.problem import ServingProblem

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import BoolArray, FloatArray, IntArray
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.cost.candidates import BoolArray, FloatArray, IntArray
-from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
-from hp_tool.cost.inference.feasibility import legality
-from hp_tool.cost.inference.pools import PoolCosts, pool_costs
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.pools import PoolConfig, PoolEstimate, PoolRecommendation
 from hp_tool.domain.query import Query, Targets

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.engines import engine_efficiency
-from hp_tool.cost.compute import ELEMENT_BYTES
-from hp_tool.cost.inference.candidates import ServingCandidates, ServingNouns
-from hp_tool.cost.inference.formats import weight_format
-from hp_tool.cost.inference.rate import costs_at_rate
-from hp_tool.cost.inference.serving import ServingCosts, serving_costs
+from hp_tool.cost.roofline import ELEMENT_BYTES
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.load import costs_at_rate
+from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query, Targets

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray
-from hp_tool.cost.inference.arrivals import Quantiles, open_quantiles
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.serving import ServingCosts
-from hp_tool.cost.inference.tails import tpot_quantile, ttft_quantile
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
 from hp_tool.domain.query import Targets
 from hp_tool.domain.serving import ServingGoodput, Tail, Tails
 from hp_tool.serving.problem import ServingProblem

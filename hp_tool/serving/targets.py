@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.candidates import BoolArray, FloatArray
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.serving.quantiles import quantiles
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
-from hp_tool.cost.exchange_overlap import merges_passes
+from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec

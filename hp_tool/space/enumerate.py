@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates, IntArray
-from hp_tool.cost.feasibility import legality, rejection_counts
+from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates
+from hp_tool.cost.legality import legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy

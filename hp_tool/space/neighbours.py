@@ -7,7 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates, IntArray
+from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
 from hp_tool.space.axes import Axes
 
 MAX_VALUES = 12

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.feasibility import legality, rejection_counts
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery

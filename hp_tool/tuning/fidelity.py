@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hp_tool.calibration import residual_features
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.feasibility import legality
+from hp_tool.cost.legality import legality
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.learning.reduced import reduced_problem

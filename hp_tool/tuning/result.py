@@ -11,8 +11,8 @@ import numpy as np
 from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.correction import Correction, corrected_estimate
+from hp_tool.cost.arrays import BoolArray
 from hp_tool.cost.breakdown import estimate_row
-from hp_tool.cost.candidates import BoolArray
 from hp_tool.described import described_misses
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query

@@ -10,9 +10,9 @@ import numpy as np
 
 from hp_tool.calibration import Prior, prior_for
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.inference.candidates import ServingCandidates
-from hp_tool.cost.inference.feasibility import legality, rejection_counts
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import Hardware, Runner
 from hp_tool.domain.parallel import ParallelConfig

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hp_tool.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import MeasurementRecord

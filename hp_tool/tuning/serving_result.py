@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import SpaceSummary

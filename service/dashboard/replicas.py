@@ -8,7 +8,7 @@ from typing import Any
 
 from hp_tool import schema
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.cost.inference.serving import ServingCosts
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hp_tool.app import estimate
-from hp_tool.cost.feasibility import REASONS
+from hp_tool.cost.legality import REASONS
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.schema import parse_query

@@ -11,8 +11,8 @@ from hp_tool.calibration.kernel_fits import GPU, fit_additive_roofline, fit_link
 from hp_tool.calibration.microbenchmarks import fit_machine, plan_operations
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
-from hp_tool.cost.communication import ring
-from hp_tool.cost.compute import matmul_seconds
+from hp_tool.cost.collectives import ring
+from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.microbenchmark import Operation, OperationTimes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.feasibility import legality
+from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hp_tool.app import estimate
 from hp_tool.catalog import model
-from hp_tool.cost.adapters import layer_adapter_parameters, token_adapter_parameters
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.layer import layer_bytes
+from hp_tool.cost.lora import layer_adapter_parameters, token_adapter_parameters
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig

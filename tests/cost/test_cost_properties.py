@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.head import head_time
+from hp_tool.cost.embedding_and_head import head_time
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.cost.memory import MEMORY_PARTS
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.cost.step import TIME_PARTS
+from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy

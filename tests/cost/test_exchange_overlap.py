@@ -9,7 +9,7 @@ import pytest
 
 from hp_tool.app import estimate, recommend
 from hp_tool.cost.block import BlockTime
-from hp_tool.cost.exchange_overlap import behind_other_pass
+from hp_tool.cost.moe import behind_other_pass
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query

@@ -10,7 +10,7 @@ import pytest
 from hp_tool.app import estimate, recommend
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.intervals import NORMAL_QUANTILE, WIDENING
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, WIDENING
 from hp_tool.domain.result import Estimate
 from hp_tool.schema import parse_query
 

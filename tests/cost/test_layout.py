@@ -11,8 +11,8 @@ import pytest
 from hp_tool.app import estimate, single_config
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.end_parameters import end_parameters
-from hp_tool.cost.layout import stage_kinds
-from hp_tool.cost.stages import stage_layers
+from hp_tool.cost.pipeline_layout import stage_kinds
+from hp_tool.cost.pipeline_stages import stage_layers
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.pipeline_layout import parse_layout

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.linears import layer_matrix_parameters
-from hp_tool.cost.lowprecision import cast_traffic, quantized_bytes
+from hp_tool.cost.matrices import layer_matrix_parameters
 from hp_tool.cost.optimizer import bytes_per_parameter, stage_bytes
+from hp_tool.cost.roofline import cast_traffic, quantized_bytes
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload

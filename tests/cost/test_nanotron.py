@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hp_tool.app import estimate, recommend
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.balanced import split, splits
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.pipeline_stages import split, splits
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery

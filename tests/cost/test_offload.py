@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hp_tool.app import estimate
 from hp_tool.catalog import gpu
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.offload import HOST_MEMORY_FRACTION, PCIE_FRACTION
+from hp_tool.cost.optimizer import HOST_MEMORY_FRACTION, PCIE_FRACTION
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError

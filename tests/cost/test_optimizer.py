@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.linears import layer_linears, layer_matrix_parameters
-from hp_tool.cost.muon import newton_schulz_flops
-from hp_tool.cost.optimizer import bytes_per_parameter
+from hp_tool.cost.matrices import layer_linears, layer_matrix_parameters
+from hp_tool.cost.optimizer import bytes_per_parameter, newton_schulz_flops
 from hp_tool.cost.parameters import attention_matrices, expert_parameters, mlp_matrices, total_parameters
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload

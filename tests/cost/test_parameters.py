@@ -11,9 +11,9 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.end_parameters import end_parameters
+from hp_tool.cost.model_states import state_costs
 from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters, total_parameters
-from hp_tool.cost.stages import stage_layers
-from hp_tool.cost.states import state_costs
+from hp_tool.cost.pipeline_stages import stage_layers
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig

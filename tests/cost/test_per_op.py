@@ -9,7 +9,7 @@ import pytest
 from hp_tool.app import config_query, estimate
 from hp_tool.cost.candidates import Candidates, recompute_codes, recompute_from_codes
 from hp_tool.cost.layer import layer_bytes
-from hp_tool.cost.per_op import per_op_matrices
+from hp_tool.cost.recomputation import per_op_matrices
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery

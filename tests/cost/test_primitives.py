@@ -10,9 +10,9 @@ import pytest
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.communication import ring, send_seconds
-from hp_tool.cost.compute import matmul_seconds, peak_flops
-from hp_tool.cost.schedules.costs import chunks_in_flight
+from hp_tool.cost.collectives import ring, send_seconds
+from hp_tool.cost.roofline import matmul_seconds, peak_flops
+from hp_tool.cost.schedules.bubble import chunks_in_flight
 from hp_tool.domain.efficiency import EfficiencyProfile, Link, Roofline
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.model import ModelSpec

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hp_tool import catalog
 from hp_tool.app import estimate
+from hp_tool.cost.block import windowed_length
 from hp_tool.cost.flops import token_flops
-from hp_tool.cost.window import windowed_length
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.schema import parse_query

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.feasibility import legality
+from hp_tool.cost.legality import legality
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.workload import TrainingWorkload

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 
 BINS = 1024
 """Lengths that stand for a continuous distribution; neighbouring ones differ by about one per cent."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.lengths.distribution import LengthDistribution
 from hp_tool.cost.lengths.micro_batch import MicroBatchClock
 from hp_tool.cost.lengths.packing import SEED, best_fit

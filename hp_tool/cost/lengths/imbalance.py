@@ -7,13 +7,12 @@ import functools
 
 import numpy as np
 
+from hp_tool.cost.arrays import Column, FloatArray, where
 from hp_tool.cost.attention import core_seconds
-from hp_tool.cost.block import Column
-from hp_tool.cost.candidates import CORE_ATTN, Candidates, FloatArray
-from hp_tool.cost.elementwise import where
+from hp_tool.cost.block import Shapes, shapes
+from hp_tool.cost.candidates import CORE_ATTN, Candidates
 from hp_tool.cost.lengths.packing import SEED, Rows
 from hp_tool.cost.recomputation import recomputed_layer_fraction
-from hp_tool.cost.shapes import Shapes, shapes
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.candidates import Candidates, FloatArray, IntArray
-from hp_tool.cost.head import head_time
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.block import shapes
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.embedding_and_head import head_time
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
-from hp_tool.cost.shapes import shapes
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.candidates import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.lengths.distribution import LengthDistribution
 
 SAMPLE = 1 << 16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.candidates import DUALPIPE, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, BoolArray, Candidates, IntArray
-from hp_tool.cost.elementwise import anywhere
+from hp_tool.cost.arrays import BoolArray, IntArray, anywhere
+from hp_tool.cost.candidates import DUALPIPE, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, Candidates
 from hp_tool.domain.parallel import ParallelConfig
 
 

@@ -1,0 +1,248 @@
+"""Rules that follow from what a query says for all of its candidates: how context ranks communicate, what hides all-to-alls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, Column, IntArray, anywhere, maximum
+from hp_tool.cost.candidates import FULL_UNIFORM, ONE_F_ONE_B, Candidates
+from hp_tool.cost.moe import merges_passes
+from hp_tool.cost.pipeline_stages import splits
+from hp_tool.cost.schedules.legality import schedule_broken
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
+from hp_tool.domain.pipeline_layout import PipelineLayout
+from hp_tool.domain.pipeline_split import splits_unevenly
+from hp_tool.domain.result import Reason
+from hp_tool.domain.workload import TrainingWorkload
+
+CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT = STRATEGY_REASONS = (
+    "context_heads_not_divisible",
+    "exchange_overlap_not_applicable",
+    "layout_not_applicable",
+)
+
+
+def strategy_broken(
+    *, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, strategy: Strategy
+) -> tuple[Any, ...]:
+    """Whether each of STRATEGY_REASONS is broken: False, or arrays of the candidates' shape."""
+    return (
+        _exchanged_heads_broken(model, candidates, strategy),
+        _overlap_broken(candidates) if merges_passes(workload) else False,
+        _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
+    )
+
+
+def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
+    """Ranks that exchange a sequence's shards for heads each want as many query and key/value heads (Transformer Engine,
+    context_parallel.py, AttnFuncWithCPAndQKVOA2A). Levels of a2a+p2p that no query names are chosen so that they do.
+    """
+    kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
+    ranks: Column
+    if kind == "a2a":
+        ranks = c.context_parallel_size
+    elif kind == "a2a+p2p" and levels is not None:
+        ranks = maximum(levels[0] * (c.context_parallel_size > 1), 1)
+    else:
+        return False
+    # Fewer key/value heads than tensor-parallel ranks: each keeps one.
+    heads, kv = (maximum(count // c.tensor_parallel_size, 1) for count in (model.num_attention_heads, model.kv_heads))
+    return (heads % ranks != 0) | (kv % ranks != 0)
+
+
+def _overlap_broken(c: Candidates) -> Any:
+    """Megatron Core merges passes with experts on several ranks, interleaved 1F1B or no pipeline, and no full recomputation
+    (transformer_config.py, overlap_moe_expert_parallel_comm).
+    """
+    plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
+    merged = plain & (c.pipeline_schedule == ONE_F_ONE_B) & (c.expert_parallel_size > 1)
+    return (merged == 0) | (c.recompute_method >= FULL_UNIFORM)
+
+
+def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
+    """A layout fixes p v. Megatron Core runs it under 1F1B and its interleaving, and wants multi-token prediction in the last
+    chunk of its rank.
+    """
+    p, count = c.pipeline_parallel_size, len(layout.chunks)
+    broken = (p * c.virtual_pipeline_parallel_size != count) | (c.pipeline_schedule != ONE_F_ONE_B)
+    at = next((place for place, chunk in enumerate(layout.chunks) if chunk.mtp_layers), None)
+    return broken if at is None else broken | (at < count - p)
+
+
+def explain_strategy(name: str, *, model: ModelSpec, config: ParallelConfig, strategy: Strategy) -> Reason:
+    """One of STRATEGY_REASONS with numbers and the mend."""
+    t = config.tensor_parallel_size
+    if name == EXCHANGE_OVERLAP:
+        return Reason(
+            code=name,
+            message="training.overlap.expert_parallel merges the passes of two micro-batches: choose an expert_parallel_size "
+            f"above 1 (here {config.expert_parallel_size}), no full recomputation, and with a pipeline_parallel_size above 1 "
+            f"(here {config.pipeline_parallel_size}) interleaving, so a virtual_pipeline_parallel_size above 1 (here "
+            f"{config.virtual_pipeline_parallel_size}); or leave the overlap out",
+            needed=2,
+            available=min(config.expert_parallel_size, config.virtual_pipeline_parallel_size),
+        )
+    if name == LAYOUT and strategy.pipeline_layout is not None:
+        count = len(strategy.pipeline_layout.chunks)
+        p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+        return Reason(
+            code=name,
+            message=f"pipeline_layout has {count} model chunks: choose a pipeline_parallel_size (here {p}) that times "
+            f"virtual_pipeline_parallel_size (here {v}) is {count}, the schedule 1f1b or interleaved, and m in the last chunk "
+            "of its rank",
+            needed=count,
+            available=p * v,
+        )
+    kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
+    ranks = levels[0] if kind != "a2a" and levels is not None else config.context_parallel_size
+    heads, kv = (max(count // t, 1) for count in (model.num_attention_heads, model.kv_heads))
+    return Reason(
+        code=name,
+        message=f"context_parallel_communication {kind} gives {ranks} context ranks heads of their own, and a tensor-parallel "
+        f"rank has {heads} query and {kv} key/value heads; choose a context_parallel_size that divides both, a smaller "
+        "tensor_parallel_size, or context_parallel_communication p2p",
+        needed=ranks,
+        available=kv,
+    )
+
+
+# Which configurations the frameworks accept: a bit per rule. `reasons` says in words what one of them broke.
+
+
+REASONS = (
+    "heads_not_divisible",
+    "hidden_not_divisible",
+    "layers_not_divisible",
+    "world_size_mismatch",
+    "batch_not_divisible",
+    "sequence_not_divisible",
+    "experts_not_divisible",
+    "interleaving_needs_pipeline",
+    "micro_batches_not_divisible",
+    "too_few_micro_batches",
+    "shards_not_divisible",
+    "schedule_not_applicable",
+    "kinds_not_divisible",
+    "encoder_decoder_not_split",
+    *STRATEGY_REASONS,
+)
+"""Bit i of a legality code stands for REASONS[i]."""
+
+MEMORY = "memory"
+"""The reason of a legal configuration that does not fit."""
+
+
+def legality(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    candidates: Candidates,
+    strategy: Strategy = DEFAULT_STRATEGY,
+) -> IntArray:
+    """0 where the framework would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    c = candidates
+    t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
+    rank_batch = c.data_parallel_size * c.micro_batch_size
+    # Key/value heads are split, or whole copies are kept where there are fewer of them than ranks.
+    kv = model.kv_heads
+    broken = (
+        (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
+        (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
+        strategy.pipeline_layout is None and _layers_broken(model, cluster, c, framework=workload.framework),
+        t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
+        (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
+        _sequence_broken(workload, c),
+        _experts_broken(model, c),
+        (v > 1) & (p < 2),
+        (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
+        _pipeline_unfilled(workload, c),
+        _shards_broken(model, c),
+        schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
+        (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
+        # Megatron Core's schedules and context parallelism know no cross attention.
+        (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
+        *strategy_broken(model=model, workload=workload, candidates=c, strategy=strategy),
+    )
+    code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
+    return code
+
+
+def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> BoolArray:
+    """Every rank must get an equal piece, of the decoder's sequence too."""
+    pieces = _sequence_pieces(c)
+    broken: BoolArray = workload.sequence_length % pieces != 0
+    if workload.decoder_sequence_length is not None:
+        broken = broken | (workload.decoder_sequence_length % pieces != 0)
+    return broken
+
+
+def _sequence_pieces(c: Candidates) -> IntArray:
+    """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
+    sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
+    pieces: IntArray = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
+    return pieces
+
+
+def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> BoolArray | bool:
+    """Some frameworks' 1F1B wants m >= p - 1."""
+    if not facts(workload.framework).fills_pipeline:
+        return False
+    micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
+    few: BoolArray = micro_batches < c.pipeline_parallel_size - 1
+    return few
+
+
+def _layers_broken(model: ModelSpec, cluster: ClusterSpec, c: Candidates, *, framework: str) -> BoolArray:
+    """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
+    holds the same number of layers, or the ends hold fewer, see `domain.pipeline_split`. Two kinds of GPU hold any number each.
+    """
+    p, layers = c.pipeline_parallel_size, model.num_hidden_layers
+    if facts(framework).balances_blocks:
+        empty: BoolArray = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
+        return empty
+    chunks = p * c.virtual_pipeline_parallel_size
+    if cluster.kinds:  # balanced layer by layer; at least one in each chunk
+        too_few: BoolArray = chunks > layers
+        return too_few
+    even = layers % chunks == 0
+    uneven = splits_unevenly(num_layers=layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
+    broken: BoolArray = (even | uneven) == 0
+    return broken
+
+
+def _experts_broken(model: ModelSpec, c: Candidates) -> BoolArray:
+    """Experts must divide over e_p ranks, those (times e_t) over the ranks of one pipeline stage; a dense model has none."""
+    ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
+    if not model.num_experts:
+        return (ep > 1) | (etp > 1)
+    ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
+    width = model.moe_intermediate_size or model.ffn_size
+    broken: BoolArray = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
+    return broken
+
+
+def _shards_broken(model: ModelSpec, c: Candidates) -> BoolArray | bool:
+    """Shard groups must divide the data-parallel group, and their replicas the ranks that hold the same experts."""
+    size, d = c.data_parallel_shard_size, c.data_parallel_size
+    if not anywhere(size > 0):
+        return False
+    broken: BoolArray = d % maximum(size, 1) != 0
+    if model.num_experts:
+        replicas = maximum(d // maximum(size, 1), 1)
+        ranks = c.tensor_parallel_size * c.context_parallel_size * d
+        broken = broken | (ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size) % replicas != 0)
+    return broken & (size > 0)
+
+
+def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
+    """How many candidates broke each rule; one that broke two counts in both, and as often as its weight says."""
+    found = np.bincount(codes, weights=weights)
+    broken = np.flatnonzero(found)
+    counts = {name: int(found[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)}
+    return {name: count for name, count in counts.items() if count}

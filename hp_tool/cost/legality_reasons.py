@@ -1,0 +1,259 @@
+"""Why one configuration is not possible, with numbers and the mend: broken rules of `feasibility`, and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy
+from hp_tool.cost.pipeline_stages import splits
+from hp_tool.cost.schedules.legality import least_micro_batches, schedule_rule
+from hp_tool.domain.divisors import divisors
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
+from hp_tool.domain.pipeline_split import splits_unevenly
+from hp_tool.domain.result import Reason
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.units import gib
+
+
+def explain(
+    code: int,
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    config: ParallelConfig,
+    strategy: Strategy = DEFAULT_STRATEGY,
+) -> tuple[Reason, ...]:
+    """The broken rules of one configuration, whose `feasibility.legality` is `code`."""
+    case = _Case(model=model, cluster=cluster, workload=workload, config=config)
+    found = []
+    for bit, name in enumerate(REASONS):
+        if not code >> bit & 1:
+            continue
+        if name in STRATEGY_REASONS:
+            found.append(explain_strategy(name, model=model, config=config, strategy=strategy))
+            continue
+        message, needed, available = _TOLD[name](case)
+        found.append(Reason(code=name, message=message, needed=needed, available=available))
+    return tuple(found)
+
+
+def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
+    """Why a legal configuration does not fit: the sum, and its parts from the largest down."""
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 0.01 * needed)
+    return Reason(
+        code=MEMORY, message=f"needs {gib(needed)}, has {gib(available)}: {shown}", needed=needed, available=available
+    )
+
+
+def host_memory_reason(*, needed: float, available: float) -> Reason:
+    """Why what is offloaded does not fit."""
+    return Reason(
+        code="host_memory",
+        message=f"offloads {gib(needed)} a device, whose share of host memory is {gib(available)}; "
+        "lower training.offload_fraction",
+        needed=needed,
+        available=available,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: TrainingWorkload
+    config: ParallelConfig
+
+    @property
+    def micro_batches(self) -> int:
+        """Whole ones."""
+        return self.workload.global_batch_size // max(self.config.data_parallel_size * self.config.micro_batch_size, 1)
+
+    @property
+    def micro_batches_told(self) -> str:
+        """Where their number comes from."""
+        return f"global_batch_size / (data {self.config.data_parallel_size} x micro {self.config.micro_batch_size})"
+
+
+_Told = tuple[str, float, float]
+"""What is wrong and mends it; what the configuration needs, and what there is."""
+
+
+def _heads(case: _Case) -> _Told:
+    t, heads = case.config.tensor_parallel_size, case.model.num_attention_heads
+    return (
+        f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
+        f"{case.model.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
+        t,
+        heads,
+    )
+
+
+def _hidden(case: _Case) -> _Told:
+    t, model = case.config.tensor_parallel_size, case.model
+    return (
+        f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and intermediate_size "
+        f"{model.ffn_size}; choose a common divisor",
+        t,
+        model.hidden_size,
+    )
+
+
+def _layers(case: _Case) -> _Told:
+    p, v = case.config.pipeline_parallel_size, case.config.virtual_pipeline_parallel_size
+    layers, framework = case.model.num_hidden_layers, case.workload.framework
+    if facts(framework).balances_blocks:
+        message = (
+            f"{framework} splits {layers} layers and the output layer by weight: with pipeline_parallel_size {p} x "
+            f"virtual_pipeline_parallel_size {v}, stages without a block: {splits(case.model, p).empty}; choose fewer stages "
+            "and one chunk"
+        )
+    else:
+        message = (
+            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers "
+            f"{layers}; choose a product among {list(divisors(layers, limit=layers))}{_unevenly(layers)}"
+        )
+    return message, p * v, layers
+
+
+def _world_size(case: _Case) -> _Told:
+    t, p = case.config.tensor_parallel_size, case.config.pipeline_parallel_size
+    c, d, devices = case.config.context_parallel_size, case.config.data_parallel_size, case.cluster.num_gpus
+    return (
+        f"tensor {t} x pipeline {p} x context {c} x data {d} = {t * p * c * d} devices, but cluster.num_gpus is "
+        f"{devices}; choose sizes whose product divides {devices}",
+        t * p * c * d,
+        devices,
+    )
+
+
+def _batch(case: _Case) -> _Told:
+    d, b, batch = case.config.data_parallel_size, case.config.micro_batch_size, case.workload.global_batch_size
+    return (
+        f"data_parallel_size {d} x micro_batch_size {b} = {d * b} does not divide global_batch_size {batch}; "
+        "change micro_batch_size or global_batch_size",
+        d * b,
+        batch,
+    )
+
+
+def _sequence(case: _Case) -> _Told:
+    c, t, workload = case.config.context_parallel_size, case.config.tensor_parallel_size, case.workload
+    pieces = c * (2 if c > 1 else 1) * (t if case.config.sequence_parallel else 1)
+    decoder = workload.decoder_sequence_length
+    lengths = str(workload.sequence_length) + (f" (decoder {decoder})" if decoder is not None else "")
+    return (
+        f"sequence_length {lengths} cannot be split {pieces} ways (context {c}, sequence parallel over tensor {t}); "
+        f"choose a multiple of {pieces}",
+        pieces,
+        workload.sequence_length,
+    )
+
+
+def _experts(case: _Case) -> _Told:
+    ep, etp = case.config.expert_parallel_size, case.config.expert_tensor_parallel_size
+    t, c, d = case.config.tensor_parallel_size, case.config.context_parallel_size, case.config.data_parallel_size
+    mend = (
+        f"choose an expert_parallel_size that divides num_experts {case.model.num_experts} and, times "
+        f"expert_tensor_parallel_size {etp}, the {t * c * d} ranks of a stage (tensor {t} x context {c} x data {d})"
+        if case.model.num_experts
+        else "the model has no experts; leave both at 1"
+    )
+    return (
+        f"expert_parallel_size {ep} x expert_tensor_parallel_size {etp} does not fit: {mend}",
+        ep * etp,
+        case.model.num_experts or 1,
+    )
+
+
+def _interleaving(case: _Case) -> _Told:
+    p, v = case.config.pipeline_parallel_size, case.config.virtual_pipeline_parallel_size
+    return f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}", 2, p
+
+
+def _uneven_micro_batches(case: _Case) -> _Told:
+    p, m = case.config.pipeline_parallel_size, case.micro_batches
+    return (
+        f"interleaving needs the number of micro-batches ({m} = {case.micro_batches_told}) to be a "
+        f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
+        p,
+        m,
+    )
+
+
+def _few_micro_batches(case: _Case) -> _Told:
+    p, m = case.config.pipeline_parallel_size, case.micro_batches
+    return (
+        f"{case.workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} micro-batches, not "
+        f"{m} = {case.micro_batches_told}; choose fewer stages or smaller micro-batches",
+        p - 1,
+        m,
+    )
+
+
+def _shards(case: _Case) -> _Told:
+    size, d = case.config.data_parallel_shard_size, case.config.data_parallel_size
+    return (
+        f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
+        + (", or its replicas do not divide the ranks that hold the same experts" if case.model.num_experts else "")
+        + f"; choose one of {list(divisors(d, limit=d))}, or 0 for all of them",
+        size,
+        d,
+    )
+
+
+def _schedule(case: _Case) -> _Told:
+    rule = schedule_rule(case.config, num_layers=case.model.num_hidden_layers, micro_batches=case.micro_batches)
+    return rule, least_micro_batches(case.config), case.micro_batches
+
+
+def _kinds(case: _Case) -> _Told:
+    p, kinds = case.config.pipeline_parallel_size, case.cluster.kinds
+    shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
+    whole = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
+    return (
+        f"pipeline_parallel_size {p} does not divide {shares} into stages of one kind each; choose a multiple of {whole}",
+        whole,
+        p,
+    )
+
+
+def _encoder_decoder(case: _Case) -> _Told:
+    p, c = case.config.pipeline_parallel_size, case.config.context_parallel_size
+    return (
+        f"{case.model.name} has an encoder and a decoder, which frameworks run without pipeline (pipeline {p}) and "
+        f"context parallelism (context {c}); set both sizes to 1",
+        p * c,
+        1,
+    )
+
+
+_TOLD: dict[str, Callable[[_Case], _Told]] = {
+    "heads_not_divisible": _heads,
+    "hidden_not_divisible": _hidden,
+    "layers_not_divisible": _layers,
+    "world_size_mismatch": _world_size,
+    "batch_not_divisible": _batch,
+    "sequence_not_divisible": _sequence,
+    "experts_not_divisible": _experts,
+    "interleaving_needs_pipeline": _interleaving,
+    "micro_batches_not_divisible": _uneven_micro_batches,
+    "too_few_micro_batches": _few_micro_batches,
+    "shards_not_divisible": _shards,
+    "schedule_not_applicable": _schedule,
+    "kinds_not_divisible": _kinds,
+    "encoder_decoder_not_split": _encoder_decoder,
+}
+
+
+def _unevenly(layers: int) -> str:
+    """The numbers of stages that shorter ends make possible besides."""
+    sizes = [1 << k for k in range(1, layers.bit_length() + 1)]
+    found = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
+    return f", or stages with one chunk each and shorter ends among {found}" if found else ""

@@ -1,0 +1,229 @@
+"""The mixture-of-experts block: router, dispatch, grouped matmuls, combine, shared experts.
+
+After Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each, an all-to-all over the e_p
+expert-parallel ranks brings them to their experts, expert tensor parallelism splits each expert's matrices. A rank holds
+E/e_p experts; the busiest rank sees `imbalance` times the mean load.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.arrays import Column, FloatArray, maximum, minimum
+from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.collectives import exchange_seconds, group_ring
+from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.topology import Group, expert_group, group_size, sharing
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy, TokenDispatcher
+from hp_tool.domain.workload import TrainingWorkload
+
+
+def expert_width(model: ModelSpec) -> float:
+    """Width of one routed expert."""
+    return float(model.moe_intermediate_size or model.ffn_size)
+
+
+def activation_width(model: ModelSpec, candidates: Candidates) -> Column:
+    """Width of one routed expert on one rank."""
+    return expert_width(model) / candidates.expert_tensor_parallel_size
+
+
+def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Column, Column]]:
+    """(output n, input k) of the shared experts' matrices on one rank; they split like a dense MLP."""
+    shared = model.shared_expert_size / s.t
+    return [((2.0 if model.gated_mlp else 1.0) * shared, s.h), (s.h, shared)]
+
+
+def routed_tokens(model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> FloatArray:
+    """Token copies the busiest rank's experts work on: (T/t) k e_t times the imbalance, at most the capacity."""
+    factor = workload.expert_imbalance
+    if workload.expert_capacity_factor is not None:
+        factor = min(factor, workload.expert_capacity_factor)
+    return s.tokens / s.t * ((model.num_experts_per_tok or 1) * factor) * candidates.expert_tensor_parallel_size
+
+
+def expert_bytes(*, model: ModelSpec, workload: TrainingWorkload, candidates: Candidates, s: Shapes) -> BlockBytes:
+    """Norm and router input (16 bits: the router's matmul is wide), 8 bytes for each pair of token and expert (the fused
+    permutation's map, two int32 each), permuted inputs of the experts, pre-activations and activations of routed and
+    shared experts. Not counted: 32 bytes or so for each chosen pair, its probabilities and indices.
+    """
+    gates = 2.0 if model.gated_mlp else 1.0
+    routed = routed_tokens(model, workload, candidates, s)
+    width = activation_width(model, candidates)
+    shared = model.shared_expert_size / s.t
+    own = s.tokens / s.t
+    router = own * (model.num_experts or 0) * 8.0
+    replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
+    experts = routed * (s.h * s.saved_input + width * (gates * s.e + s.saved_input))
+    beside = s.tokens * shared * (gates * s.e + s.saved_input)
+    return BlockBytes(
+        saved=replicated + router + experts + beside,
+        norm_output=s.tokens * s.h * s.e / s.shards,
+        moe=router + experts + beside,
+        expert_activations=routed * width * s.saved_input,
+        shared_experts=beside,
+        working=s.e * (routed * (2.0 * s.h + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
+    )
+
+
+def expert_time(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    strategy: Strategy,
+    s: Shapes,
+) -> BlockTime:
+    """Seconds of the block. Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
+    an all-gather and a reduce-scatter of the dispatched tokens beside each pair.
+    """
+    gpu, c = cluster.gpu, candidates
+    ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
+    gates = 2.0 if model.gated_mlp else 1.0
+    local_experts = (model.num_experts or 1) / ep
+    routed = routed_tokens(model, workload, candidates, s)
+    width = activation_width(model, c)
+    matrices = [(gates * width, s.h), (s.h, width)]
+    matmul: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": workload.precision}
+    forward, gradient = weight_matmuls(routed / local_experts, matrices, batch=local_experts, **matmul)
+    cast, cast_backward = cast_traffic(workload, matrices)
+    if model.num_shared_experts:
+        beside, beside_gradient = weight_matmuls(s.tokens, shared_matrices(model, s), **matmul)
+        forward, gradient = forward + beside, gradient + beside_gradient
+
+    # Permute (read, write) and un-permute (read, weighted sum) every copy; norm, residual and activation as in a dense MLP.
+    moved = routed * s.h * s.e
+    norm = s.tokens * s.h / s.shards
+    active = routed * width * s.e
+    traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
+    traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+
+    ranks = expert_group(c, "ep", order=cluster.rank_order)
+    near, away = travelling_copies(model=model, cluster=cluster, group=ranks, dispatcher=strategy.moe_token_dispatcher_type)
+    token = s.tokens / s.t * s.h * s.e
+    exchange = exchange_seconds(token * near, token * away, group=ranks, cluster=cluster, profile=profile)
+    around = group_ring(group=expert_group(c, "tp", order=cluster.rank_order), cluster=cluster, profile=profile)
+    sent = token * (model.num_experts_per_tok or 1)
+    communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
+    exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
+    waiting = 0.5 * profile.framework.expert_overhead_s
+    return BlockTime(
+        matmul=forward,
+        weight_gradient=gradient,
+        elementwise=waiting + elementwise_seconds(traffic, kernels=16.0, gpu=gpu, profile=profile),
+        elementwise_backward=waiting + elementwise_seconds(traffic_backward, kernels=20.0, gpu=gpu, profile=profile),
+        expert=exposed,
+        expert_backward=exposed,
+    )
+
+
+# How many copies of a token travel to the experts' ranks, and over which links.
+#
+# alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k experts.
+# flex (DeepEP, HybridEP): one copy for each other node that holds any of them, and inside a node one for each rank that does;
+# results are added up on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
+
+
+def travelling_copies(
+    *, model: ModelSpec, cluster: ClusterSpec, group: Group, dispatcher: TokenDispatcher
+) -> tuple[Column, Column]:
+    """(inside the NVLink domain, out of it) copies of a token that a rank sends, on average, for a uniform router.
+
+    `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
+    """
+    size = group_size(group)
+    k = sharing(group, block=cluster.nvlink_domain_size)
+    if dispatcher == "alltoall":
+        chosen = float(model.num_experts_per_tok or 1)
+        return chosen * (k - 1.0) / size, chosen * (size - k) / size
+    domains = size // k
+    experts = model.num_experts or 1
+    groups = model.n_group or 1
+    used = functools.partial(
+        used_share,
+        experts=experts,
+        chosen=model.num_experts_per_tok or 1,
+        groups=groups,
+        kept=min(model.topk_group or groups, groups),
+    )
+    # A copy that arrives in a domain is on one of the k ranks; the others get theirs over NVLink.
+    return domains * (k - 1.0) * _of_each(size, used), (domains - 1.0) * _of_each(domains, used)
+
+
+@functools.lru_cache(maxsize=4096)
+def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int) -> float:
+    """Probability that a token has an expert in one of `parts` equal parts of the E experts.
+
+    With k `chosen` of E drawn uniformly 1 - C(E - E/n, k) / C(E, k). Group-limited routing (DeepSeek) first draws `kept` of
+    `groups` groups of neighbouring experts, then the k among theirs; real routers prefer groups with good experts instead.
+    """
+    eligible = kept * experts // groups
+    untouched = 0.0
+    together = max(groups // parts, 1)  # groups in a part; a part smaller than a group lies in one
+    for drawn in range(max(kept - (groups - together), 0), min(together, kept) + 1):
+        weight = math.comb(together, drawn) * math.comb(groups - together, kept - drawn) / math.comb(groups, kept)
+        here = min(drawn * experts // groups, experts // parts)
+        untouched += weight * math.comb(max(eligible - here, 0), chosen) / math.comb(eligible, chosen)
+    return 1.0 - untouched
+
+
+def _of_each(parts: Column, share: Callable[[int], float]) -> Column:
+    """The share for each number of parts; few different ones occur."""
+    if not isinstance(parts, np.ndarray):
+        return share(int(parts))
+    different, which = np.unique(parts, return_inverse=True)
+    return np.array([share(int(one)) for one in different])[which]
+
+
+# All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
+# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py). What it hides was never measured by this project: the
+# exposed time here is the physical bound, with every hidden byte free and no kernel slowed by its neighbour.
+
+
+def merges_passes(workload: TrainingWorkload) -> bool:
+    """Whether the query asks for it."""
+    return workload.overlap is not None and bool(workload.overlap.expert_parallel)
+
+
+def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
+    """The experts' block where one micro-batch's forward pass runs merged with another's backward pass through a layer.
+
+    Of the two all-to-alls of each pass, one runs beside the other pass's attention and one beside its experts:
+    exposed = sum over both of max(a2a - compute, 0); a forward dispatch beside the experts' backward, a forward combine beside
+    the attention's backward, and the backward ones beside the forward compute.
+    """
+    forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
+    blocks = (attention, experts)
+    return replace(
+        experts,
+        expert=sum(forward - minimum(forward, _backward_compute(block)) for block in blocks),
+        expert_backward=sum(backward - minimum(backward, _forward_compute(block)) for block in blocks),
+    )
+
+
+def merged_share(candidates: Candidates, *, micro_batches: Column) -> Column:
+    """Share of the passes that have an opposite one to run with: 1 - ((v - 1) p + 1) / (m v), which are all but the warm-up of
+    the last pipeline rank, whose passes follow each other without gaps; one of m without a pipeline.
+    """
+    p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
+    return maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0)
+
+
+def _forward_compute(block: BlockTime) -> Column:
+    return block.matmul + block.core + block.elementwise
+
+
+def _backward_compute(block: BlockTime) -> Column:
+    return block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward

@@ -1,0 +1,153 @@
+"""Seconds of the operations inside a layer, by roofline: matmuls, attention, elementwise kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hp_tool.cost.arrays import Column, FloatArray, maximum
+from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
+from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+
+ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+"""Bytes of one matmul input."""
+
+
+def peak_flops(gpu: GpuSpec, *, precision: Precision) -> float:
+    """Dense peak of the datasheet. Raises InputError where the hardware has none for this precision."""
+    peak = gpu.peak_flops_per_second.get(precision)
+    if peak is None:
+        known = ", ".join(sorted(gpu.peak_flops_per_second))
+        raise InputError(
+            f"{gpu.name} does not support {precision}; it supports {known}",
+            field="training.precision",
+            code="precision_unsupported",
+        )
+    return peak
+
+
+def matmul_seconds(
+    m: FloatArray | float,
+    n: FloatArray | float,
+    k: FloatArray | float,
+    *,
+    gpu: GpuSpec,
+    profile: EfficiencyProfile,
+    precision: Precision,
+    output_bytes: float = 2.0,
+    batch: FloatArray | float = 1.0,
+) -> FloatArray:
+    """y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call: 2mnk FLOPs, inputs read once, output written once.
+
+    `output_bytes` is what one output element costs to write (8 where it is accumulated into an fp32 buffer).
+    """
+    roof = _matmul_roofline(profile, precision)
+    element = ELEMENT_BYTES[precision]
+    flops = 2.0 * batch * m * n * k
+    traffic = batch * (element * (m * k + n * k) + output_bytes * m * n)
+    seconds = roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak_flops(gpu, precision=precision))
+    framework = profile.framework
+    return seconds * (framework.matmul_slowdown if element >= 2.0 else framework.narrow_matmul_slowdown)
+
+
+def weight_matmuls(
+    tokens: Column,
+    matrices: Iterable[tuple[Column, Column]],
+    *,
+    gpu: GpuSpec,
+    profile: EfficiencyProfile,
+    precision: Precision,
+    batch: Column = 1.0,
+) -> tuple[Column, Column]:
+    """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
+    each. Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one
+    write of 4 bytes.
+    """
+    machine: dict[str, Any] = {"gpu": gpu, "profile": profile, "precision": precision, "batch": batch}
+    forward: Column = 0.0
+    gradient: Column = 0.0
+    for n, k in matrices:
+        forward = forward + matmul_seconds(tokens, n, k, **machine)
+        gradient = gradient + matmul_seconds(n, k, tokens, output_bytes=8.0, **machine)
+    return forward, gradient
+
+
+def roofline_seconds(
+    flops: FloatArray | float, traffic: FloatArray | float, roof: Roofline, *, gpu: GpuSpec, peak: float
+) -> FloatArray:
+    """overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
+    bound = maximum(
+        flops / (roof.peak_fraction * peak), traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    )
+    return roof.overhead_s + bound
+
+
+def additive_seconds(flops: FloatArray, traffic: FloatArray, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
+    """overhead + FLOPs / reached peak + bytes / reached bandwidth: kernels that alternate between the two."""
+    bandwidth = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
+    return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
+
+
+def elementwise_seconds(traffic: FloatArray, *, kernels: float, gpu: GpuSpec, profile: EfficiencyProfile) -> FloatArray:
+    """Memory-bound kernels that together must move `traffic` bytes, in `kernels` launches."""
+    moved = traffic * profile.framework.elementwise_traffic_factor
+    reached = profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
+    return moved / reached + kernels * profile.gpu.kernel_overhead_s
+
+
+def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
+    """The measured constants of this precision; of plain fp8 for block-scaled fp8; else those of bf16."""
+    measured = profile.gpu.matmul
+    return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
+
+
+# Matmuls with inputs below 16 bits: what their recipes store, cast and leave in 16 bits.
+#
+# Recipes as Transformer Engine runs them under Megatron Core: every linear layer of a transformer layer quantises its input,
+# weight and output gradient; attention's core, norms, router and adapters stay in 16 bits. So does the output layer, whose
+# time is counted at the rate of `precision` all the same, as the fitted constants were.
+
+
+QUANTIZED_BYTES: dict[Precision, float] = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+"""One element with its share of the scaling factors: one for a tensor, a byte for each 32, a byte for each 16."""
+FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
+"""fp8_recipe blockwise: an fp32 scale for each 128 elements."""
+
+
+def quantized_bytes(workload: TrainingWorkload) -> float:
+    """Bytes of one quantised element, scaling factors included. Only for precisions below 16 bits."""
+    blocks = FP8_BLOCK_SCALE_BYTES if workload.precision == "fp8" and workload.fp8_recipe == "blockwise" else 0.0
+    return QUANTIZED_BYTES[workload.precision] + blocks
+
+
+def is_narrow(workload: TrainingWorkload) -> bool:
+    """Whether matmul inputs are below 16 bits."""
+    return workload.precision in QUANTIZED_BYTES
+
+
+def wide_precision(workload: TrainingWorkload) -> Precision:
+    """Of the matmuls that are not quantised."""
+    return "bf16" if is_narrow(workload) else workload.precision
+
+
+def cast_traffic(workload: TrainingWorkload, matrices: Iterable[tuple[Column, Column]]) -> tuple[Column, Column]:
+    """Bytes a token that quantising moves (forward, backward) around matmuls of these (output, input) widths.
+
+    Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as columns; backward the same
+    for each output's gradient; frozen weights (LoRA) need no columns. A scale that is taken from the tensor itself, of fp8
+    with fp8_recipe tensorwise and of nvfp4's second level, reads it once more for the largest magnitude; delayed scales
+    come from earlier steps, block scales from what is being cast. nvfp4's Hadamard transforms and random rounding are done
+    on the way. Nothing in 16 bits and above.
+    """
+    if not is_narrow(workload):
+        return 0.0, 0.0
+    measured_first = workload.precision == "nvfp4" or workload.fp8_recipe == "tensorwise"
+    copies = 1.0 if workload.lora is not None else 2.0
+    moved = (4.0 if measured_first else 2.0) + copies * quantized_bytes(workload)
+    outputs: Column = 0.0
+    inputs: Column = 0.0
+    for n, k in matrices:
+        outputs, inputs = outputs + n, inputs + k
+    return moved * inputs, moved * outputs

@@ -1,0 +1,107 @@
+"""What a pipeline schedule costs: its bubble, and the micro-batches whose activations a rank holds.
+
+Letters: p ranks, v model chunks per rank, m micro-batches, r a rank; t_f, t_b, t_w seconds of one micro-batch's forward pass,
+backward pass for the inputs and for the weights on one rank (all its chunks). The closed forms are what the operation orders
+in `orders` take when executed (`timeline`); a step ends when its slowest rank does, because optimizers wait for the gradient
+norm of all ranks, so that the fill of a "zero bubble" schedule counts here, and not where the optimizer step is let overlap.
+"""
+
+from __future__ import annotations
+
+from hp_tool.cost.arrays import BoolArray, Column, FloatArray, IntArray, anywhere, maximum, minimum, where
+from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
+from hp_tool.cost.topology import Axis, Group, dense_group
+
+
+def splits_backward(c: Candidates) -> BoolArray:
+    """Weight gradients run apart from input gradients."""
+    return c.pipeline_schedule >= ZB_H1
+
+
+def is_folded(c: Candidates) -> BoolArray:
+    """Embedding and output layer are on the same rank: ZB-V's first, DualPipe's first and last."""
+    return c.pipeline_schedule >= ZBV
+
+
+def split_bubble_share(c: Candidates, *, forward: Column, whole: Column, weight_gradient: Column) -> FloatArray:
+    """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w), that of GPipe and 1F1B;
+    `forward` is t_f, `whole` the sum of the three. Anything for other schedules.
+
+    ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as it usually is, that is what
+    arXiv 2401.10241 section 2.3 says. ZB-V: max(t_b, 2(t_b - t_w)) / 2 where t_w <= t_f <= t_b; elsewhere an upper bound.
+    DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in all, where t_f = t_b the
+    q (F&B + B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward passes), and at most one t_f below it elsewhere.
+    That DualPipe hides one pass's communication behind the other's arithmetic is not counted.
+    """
+    p, schedule = c.pipeline_parallel_size, c.pipeline_schedule
+    f, w = forward, weight_gradient
+    b = whole - f - w
+    h1 = f + b - minimum(minimum(f, b), w)
+    v = 0.5 * maximum(maximum(b, 2.0 * (maximum(f, b) - w)), maximum(2.0 * f - b, w))
+    q = maximum(0.5 * p - 1.0, 0.0)
+    dual = (q * maximum(b - w, 0.0) + maximum(2.0 * q * f, (q - 1.0) * f + q * b)) / maximum(p - 1, 1)
+    share: FloatArray = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / whole
+    return share
+
+
+def chunks_in_flight(c: Candidates, *, from_end: IntArray | int, micro_batches: FloatArray) -> FloatArray:
+    """Model chunks of L/(pv) layers whose activations rank r holds at once; `from_end` is p - 1 - r.
+
+    1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up count plus the one
+    running; on rank 0 with many micro-batches that is arXiv 2205.05198's L(1 + (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p, as
+    many layers as 1F1B's first rank, on every rank. DualPipe: p + 1.
+    """
+    p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
+    plain = from_end + 1
+    interleaved = plain + from_end + (v - 1) * p
+    held = minimum(where(v > 1, interleaved, plain), m * v)
+    schedule = c.pipeline_schedule
+    if not anywhere(schedule):
+        return held
+    held = where(schedule == GPIPE, m, held)
+    return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, held))
+
+
+def waiting_in_flight(c: Candidates, *, from_end: IntArray | int) -> IntArray:
+    """Micro-batches whose weight gradients rank r still owes when it holds `chunks_in_flight`: r in ZB-H1, for which their
+    matmuls' inputs and output gradients stay (arXiv 2401.10241 table 1: 32sbh of a layer's 34sbh). The other schedules
+    hold most while they owe none.
+    """
+    waiting: IntArray = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
+    return waiting
+
+
+# Folded pipelines: ZB-V's first rank holds the first and the last stage, DualPipe's rank r the stages r and p - 1 - r.
+
+
+def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
+    """`group`, whose ranks hold the same parameters, and in DualPipe the ranks of the mirrored stage, which keep them too
+    (arXiv 2412.19437 table 2): they reduce their gradients together, and ZeRO shards over both. The distance is the
+    farthest pair's.
+    """
+    if not anywhere(c.pipeline_schedule == DUALPIPE):
+        return group
+    (stages,) = dense_group(c, "pp", order=order)
+    pair = Axis(1 + (c.pipeline_schedule == DUALPIPE), stages.stride * maximum(c.pipeline_parallel_size - 1, 1))
+    return pair, *group
+
+
+def folded_ends(
+    c: Candidates, *, plain: tuple[Column, Column], layers: tuple[Column, Column], ends: Column
+) -> tuple[Column, Column]:
+    """What the first and the last rank hold: `plain` in a pipeline that is not folded; else their share of `layers`, those of
+    the pipeline's two ends, and of `ends`, embedding and output layer together.
+    """
+    if not anywhere(is_folded(c)):
+        return plain
+    first, last = layers
+    both = first + last + ends
+    is_v, is_dual = c.pipeline_schedule == ZBV, c.pipeline_schedule == DUALPIPE
+    return where(is_v, first + ends, where(is_dual, both, plain[0])), where(is_v, last, where(is_dual, both, plain[1]))
+
+
+def share_of_ends(c: Candidates) -> Column:
+    """Share of the micro-batches for which the rank that sets the pace runs embedding and output layer: ZB-V's first rank
+    all of them, DualPipe's first and last rank half each.
+    """
+    return where(c.pipeline_schedule == ZBV, 1.0, 0.5)

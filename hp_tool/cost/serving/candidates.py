@@ -1,0 +1,101 @@
+"""Serving candidates as a struct of arrays, and everything else the formulas want to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.hardware import ClusterSpec, Precision
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.serving import EngineEfficiency, ServingConfig
+from hp_tool.domain.workload import SpeculativeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCandidates:
+    """n configurations under n loads; every array has shape (n,). Fields are ServingConfig's, and the load."""
+
+    tensor_parallel_size: IntArray
+    pipeline_parallel_size: IntArray
+    expert_parallel_size: IntArray
+    attention_data_parallel_size: IntArray
+    data_parallel_size: IntArray
+    max_num_seqs: IntArray
+    max_num_batched_tokens: IntArray
+    concurrency: IntArray
+    """Requests in flight over all GPUs."""
+
+    def __len__(self) -> int:
+        return len(self.tensor_parallel_size)
+
+    @property
+    def schedulers(self) -> IntArray:
+        """Independent batches: one per attention group."""
+        return self.data_parallel_size
+
+    @property
+    def replicas(self) -> IntArray:
+        return self.data_parallel_size // self.attention_data_parallel_size
+
+    def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
+        """The chosen rows, in the given order."""
+        return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+
+    def config(self, index: int) -> ServingConfig:
+        """One row as a domain object."""
+        return ServingConfig(**{name: int(getattr(self, name)[index]) for name in ServingConfig.__slots__})
+
+    @classmethod
+    def from_configs(cls, configs: Iterable[ServingConfig], *, concurrency: Iterable[int]) -> ServingCandidates:
+        """Rows in the order given, each with its load."""
+        rows = list(configs)
+        columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.int64) for name in ServingConfig.__slots__}
+        return cls(**columns, concurrency=np.array(list(concurrency), dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingNouns:
+    """What is served, where, by which engine, in which number formats, and how long requests are."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    profile: EfficiencyProfile
+    """Kernels and links of the GPU; of its framework part only the network between nodes is read."""
+    engine: EngineEfficiency
+    compute_precision: Precision
+    """Inputs of the layers' matmuls."""
+    weight_bytes: float
+    """Bytes of one weight of those matmuls, scales included; embeddings and output layer stay 16 bit."""
+    kv_element_bytes: float
+    """Bytes of one cached number."""
+    input_length: int
+    """Prompt tokens (I)."""
+    output_length: int
+    """Generated tokens (O), the first of which the prefill yields."""
+    prefix_cache_hit_rate: float = 0.0
+    """Share of prompt tokens whose keys and values are cached from earlier requests."""
+    speculative: SpeculativeSpec | None = None
+
+    @property
+    def computed_length(self) -> float:
+        """Prompt tokens that a prefill computes: those no earlier request left in the cache."""
+        return (1.0 - self.prefix_cache_hit_rate) * self.input_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass of one scheduler, or of one pipeline micro-batch of it; arrays of shape (n,)."""
+
+    tokens: FloatArray
+    """Rows of the matmuls: decoding sequences and prefill tokens."""
+    decoding: FloatArray
+    """Sequences that decode one token."""
+    prefill_requests: FloatArray
+    """Prompts processed, in prompts: half a prompt's chunk is 0.5."""
+    drafted: int = 0
+    """Drafted tokens that are verified beside each decoding sequence's own; `tokens` counts them."""

@@ -1,0 +1,178 @@
+"""Disaggregated serving: one pool of replicas prefills, another decodes, and keys and values travel between them.
+
+Letters: n, t replicas of a pool and GPUs of each; C requests in flight; s seconds of one prompt's prefill on a replica; x
+seconds its keys and values travel; D(b) seconds of a decoding step of b sequences; O output tokens; l requests a second.
+
+A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes n_p / s at most; what is in flight and
+neither travels nor decodes waits for prefill. The load settles at the largest b with
+
+    l(b) <= n_p / s,   n_d b + l(b) (s + x) <= C,   b <= what the cache and max_num_seqs hold
+
+(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they do). By Little's law the
+time to first token is C / l - (O - 1) D(b), which counts waiting for prefill, or for room to decode, and the transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, tokens_per_pass
+from hp_tool.cost.serving.forward import forward_seconds
+from hp_tool.cost.serving.memory import serving_bytes
+from hp_tool.cost.serving.operations import seen_tokens
+from hp_tool.cost.serving.weights import cached_width
+
+_HALVINGS = 40
+"""Of the interval of b: far below one request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCosts:
+    """n pairs of pools under one load; arrays of shape (n,)."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    request_latency_s: FloatArray
+    transfer_s: FloatArray
+    requests_per_second: FloatArray
+    output_tokens_per_second_per_gpu: FloatArray
+    prefill_busy: FloatArray
+    """Share of the time that a prefill replica works; near 1 prefill bounds the rate."""
+    decode_batch: FloatArray
+    """Requests a decoding replica serves at once (b)."""
+    max_decode_batch: FloatArray
+    fits: BoolArray
+    """Weights and one whole request fit on a replica of either pool."""
+    sustained: BoolArray
+    """The load's request rate is reached; a closed load has none to reach."""
+
+
+def pool_costs(
+    *,
+    prefill: ServingNouns,
+    decode: ServingNouns,
+    prefillers: ServingCandidates,
+    decoders: ServingCandidates,
+    requests_per_second: float | None = None,
+) -> PoolCosts:
+    """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose concurrency is the load.
+
+    The pools may have GPUs of different kinds; data_parallel_size is the replicas of each. Counts prefill, transfer over the
+    network ports of both sides' ranks, decoding, and the engine's overheads on each; not a prompt's chunks, which nothing
+    decodes beside, nor tails. With `requests_per_second` in place of the load, prompts that arrive independently wait
+    r s / (2 (1 - r)) for a replica that is busy r of its time (a queue of one server and constant service), and `sustained`
+    says whether both pools keep up.
+    """
+    load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
+    n_p, n_d = prefillers.data_parallel_size, decoders.data_parallel_size
+    service = prompt_seconds(prefill, prefillers)
+    travel = transfer_seconds(prefill, decode, prefillers, decoders)
+    memory = serving_bytes(decode, decoders, memory_fraction=decode.engine.memory_fraction)
+    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
+    length = float(decode.input_length)
+    held = seen_tokens(decode.model, length + decode.engine.kv_reserved_output_fraction * output)
+    most = np.minimum(np.maximum(rooms / held, 1.0), decoders.max_num_seqs)
+    first = serving_bytes(prefill, prefillers, memory_fraction=prefill.engine.memory_fraction)
+    one = seen_tokens(prefill.model, length)
+    fits = (rooms >= seen_tokens(decode.model, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
+
+    def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(requests a second, seconds a token) with so many on each decoding replica."""
+        token = token_seconds(decode, decoders, batch)
+        return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
+
+    low, high = np.zeros_like(load), np.minimum(most, load / n_d)
+    if requests_per_second is not None:
+        high = most.copy()
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        completed, _ = rate(np.maximum(middle, 1e-9))
+        if requests_per_second is None:
+            enough = (completed <= n_p / service) & (n_d * middle + completed * (service + travel) <= load)
+        else:
+            enough = completed <= requests_per_second
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+    # Fewer than one request on a replica: it idles between them, at the speed of one.
+    batch = np.maximum(low, 1e-9)
+    completed, token = rate(batch)
+    if output == 1.0:  # nothing to decode
+        completed, token = np.minimum(n_p / service, load / (service + travel)), np.zeros_like(load)
+    decoding = (output - 1.0) * token
+    if requests_per_second is None:
+        latency, sustained = load / completed, np.ones(len(load), dtype=bool)
+    else:
+        busy = requests_per_second * service / n_p
+        sustained = (busy < 1.0) & ((rate(most)[0] >= requests_per_second) | (output == 1.0))
+        completed = np.where(sustained, requests_per_second, np.minimum(n_p / service, completed))
+        queue = np.where(sustained, busy / (2.0 * np.maximum(1.0 - busy, 1e-9)), 0.0) * service
+        latency = queue + service + travel + decoding
+    gpus = n_p * _ranks(prefillers) + n_d * _ranks(decoders)
+    return PoolCosts(
+        ttft_s=latency - decoding,
+        tpot_s=token,
+        request_latency_s=latency,
+        transfer_s=travel,
+        requests_per_second=completed,
+        output_tokens_per_second_per_gpu=completed * output / gpus,
+        prefill_busy=completed * service / n_p,
+        decode_batch=batch,
+        max_decode_batch=most,
+        fits=fits,
+        sustained=sustained,
+    )
+
+
+def prompt_seconds(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+    """One whole prompt on one replica with nothing beside it, and the engine's work on it."""
+    engine, ones = nouns.engine, np.ones(len(candidates))
+    alone = Pass(tokens=ones * nouns.computed_length, decoding=0.0 * ones, prefill_requests=ones)
+    around = engine.iteration_overhead_s + engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
+    seconds = forward_seconds(nouns, candidates, alone, context=float(nouns.input_length))
+    # Stages of a pipeline work on prompts of their own: the replica completes one every p-th part of its way.
+    return np.maximum((seconds + around) / candidates.pipeline_parallel_size, engine.request_overhead_s)
+
+
+def token_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:
+    """Seconds between two tokens of a sequence among `batch`, on a replica that prefills nothing."""
+    engine, stages = nouns.engine, candidates.pipeline_parallel_size
+    k = drafted_tokens(nouns.speculative)
+    share = np.maximum(batch, 1.0) / stages
+    step = Pass(tokens=share * (1 + k), decoding=share, prefill_requests=np.zeros_like(share), drafted=k)
+    context = nouns.input_length + 0.5 * nouns.output_length
+    host = engine.iteration_overhead_s + engine.sequence_overhead_s * share
+    seconds = forward_seconds(nouns, candidates, step, context=context) + host
+    device = seconds * drafting_factor(nouns.speculative) / tokens_per_pass(nouns.speculative)
+    # The front end streams a token of each sequence in turn.
+    return np.hypot(device, np.maximum(batch, 1.0) * engine.stream_overhead_s)
+
+
+def transfer_seconds(
+    prefill: ServingNouns, decode: ServingNouns, prefillers: ServingCandidates, decoders: ServingCandidates
+) -> FloatArray:
+    """A prompt's keys and values from one replica to another, through the network port of each rank: latency + bytes / (ports x
+    bandwidth), the narrower side's. Pools that share a node may use its faster links; that is not counted.
+    """
+    model = prefill.model
+    width = cached_width(model, prefillers.tensor_parallel_size) * prefillers.tensor_parallel_size
+    if model.kv_lora_rank is not None:  # every rank holds the same latent: one copy travels
+        width = width / prefillers.tensor_parallel_size
+    tokens = seen_tokens(model, float(prefill.input_length))
+    moved = tokens * model.num_hidden_layers * width * decode.kv_element_bytes
+    sides = []
+    for nouns, candidates in ((prefill, prefillers), (decode, decoders)):
+        network = nouns.profile.framework.network
+        port = network.bandwidth_fraction * nouns.cluster.inter_node_bandwidth_bytes_per_second
+        sides.append(_ranks(candidates) * port)
+    latency = prefill.profile.framework.network.latency_s + prefill.cluster.inter_node_latency_s
+    seconds: FloatArray = latency + moved / np.minimum(*sides)
+    return seconds
+
+
+def _ranks(candidates: ServingCandidates) -> IntArray:
+    """GPUs of one replica."""
+    ranks: IntArray = candidates.tensor_parallel_size * candidates.pipeline_parallel_size
+    return ranks

@@ -1,0 +1,173 @@
+"""Speculative decoding: how many tokens a pass yields, and what drafting them costs.
+
+Of k drafted tokens a pass accepts those before the first rejection and adds one of its own. With acceptance rate a, the same
+and independent at each place, it yields (1 - a^(k+1)) / (1 - a) tokens on average (arXiv 2211.17192, equation 1) and takes
+1 + k c times as long, c being a draft token's seconds by a pass's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.serving.forward import forward_seconds
+from hp_tool.cost.serving.memory import ServingBytes, serving_bytes
+from hp_tool.cost.serving.operations import seen_tokens
+from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.workload import SpeculativeSpec
+
+
+def drafted_tokens(speculative: SpeculativeSpec | None) -> int:
+    """k; 0 without speculation."""
+    return 0 if speculative is None else speculative.num_speculative_tokens
+
+
+def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
+    """Tokens that a sequence gains by one verifying pass; 1 without speculation."""
+    if speculative is None:
+        return 1.0
+    a, k = speculative.acceptance_rate, speculative.num_speculative_tokens
+    return sum(a**i for i in range(k + 1))
+
+
+def drafting_factor(speculative: SpeculativeSpec | None) -> float:
+    """Seconds of drafting and verifying by those of verifying alone: 1 + k c."""
+    return 1.0 if speculative is None else 1.0 + speculative.num_speculative_tokens * speculative.draft_cost_fraction
+
+
+# A closed load on a continuous-batching engine: time to first token, time per output token, throughput, KV limit.
+#
+# Letters, per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of an iteration that
+# only decodes, X = min(g J, budget) prefill tokens of one that prefills g prompts, M its seconds, p pipeline stages.
+# Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
+# requests are prefilled once:
+#
+#     S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v O)
+#
+# M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
+# J the prompt tokens that no prefix cache holds; o the engine's own work per prompt and layer; u and v the front end's
+# serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
+# rate, and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt
+# and those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the share
+# (u + v) / (u + v O) of its work falls before the first token. Requests that find no room wait S (C - B) / B longer (Little's
+# law). Under speculation D is a verifying pass, with its drafting, by the tokens it yields.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCosts:
+    """Arrays of shape (n,). Latencies are means over requests."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    request_latency_s: FloatArray
+    parts: dict[str, FloatArray]
+    """queue, front_end, prefill, prefill_interference, decode: sum to request_latency_s."""
+    output_tokens_per_second_per_gpu: FloatArray
+    running: FloatArray
+    """Requests one scheduler runs at once (B)."""
+    max_running: FloatArray
+    """The most it could run: KV cache or max_num_seqs."""
+    prompt_s: FloatArray
+    """What the prefill of one prompt delays everyone by."""
+    wave_s: FloatArray
+    """Part of ttft_s that requests which start in a wave wait for others of it, spread over all requests."""
+    kv_limited: BoolArray
+    """The KV cache, not the load or max_num_seqs, bounds B."""
+    fits: BoolArray
+    """Weights and one whole request fit."""
+    sustained: BoolArray
+    """The load's request rate is reached; a closed load has none to reach."""
+    bytes: ServingBytes
+
+
+def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> ServingCosts:
+    """Latency, throughput and memory of legal candidates; shape of the candidates.
+
+    The engine takes its own share of device memory, or what the headroom leaves where that is less.
+    """
+    c, engine = candidates, nouns.engine
+    length, output = float(nouns.input_length), float(nouns.output_length)
+    memory = serving_bytes(nouns, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
+
+    in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
+    # A full cache holds requests of all ages: on average a share of their output.
+    held = seen_tokens(nouns.model, length + engine.kv_reserved_output_fraction * output)
+    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
+    fits = rooms >= seen_tokens(nouns.model, length + output)
+    by_cache = np.maximum(rooms / held, 1.0)
+    most = np.minimum(by_cache, c.max_num_seqs)
+    running = np.minimum(in_flight, most)
+
+    stages = c.pipeline_parallel_size
+    share = running / stages  # sequences of one pipeline micro-batch
+    context = length + 0.5 * output
+    group = np.minimum(engine.prefill_group, running)
+    computed = nouns.computed_length
+    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
+    prompts = chunk / computed
+    none = np.zeros(len(c))
+    k, yields = drafted_tokens(nouns.speculative), tokens_per_pass(nouns.speculative)
+    rows = share * (1 + k)
+    verify = _iteration(nouns, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
+    step = verify * drafting_factor(nouns.speculative)
+    decode = step / yields  # by token
+    extra = _iteration(nouns, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
+    if engine.schedule == "mixed":
+        both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
+        together = _iteration(nouns, c, both, context)
+        # Chunks beyond the iterations of a request's life find nothing to ride along with.
+        riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
+        extra = riding * (together - verify) + (1.0 - riding) * extra
+    around = engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
+    prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
+    own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
+
+    before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
+    # Chunks that decoding rides along with take a decoding iteration's time too.
+    passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
+    first = passes * step + before * prompt + own
+    interference = (running - before) * prompt
+    busy = first + interference + (output - 1.0) * decode
+    front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
+    served = np.hypot(busy, front_end)
+    waiting = served - busy
+    early = waiting * _before_first_token(engine, output)
+    queue = served * (in_flight - running) / running
+    latency = queue + served
+    return ServingCosts(
+        ttft_s=queue + early + first,
+        tpot_s=decode + (interference + waiting - early) / (output - 1.0) if output > 1.0 else np.zeros(len(c)),
+        request_latency_s=latency,
+        parts={
+            "queue": queue,
+            "front_end": waiting,
+            "prefill": first,
+            "prefill_interference": interference,
+            "decode": (output - 1.0) * decode,
+        },
+        output_tokens_per_second_per_gpu=np.minimum(c.concurrency, in_flight * c.schedulers)
+        * output / latency / (c.data_parallel_size * c.tensor_parallel_size * stages),
+        running=running,
+        max_running=most,
+        prompt_s=prompt,
+        wave_s=(before - group) * prompt,
+        kv_limited=(by_cache < in_flight) & (by_cache < c.max_num_seqs),
+        fits=fits,
+        sustained=np.ones(len(c), dtype=bool),
+        bytes=memory,
+    )  # fmt: skip
+
+
+def _before_first_token(engine: EngineEfficiency, output: float) -> float:
+    """Share of the front end's work on a request that its first token waits for: admission, and that token itself."""
+    whole = engine.request_overhead_s + engine.stream_overhead_s * output
+    return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
+
+
+def _iteration(nouns: ServingNouns, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
+    """A forward pass and what the host does around it."""
+    host = nouns.engine.iteration_overhead_s + nouns.engine.sequence_overhead_s * batch.decoding
+    return forward_seconds(nouns, candidates, batch, context=context) + host

@@ -1,0 +1,137 @@
+"""One mixture-of-experts MLP in a forward pass: routed experts by how many are hit, their imbalance, their exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.collectives import send_seconds
+from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.serving.operations import (
+    OUTPUT_BYTES,
+    all_reduce_seconds,
+    attention_seconds,
+    exchange_seconds,
+    matmuls_seconds,
+    thin_roof,
+)
+from hp_tool.cost.serving.weights import attention_matrices, mlp_matrices, moe_layers, moe_width, weights
+from hp_tool.domain.hardware import Precision
+
+
+def active_experts(tokens: FloatArray, *, experts: int, top_k: int) -> FloatArray:
+    """Expected number of experts that at least one of `tokens` picks, routing spread evenly: E (1 - (1 - k/E)^tokens)."""
+    missed = np.log1p(-min(top_k / experts, 1.0 - 1e-12))
+    hit: FloatArray = -experts * np.expm1(tokens * missed)
+    return hit
+
+
+def imbalance(load: FloatArray, *, ranks: IntArray) -> FloatArray:
+    """Tokens of the busiest of `ranks` over their mean `load`: 1 + sqrt(2 ln(ranks) / load), the largest of so many Poisson
+    counts, never more than all tokens on one rank.
+    """
+    return np.minimum(1.0 + np.sqrt(2.0 * np.log(ranks) / np.maximum(load, 1e-9)), ranks)
+
+
+def expert_weights(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+    """Routed weights of one layer on one rank: E experts spread over all ranks of the stage, whole or split."""
+    model = nouns.model
+    ranks = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
+    return (model.num_experts or 0) * weights(mlp_matrices(model, float(moe_width(model)))) / ranks
+
+
+def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
+    """Router, shared and routed experts of one layer; `tokens` are one scheduler's, the stage's experts see all d of them."""
+    model, gpu = nouns.model, nouns.cluster.gpu
+    count, top_k = model.num_experts or 1, model.num_experts_per_tok or 1
+    t, d, e = candidates.tensor_parallel_size, candidates.attention_data_parallel_size, candidates.expert_parallel_size
+    split = t * d / e  # ranks that share the matrices of one expert
+    everyone = tokens * d
+    load = everyone * top_k / e
+    busiest = load * imbalance(load, ranks=e)
+    expert = weights(mlp_matrices(model, float(moe_width(model)))) / split
+    local = active_experts(everyone, experts=count, top_k=top_k) / e
+    read = nouns.weight_bytes * expert * np.maximum(local, 1.0)
+    moved = busiest * (2.0 * model.hidden_size * ELEMENT_BYTES[nouns.compute_precision] + 6.0 * moe_width(model) / split)
+    routed = roofline_seconds(
+        2.0 * busiest * expert,
+        read + moved,
+        thin_roof(nouns, nouns.compute_precision),
+        gpu=gpu,
+        peak=peak_flops(gpu, precision=nouns.compute_precision),
+    )
+    shared = model.shared_expert_size / t
+    always = matmuls_seconds(nouns, tokens, mlp_matrices(model, shared)) if model.num_shared_experts else 0.0
+    router = matmuls_seconds(nouns, tokens, ((float(count), float(model.hidden_size)),))
+    # Beyond the first grouped matmul's launch: the second one, and sorting the tokens by expert and back.
+    launches = 3.0 * nouns.profile.gpu.kernel_overhead_s
+    return nouns.engine.matmul_slowdown * (routed + launches) + always + router
+
+
+# Seconds of one forward pass through all layers and the output layer.
+
+
+WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+ELEMENTWISE_BYTES = 20.0
+"""Per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two reads, two writes each) and
+the input of the projections once more."""
+
+
+def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
+    """All layers, one after the other, and the output layer for every sequence that gets a token.
+
+    With pipeline parallelism this is the latency through all stages; a stage is busy for its p-th part.
+    """
+    model, gpu = nouns.model, nouns.cluster.gpu
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    layers, mixtures = model.num_hidden_layers, moe_layers(model)
+    tokens = batch.tokens
+    projections = matmuls_seconds(nouns, tokens, attention_matrices(model, t))
+    core = attention_seconds(
+        nouns,
+        t,
+        decoding=batch.decoding,
+        context=context,
+        prefill_requests=batch.prefill_requests,
+        drafted=batch.drafted,
+    )
+    reached = nouns.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
+    elementwise = tokens * (ELEMENTWISE_BYTES * model.hidden_size) / reached + nouns.engine.layer_overhead_s
+    message = tokens * model.hidden_size * OUTPUT_BYTES
+    reduce = all_reduce_seconds(nouns, message, group_size=t)
+    seconds = layers * (projections + core + elementwise + reduce)
+    if layers > mixtures:
+        dense = matmuls_seconds(nouns, tokens, mlp_matrices(model, model.ffn_size / t)) + reduce
+        seconds = seconds + (layers - mixtures) * dense
+    if mixtures:
+        exchange = _expert_exchange(nouns, candidates, tokens, reduce)
+        seconds = seconds + mixtures * (experts_seconds(nouns, candidates, tokens) + exchange)
+    rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests
+    output = matmuls_seconds(nouns, rows, ((model.vocab_size / t, float(model.hidden_size)),), precision=_head_precision(nouns),
+                             weight_bytes=OUTPUT_BYTES)  # fmt: skip
+    distance = t * candidates.attention_data_parallel_size
+    # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
+    crosses = distance >= nouns.cluster.nvlink_domain_size
+    hop = send_seconds(message / t, distance=distance, crosses=crosses, cluster=nouns.cluster, profile=nouns.profile)
+    return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
+
+
+def _expert_exchange(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray, reduce: FloatArray) -> FloatArray:
+    """What brings tokens to experts and back: with one attention group the all-reduce of any MLP (`reduce`); with several, an
+    all-to-all to the experts' ranks and one back: a token goes to each of its top-k experts' groups of ranks once.
+    """
+    model = nouns.model
+    t, d = candidates.tensor_parallel_size, candidates.attention_data_parallel_size
+    message = tokens * model.hidden_size * OUTPUT_BYTES
+    ranks = t * d
+    e = candidates.expert_parallel_size
+    copies = np.minimum(float(model.num_experts_per_tok or 1), e) * ranks / e
+    routed = 2.0 * exchange_seconds(nouns, message / t * copies, group_size=ranks)
+    return np.where(d > 1, routed, reduce)
+
+
+def _head_precision(nouns: ServingNouns) -> Precision:
+    """The output layer is not quantised."""
+    known = nouns.cluster.gpu.peak_flops_per_second
+    return next(name for name in WIDE_PRECISIONS if name in known)

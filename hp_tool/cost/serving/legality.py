@@ -1,0 +1,104 @@
+"""Which serving configurations engines accept: a bit per rule, and for one configuration the reason in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.weights import moe_width
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.result import Reason
+from hp_tool.domain.serving import ServingConfig
+
+REASONS = (
+    "heads_not_divisible",
+    "hidden_not_divisible",
+    "layers_not_divisible",
+    "world_size_mismatch",
+    "experts_not_divisible",
+    "attention_data_parallel_needs_experts",
+)
+"""Bit i of a legality code stands for REASONS[i]."""
+
+
+def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) -> IntArray:
+    """0 where the engines would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    c = candidates
+    t, p, e, d = (
+        c.tensor_parallel_size,
+        c.pipeline_parallel_size,
+        c.expert_parallel_size,
+        c.attention_data_parallel_size,
+    )
+    kv, experts = model.kv_heads, model.num_experts
+    split = np.maximum(t * d // e, 1)
+    # Latent attention caches one vector for all heads, which every rank keeps.
+    shares_kv = np.zeros(len(c), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
+    has_dense = experts is None or model.first_k_dense_replace > 0
+    dense = (model.ffn_size % t != 0) & has_dense
+    broken = (
+        (model.num_attention_heads % t != 0) | shares_kv,
+        dense | ((moe_width(model) % split != 0) & (experts is not None)),
+        p > model.num_hidden_layers,
+        (t * p * c.data_parallel_size != num_gpus) | (c.data_parallel_size % d != 0),
+        (e > 1) if experts is None else ((experts % e != 0) | (t * d % e != 0)),
+        (d > 1) & (experts is None),
+    )
+    code: IntArray = sum((np.asarray(rule) * (1 << bit) for bit, rule in enumerate(broken)), np.zeros(len(c), dtype=np.int64))
+    return code
+
+
+def rejection_counts(codes: IntArray) -> dict[str, int]:
+    """How many candidates broke each rule; one that broke two counts in both."""
+    counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
+    return {name: count for name, count in counts.items() if count}
+
+
+def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig) -> tuple[Reason, ...]:
+    """The broken rules of one configuration, with numbers and the mend."""
+    t, p = config.tensor_parallel_size, config.pipeline_parallel_size
+    e, d = config.expert_parallel_size, config.attention_data_parallel_size
+    used = t * p * config.data_parallel_size
+    told: dict[str, tuple[str, float, float]] = {
+        "heads_not_divisible": (
+            f"tensor_parallel_size {t} does not divide num_attention_heads {model.num_attention_heads} (and "
+            f"num_key_value_heads {model.kv_heads}); choose a common divisor or a multiple of the key/value heads",
+            t,
+            model.num_attention_heads,
+        ),
+        "hidden_not_divisible": (
+            f"the MLP's width cannot be split: tensor_parallel_size {t} (and for experts tensor x attention data / expert "
+            f"parallel {max(t * d // e, 1)}) must divide it; choose a smaller size or a larger expert_parallel_size",
+            t,
+            model.ffn_size,
+        ),
+        "layers_not_divisible": (
+            f"pipeline_parallel_size {p} is more than num_hidden_layers {model.num_hidden_layers}",
+            p,
+            model.num_hidden_layers,
+        ),
+        "world_size_mismatch": (
+            f"tensor {t} x pipeline {p} x attention data {d} must divide cluster.num_gpus {num_gpus}",
+            used if used != num_gpus else t * p * d,
+            num_gpus,
+        ),
+        "experts_not_divisible": (
+            f"{model.name} has no experts to divide; set expert_parallel_size to 1"
+            if model.num_experts is None
+            else f"expert_parallel_size {e} must divide num_experts {model.num_experts} and tensor x attention data "
+            f"parallel {t * d}",
+            e,
+            model.num_experts or 0,
+        ),
+        "attention_data_parallel_needs_experts": (
+            f"attention_data_parallel_size {d} shares experts between attention groups, and {model.name} has none; "
+            "set it to 1 and serve more replicas",
+            d,
+            1,
+        ),
+    }
+    names = [name for bit, name in enumerate(REASONS) if code >> bit & 1]
+    return tuple(
+        Reason(code=name, message=told[name][0], needed=float(told[name][1]), available=float(told[name][2])) for name in names
+    )

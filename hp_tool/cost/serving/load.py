@@ -1,0 +1,142 @@
+"""Independent arrivals: how far single requests stray from the means, because the load that they meet fluctuates.
+
+The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (the flow-equivalent server of Chandy,
+Herzog and Woo, 1975), and arrive at the rate l = X(c) however many there are. Around its mean c, n is then about an
+Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and that of its mean over a stay S = c / l, are
+
+    v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
+
+e = 1 where requests do not slow each other (v = c, as in M/G/inf), and near 0 where the devices are full. A quantile q of TPOT
+is its mean under the load c + z sqrt(v_S), z being the normal quantile; of TTFT under c + z sqrt(v), and beside it the prompts
+that arrive together, each P seconds of work, wait as in M/D/1 at utilisation r = l P:
+
+    W_q = P / (2 (1 - r)) max(ln(r / (1 - q)), 0),    mean W = r P / (2 (1 - r))
+
+W_q - W is added, but no more is taken away than the mean itself waits for others' prompts. Not counted: bursts beyond
+independence, lengths that differ, and a queue that has not settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+
+STEP = 0.05
+"""Share of the load over which X'(c) is taken, below c: above it a full cache would show."""
+LEAST_ELASTICITY = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """Seconds that a share of the requests does not exceed; shape (n,)."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    request_latency_s: FloatArray
+    """Of requests that are late in both: an upper bound."""
+
+
+def steady(nouns: ServingNouns) -> ServingNouns:
+    """The same without a common start: independent arrivals make no wave."""
+    return replace(nouns, engine=replace(nouns.engine, wave_share=0.0))
+
+
+def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(sqrt(v), sqrt(v_S)): standard deviations of the requests in flight at a moment, and of their mean over one's stay."""
+    e = elasticity
+    moment: FloatArray = np.sqrt(load / e)
+    return moment, moment * np.sqrt(2.0 * (e - 1.0 + np.exp(-e))) / e
+
+
+def open_quantiles(
+    *,
+    nouns: ServingNouns,
+    candidates: ServingCandidates,
+    load: FloatArray,
+    share: float | FloatArray,
+    memory_headroom_fraction: float = 0.0,
+) -> Quantiles:
+    """Latencies at the quantile `share`, one or one a row, where on average `load` requests are in flight over all GPUs."""
+    calm, z = steady(nouns), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
+
+    def at(concurrency: FloatArray) -> ServingCosts:
+        # Formulas take any number of requests; only a query's load is a whole one.
+        loaded = replace(candidates, concurrency=np.maximum(concurrency, 0.0))
+        return serving_costs(nouns=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+
+    mean, below = at(load), at((1.0 - STEP) * load)
+    ratio = below.output_tokens_per_second_per_gpu / mean.output_tokens_per_second_per_gpu
+    e = np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
+    each = load / candidates.schedulers
+    spread, stay = load_deviations(each, elasticity=e)
+    now = at(candidates.schedulers * (each + z * spread))
+    later = at(candidates.schedulers * (each + z * stay)).tpot_s
+    others = np.maximum(np.minimum(nouns.engine.prefill_group, now.running) - 1.0, 0.0) * now.prompt_s
+    busy = np.minimum(each / mean.request_latency_s * mean.prompt_s, 1.0 - LEAST_ELASTICITY)
+    scale = mean.prompt_s / (2.0 * (1.0 - busy))
+    waits = scale * np.maximum(np.log(np.maximum(busy, 1e-300) / (1.0 - share)), 0.0) - scale * busy
+    ttft = now.ttft_s + np.maximum(waits, -others)
+    return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (nouns.output_length - 1.0) * later)
+
+
+# Requests that arrive at a rate: how many are then in flight (Little's law), and the costs at that concurrency.
+
+
+def costs_at_rate(
+    *, nouns: ServingNouns, candidates: ServingCandidates, requests_per_second: float, memory_headroom_fraction: float = 0.0
+) -> ServingCosts:
+    """Costs at the smallest concurrency whose completed requests a second reach the rate; shape of the candidates.
+
+    Independent arrivals start in no common wave. Where not even full batches reach the rate, `sustained` is False and the
+    rest is of full batches: the true queue grows without end.
+    """
+    calm = steady(nouns)
+    devices = nouns.cluster.num_gpus
+
+    def at(concurrency: np.ndarray) -> tuple[ServingCosts, np.ndarray]:
+        loaded = replace(candidates, concurrency=concurrency)
+        costs = serving_costs(nouns=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        return costs, costs.output_tokens_per_second_per_gpu * devices / nouns.output_length
+
+    ones = np.ones(len(candidates), dtype=np.int64)
+    high = np.ceil(at(ones)[0].max_running * candidates.schedulers).astype(np.int64)
+    low = np.zeros_like(high)  # never enough; `high` is enough wherever anything is
+    for _ in range(int(high.max(initial=1)).bit_length()):
+        middle = np.maximum((low + high) // 2, 1)
+        enough = at(middle)[1] >= requests_per_second
+        high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+    costs, reached = at(high)
+    sustained = reached >= requests_per_second
+    served = np.minimum(reached, requests_per_second) * nouns.output_length / devices
+    return replace(costs, sustained=sustained, output_tokens_per_second_per_gpu=served)
+
+
+# Quantiles of latency under a closed load of equal lengths: requests differ by their place in the wave they start with.
+#
+# A share w of the requests starts together with the others of its batch and waits anywhere between nothing and the whole of
+# it; the others wait for their group alone. So TTFT is a base plus X, X = 0 with probability 1 - w, else uniform up to twice
+# its mean. What a request waits before its first token it does not lose after it: the latency in all is the same.
+
+
+def ttft_quantile(costs: ServingCosts, *, share: float, wave_share: float) -> FloatArray:
+    """Seconds that `share` of the requests do not exceed; shape (n,)."""
+    return costs.ttft_s + (_place(share, wave_share) - 1.0) * costs.wave_s
+
+
+def tpot_quantile(costs: ServingCosts, *, share: float, wave_share: float, output_length: int) -> FloatArray:
+    """The same of the time per output token: slowest are those that started first."""
+    if output_length < 2:
+        return np.zeros(len(costs.tpot_s))
+    return costs.tpot_s + (1.0 - _place(1.0 - share, wave_share)) * costs.wave_s / (output_length - 1.0)
+
+
+def _place(share: float, wave_share: float) -> float:
+    """Quantile of X over its mean."""
+    w = min(wave_share, 1.0)
+    return 2.0 * max(share - (1.0 - w), 0.0) / w**2 if w > 0.0 else 1.0

@@ -1,0 +1,84 @@
+"""Bytes on one device of the fullest stage: weights, working set, and what is left for keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.forward import expert_weights
+from hp_tool.cost.serving.weights import attention_matrices, cached_width, mlp_matrices, moe_layers, moe_width, weights
+
+WIDE_BYTES = 2.0
+"""Embeddings, output layer and activations: 16 bits."""
+LOGIT_BYTES = 4.0
+"""Samplers take fp32 logits, of every running sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingBytes:
+    """Arrays of shape (n,)."""
+
+    weights: FloatArray
+    activations: FloatArray
+    logits: FloatArray
+    overhead: FloatArray
+    kv_per_token: FloatArray
+    """Keys and values of one token on one device."""
+    kv_capacity: FloatArray
+    """Left for keys and values; negative where the weights alone do not fit."""
+    capacity: float
+    """What the engine may take."""
+
+
+def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_fraction: float) -> ServingBytes:
+    """Memory before any request; `memory_fraction` of the device is the engine's."""
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    layers = np.ceil(nouns.model.num_hidden_layers / p)
+    held, working = weight_bytes(nouns, candidates), activation_bytes(nouns, candidates)
+    logits = LOGIT_BYTES * candidates.max_num_seqs * nouns.model.vocab_size / t
+    overhead = np.full(len(candidates), nouns.engine.reserve_bytes)
+    capacity = memory_fraction * nouns.cluster.gpu.memory_bytes
+    return ServingBytes(
+        weights=held,
+        activations=working,
+        logits=logits,
+        overhead=overhead,
+        kv_per_token=layers * cached_width(nouns.model, t) * nouns.kv_element_bytes,
+        kv_capacity=capacity - held - working - logits - overhead,
+        capacity=capacity,
+    )
+
+
+def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+    """A p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both where p = 1)."""
+    model = nouns.model
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    layers, mixtures = model.num_hidden_layers, moe_layers(model)
+    matrices = layers * weights(attention_matrices(model, t))
+    matrices = matrices + (layers - mixtures) * weights(mlp_matrices(model, model.ffn_size / t))
+    if mixtures:
+        shared = weights(mlp_matrices(model, model.shared_expert_size / t))
+        matrices = matrices + mixtures * (expert_weights(nouns, candidates) + shared)
+    stage = np.ceil(layers / p) / layers * matrices * nouns.weight_bytes
+    return stage + _ends(nouns, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
+
+
+def activation_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+    """One layer at a time for a full batch of tokens: residual, normed input and attention output, then the MLP's widest
+    tensors.
+    """
+    model = nouns.model
+    t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
+    gates = 3.0 if model.gated_mlp else 2.0
+    width = max(model.ffn_size, (model.num_experts_per_tok or 0) * moe_width(model) if model.num_experts else 0)
+    working: FloatArray = tokens * WIDE_BYTES * (4.0 * model.hidden_size + gates * width / t)
+    return working
+
+
+def _ends(nouns: ServingNouns, t: IntArray) -> FloatArray:
+    """The embedding or the output layer on one rank: V h / t in 16 bits."""
+    ends: FloatArray = WIDE_BYTES * nouns.model.vocab_size * nouns.model.hidden_size / t
+    return ends

@@ -1,0 +1,158 @@
+"""Layers that attend to, and cache, the last w tokens alone, beside layers that see all: means over the layers of a model.
+
+Engines keep no keys and values that a windowed layer will not look at again (vLLM's hybrid cache manager, TensorRT-LLM's
+variable windows, SGLang's separate pools).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.collectives import ring
+from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
+from hp_tool.cost.serving.candidates import ServingNouns
+from hp_tool.cost.serving.weights import Matrix, attention_flops, cached_width
+from hp_tool.cost.topology import exchange_slowdown, forwarded_bytes, line, local_bandwidth
+from hp_tool.domain.efficiency import Roofline
+from hp_tool.domain.hardware import Precision
+from hp_tool.domain.model import ModelSpec
+
+
+def seen_tokens(model: ModelSpec, tokens: float) -> float:
+    """Of a context of `tokens`, those that a layer attends to and caches, mean over layers: (F n + W min(n, w)) / L."""
+    windowed = _windowed(model)
+    if not windowed or model.sliding_window is None:
+        return tokens
+    layers = model.num_hidden_layers
+    return ((layers - windowed) * tokens + windowed * min(tokens, float(model.sliding_window))) / layers
+
+
+def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
+    """Keys that a prompt's computed token sees, mean over tokens and layers: those at places from `cached` to `length`
+    (causal), (cached + length) / 2 without a window.
+    """
+    full = 0.5 * (cached + length)
+    windowed = _windowed(model)
+    if not windowed or model.sliding_window is None:
+        return full
+    w, layers = float(model.sliding_window), model.num_hidden_layers
+    if length <= w:
+        inside = full
+    elif cached >= w:
+        inside = w
+    else:
+        inside = (0.5 * (w**2 - cached**2) + w * (length - w)) / (length - cached)
+    return ((layers - windowed) * full + windowed * inside) / layers
+
+
+def _windowed(model: ModelSpec) -> int:
+    """Layers with a window."""
+    if model.sliding_window is None:
+        return 0
+    return model.num_hidden_layers if model.sliding_window_layers is None else model.sliding_window_layers
+
+
+# Seconds of the operations of a forward pass: thin matmuls, attention over the KV cache, collectives of small messages.
+
+
+OUTPUT_BYTES = 2.0
+"""Layers hand 16-bit activations to each other."""
+
+
+def thin_roof(nouns: ServingNouns, precision: Precision) -> Roofline:
+    """Constants of matmuls of any number of rows; a precision nobody measured takes bf16's, scaled by the datasheet."""
+    roofs = nouns.profile.gpu.thin_matmul or nouns.profile.gpu.matmul
+    return roofs.get(precision, roofs["bf16"])
+
+
+def matmuls_seconds(
+    nouns: ServingNouns,
+    tokens: FloatArray,
+    matrices: tuple[Matrix, ...],
+    *,
+    precision: Precision | None = None,
+    weight_bytes: float | None = None,
+) -> FloatArray:
+    """y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k): 2 tokens n k FLOPs, weights in their stored width read once."""
+    compute = precision or nouns.compute_precision
+    stored = nouns.weight_bytes if weight_bytes is None else weight_bytes
+    gpu = nouns.cluster.gpu
+    roof, peak, element = thin_roof(nouns, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
+    seconds = np.zeros(np.shape(tokens))
+    for n, k in matrices:
+        traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
+        seconds = seconds + roofline_seconds(2.0 * tokens * n * k, traffic, roof, gpu=gpu, peak=peak)
+    return nouns.engine.matmul_slowdown * seconds
+
+
+def attention_seconds(
+    nouns: ServingNouns, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray, drafted: int = 0
+) -> FloatArray:
+    """One layer (the mean of windowed and other ones): `decoding` sequences over `context` cached tokens each, and prompts of I
+    tokens over themselves.
+
+    Decoding reads every cached number once, for a sequence's own token and its drafted ones together; prefill does half of the
+    full I^2 (causal), less what the prefix cache holds, and reads and writes Q, K, V, O once. A pass without either pays
+    nothing for it.
+    """
+    model, gpu, profile = nouns.model, nouns.cluster.gpu, nouns.profile.gpu
+    # Attention stays in 16 bits where the matmuls are narrower.
+    peak = peak_flops(gpu, precision="fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16")
+    width = cached_width(model, t)
+    seen = decoding * seen_tokens(model, context)
+    decode = roofline_seconds(
+        seen * (1 + drafted) * attention_flops(model, t, decoding=True),
+        seen * width * nouns.kv_element_bytes,
+        profile.decode_attention or profile.attention,
+        gpu=gpu,
+        peak=peak,
+    )
+    length = float(nouns.input_length)
+    rows = prefill_requests * nouns.computed_length
+    prefill = additive_seconds(
+        rows
+        * prefill_keys(model, length=length, cached=length - nouns.computed_length)
+        * attention_flops(model, t, decoding=False),
+        rows * OUTPUT_BYTES * (2.0 * model.num_attention_heads / t * model.head_size + width),
+        profile.attention,
+        gpu=gpu,
+        peak=peak,
+    )
+    return nouns.engine.attention_slowdown * ((decoding > 0.0) * decode + (prefill_requests > 0.0) * prefill)
+
+
+def all_reduce_seconds(nouns: ServingNouns, message_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
+    """The faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
+    n = group_size
+    wire = 2.0 * message_bytes * (n - 1.0) / n
+    seconds = ring(group_size=n, stride=1, cluster=nouns.cluster, profile=nouns.profile).seconds(wire)
+    small = nouns.profile.gpu.small_all_reduce
+    if small is not None:
+        bandwidth = small.bandwidth_fraction * local_bandwidth(nouns.cluster)
+        direct = small.latency_s + small.latency_per_peer_s * (n - 1.0) + wire / bandwidth
+        seconds = np.where(n <= nouns.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds)
+    return nouns.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
+
+
+def exchange_seconds(nouns: ServingNouns, bytes_per_rank: FloatArray, *, group_size: IntArray) -> FloatArray:
+    """All-to-all among `group_size` neighbouring ranks, each sending `bytes_per_rank` in all; zero for a group of one.
+
+    Across domains the share that leaves the domain goes over each rank's own network port.
+    """
+    n, domain = group_size, nouns.cluster.nvlink_domain_size
+    link, network = nouns.profile.gpu.all_to_all, nouns.profile.framework.network
+    inside = np.minimum(n, domain)
+    near = bytes_per_rank * (inside - 1.0) / n
+    far = bytes_per_rank * (n - inside) / n
+    near = near + forwarded_bytes(far, in_domain=inside, cluster=nouns.cluster)
+    far = far * exchange_slowdown(line(n, 1), in_domain=inside, cluster=nouns.cluster)
+    local = near + np.sqrt(near * link.ramp_bytes)
+    seconds = (
+        link.latency_s
+        + link.latency_per_peer_s * (n - 1.0)
+        + local / (link.bandwidth_fraction * local_bandwidth(nouns.cluster))
+    )
+    port = network.bandwidth_fraction * nouns.cluster.inter_node_bandwidth_bytes_per_second
+    remote = network.latency_s + nouns.cluster.inter_node_latency_s + far / port
+    return nouns.engine.communication_slowdown * np.where(n > 1, seconds + np.where(n > domain, remote, 0.0), 0.0)
