@@ -22,7 +22,7 @@ from hp_tool.store.types import new_id, row_dict
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
-UNENDED = {"error": None, "stopped_because": None, "finished_at": None}
+UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
 """What a failed search is told no more once it goes on."""
 
 
