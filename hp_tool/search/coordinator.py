@@ -97,6 +97,7 @@ class Coordinator:
         """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
         coordinator took over, and LauncherError where the engine stays out of reach."""
         try:
+            self._progress(self._runs())  # what an earlier coordinator waited for may be there by now
             while True:
                 try:
                     self._turn()

@@ -19,6 +19,7 @@ from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.progress import progress_of
 from hp_tool.search.spending import open_runs
 from hp_tool.tuning.evidence import earlier_evidence
+from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.result import TuneResult, make_result
 from hp_tool.tuning.serving import ServingTuning
@@ -123,9 +124,11 @@ def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher 
     Where the store itself is the trouble, the error that led here says more.
     """
     with contextlib.suppress(HpToolError):
+        # Whoever lost the lease to another, and does not know yet, ends none of its jobs.
+        requested = store.renew_lease(lease=lease, lease_s=LEASE_S).requested
         if launcher is not None:
             _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
-        if store.get_search(search_id=lease.search_id).requested == "cancel":
+        if requested == "cancel":
             with contextlib.suppress(ConflictError):  # a run is left to be cancelled
                 store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
                 return

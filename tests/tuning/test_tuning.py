@@ -246,6 +246,22 @@ def test_a_search_that_fails_ends_its_runs_unless_their_engine_is_away(store, qu
     assert [run.state for run in store.runs(search_id=search.id)] == [RunState.ABANDONED]
 
 
+def test_a_bug_met_after_the_lease_was_lost_ends_no_job(store, query):
+    class Late(CpuEngine):
+        def poll(self, handles):
+            store.release_search(lease=lease)
+            raise HpToolError("a bug")
+
+        def cancel(self, handle):
+            cancelled.append(handle)
+
+    search_id, cancelled = store.create_search(query=schema.to_dict(query)).id, []
+    lease = store.claim_search(holder="w", lease_s=60.0)[1]
+    with pytest.raises(HpToolError, match="a bug"):
+        run_search(store=store, lease=lease, launcher=Late())
+    assert (store.get_search(search_id=search_id).state, cancelled) == (SearchState.QUEUED, [])
+
+
 def test_a_search_that_another_process_works_on_is_left_alone(store, query):
     search_id = store.create_search(query=schema.to_dict(query)).id
     store.claim_search(holder="host-a:1", lease_s=60.0, search_id=search_id)
