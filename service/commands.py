@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from service.budget_command import budget
+from service.cancel_command import cancel
 from service.key_commands import keys
 from service.report_command import report
 
@@ -18,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(keys, name="keys")
     app.command()(report)
     app.command()(budget)
+    app.command()(cancel)
 
     @app.command()
     def serve(

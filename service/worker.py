@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from hp_tool import tuning
 from hp_tool.domain.access_store import AccessStore
-from hp_tool.domain.records import Lease
-from hp_tool.errors import HpToolError
+from hp_tool.domain.records import JsonObject, Lease
+from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower
 from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.start import default_holder
@@ -108,15 +108,36 @@ class Worker:
                 store=self.store,
                 lease=lease,
                 storage=self.storage,
+                on_event=_log_waiting,
                 should_release=self.stopping.is_set,
                 lease_s=self.lease_s,
             )
         except HpToolError as error:  # stored with the search already, unless the lease or the store is lost
             log.warning("search %s: %s (%s)", lease.search_id, error.message, error.code)
+            if isinstance(error, StoreError):
+                self._hand_back(lease)
         except Exception:  # likewise; a bug that one search finds must not stop the others
             log.exception("search %s: unhandled error", lease.search_id)
         else:
             log.info("search %s: %s", lease.search_id, result.search.state if result else "handed back to the queue")
+
+    def _hand_back(self, lease: Lease) -> None:
+        """Let go of the search once the database is back: a worker that outlived it is not lost."""
+        idle_s = SHORTEST_IDLE_S
+        while not self.stopping.wait(idle_s):
+            try:
+                self.store.release_search(lease=lease)
+            except StoreError:
+                idle_s = min(2 * idle_s, LONGEST_IDLE_S)
+            except HpToolError:  # another worker has it by now, or it has ended
+                return
+            else:
+                return
+
+
+def _log_waiting(kind: str, payload: JsonObject) -> None:
+    if kind == "waiting":
+        log.warning("waiting for the runs folder: %s", payload["waiting_for"])
 
 
 def work(

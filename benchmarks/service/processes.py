@@ -135,7 +135,7 @@ def limit_pages(flag: Path) -> None:
 
 def _own(home: str, name: str) -> None:
     """This process's environment, log and signals."""
-    os.environ["HP_RUNS_DIR"] = str(Path(home) / "runs")
+    os.environ |= {"HP_RUNS_DIR": str(Path(home) / "runs"), "HP_CATALOG_DIR": str(Path(home) / "catalog")}
     log = os.open(Path(home) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

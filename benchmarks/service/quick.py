@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -25,6 +27,14 @@ class QuickLauncher(LocalLauncher):
         folder = home()
         command = (sys.executable, "-I", "-S", steps.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
         return replace(super().plan(request, job_name=job_name), command=command)
+
+    def submit(self, plan: LaunchPlan) -> str:
+        """Meets a bug, or kills the worker, for as long as the file `bug` or `poison` lies among the faults."""
+        if (home() / "faults" / "bug").exists():
+            raise RuntimeError("a bug in the launcher")
+        if (home() / "faults" / "poison").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().submit(plan)
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """An engine that does not answer holds its caller for as long as the file `engine` says."""

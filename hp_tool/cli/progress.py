@@ -44,6 +44,8 @@ class SearchProgress:
             self._console.print(f"run {payload['number']}: {_label(payload)}: {_outcome(payload)}", highlight=False)
         elif kind == "run_abandoned":
             self._console.print(f"run {payload['number']}: given back: {payload['cause']}", highlight=False)
+        elif kind == "waiting":
+            self._console.print(f"waiting for the runs folder: {payload['waiting_for']}", highlight=False)
         elif kind == "run":  # a server's word for what the run_* kinds say here
             self._on_server_run(payload)
 

@@ -172,9 +172,9 @@ class Store(Protocol):
         """How many there are of each state, zeros included."""
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
-        """A waiting search without open runs is cancelled at once, any other is asked through `requested`.
+        """A waiting or failed search without open runs is cancelled at once, any other is asked through `requested`.
 
-        Cancelling twice is harmless; a search that succeeded or failed is a ConflictError.
+        Cancelling twice is harmless; a search that succeeded is a ConflictError.
         """
 
     def request_pause(self, *, search_id: str) -> SearchRecord: ...
@@ -208,7 +208,8 @@ class Store(Protocol):
 
         Next is the highest priority; among equals the owner with the fewest running searches, then the one whose last search
         was started the longest ago; of an owner's the oldest. `per_cluster`: where so many run on a cluster, its others wait.
-        None: nothing to claim. Two callers never get the same token.
+        None: nothing to claim. Two callers never get the same token. A search over which worker after worker fell silent, with
+        no run of it moved on, is not handed out again: it ends as failed, `worker_lost_repeatedly`.
         """
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
@@ -228,7 +229,7 @@ class Store(Protocol):
     ) -> SearchRecord:
         """End it as succeeded, failed or cancelled, and let go.
 
-        Only a failed search may leave open runs behind (for whoever resumes it); otherwise they are a ConflictError.
+        Only a failed search may leave open runs behind (for whoever resumes or cancels it); otherwise they are a ConflictError.
         """
 
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None: ...
@@ -279,7 +280,7 @@ class Store(Protocol):
         """The same in pages; every filter given must hold. `status`: of what was measured."""
 
     def count_open_runs(self, *, cluster: str) -> int:
-        """Runs that have not ended, of all searches on the registered cluster of this name."""
+        """Runs that have not ended, of the searches on the registered cluster of this name that have not either."""
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
         """The same runs by their figures alone: what a page reads of a search with thousands of them."""

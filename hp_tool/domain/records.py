@@ -22,7 +22,7 @@ REUSED = "reused_measurement_id"
 
 
 class SearchState(StrEnum):
-    """Where a search stands; succeeded, failed and cancelled are final (failed may be resumed)."""
+    """Where a search stands; succeeded, failed and cancelled are final (failed may be resumed or cancelled)."""
 
     QUEUED = "queued"
     """Waiting for a coordinator."""
@@ -84,6 +84,8 @@ class SearchRecord:
     """What it keeps busy: launcher and cluster. None: stored before this was kept."""
     priority: int = 0
     """Higher is claimed first."""
+    lost_claims: int = 0
+    """Workers in a row that fell silent while they held it, with no run of it moved on."""
     requested: Literal["cancel", "pause"] | None = None
     """What its coordinator should do next; read with every heartbeat."""
     lease: Lease | None = None

@@ -82,10 +82,10 @@ def nodes_for(num_gpus: int, *, gpus_per_node: int, max_nodes: int) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None where the file is missing or not whole."""
+    """The object in `path`; None where the file is missing or not whole. OSError where that cannot be told."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 

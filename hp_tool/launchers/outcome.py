@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +25,8 @@ _SECONDARY = (
     "DistBackendError",
     "DistNetworkError",
 )
+_FOLDER_TROUBLE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+"""What a job says where its folder took its result no more."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
 
@@ -58,6 +62,8 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     tail = jobs.log_tail(folder)
     failed = _root_cause(folder) or _torn(folder, ending) or _without_account(ending, tail=tail, timeout_s=timeout_s)
+    if failed.status == "crashed" and any(trouble in (failed.cause or "") for trouble in _FOLDER_TROUBLE):
+        failed = replace(failed, status="preempted")  # says nothing about the configuration
     exit_code = ending.exit_code if ending.reason == "exited" else None
     return replace(failed, hardware=hardware, wall_s=ending.wall_s, exit_code=exit_code, log_tail=failed.log_tail or tail)
 

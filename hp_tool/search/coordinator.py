@@ -27,6 +27,10 @@ FULL_POLL_S = 1.0
 """How often a search looks whether the cluster has room again."""
 MAX_ENGINE_FAILURES = 20
 """Questions in a row that the engine may leave unanswered."""
+FOLDER_PATIENCE_S = 300.0
+"""How long a coordinator waits for a runs folder that takes nothing; then the search goes back to the queue, where a worker on
+a sound host may take it, and this one serves others first."""
+LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
 
 
@@ -86,31 +90,19 @@ class Coordinator:
         self._renewed_at = -float("inf")
         self._started_at: dict[str, float] = {}
         self._expected_gain: float | None = None
+        self._waiting_for: str | None = None
+        self._waiting_since = 0.0
 
     def run(self) -> Outcome:
         """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
         coordinator took over, and LauncherError where the engine stays out of reach."""
         try:
+            self._progress(self._runs())  # what an earlier coordinator waited for may be there by now
             while True:
-                record = self._heartbeat(every_s=0.0)
-                runs = self._runs()
-                unfinished = open_runs(runs)
-                pausing = record is not None and record.requested == "pause"
-                room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
                 try:
-                    reason = self._next(runs) if room else None
-                except LimitError:  # another search was faster
-                    room, reason = False, None
-                if room and reason is None:
-                    continue
-                if unfinished:
-                    self._advance(unfinished)
-                elif pausing:
-                    raise _Stop(Outcome(state="paused", stopped_because="paused"))
-                elif not room:  # other searches have all that the cluster gives
-                    self._sleep(FULL_POLL_S)
-                else:
-                    raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
+                    self._turn()
+                except OSError as error:
+                    self._wait_out(error)
         except _Stop as stop:
             outcome = replace(stop.outcome, expected_gain_fraction=self._expected_gain)
         except KeyboardInterrupt:
@@ -118,6 +110,48 @@ class Coordinator:
             outcome = Outcome(state="paused", stopped_because="interrupted")
         self._projection.sync(self._runs())
         return outcome
+
+    def _turn(self) -> None:
+        """Begin one more run where there is room and it may pay, else follow those under way. _Stop ends the search's loop."""
+        record = self._heartbeat(every_s=0.0)
+        runs = self._runs()
+        unfinished = open_runs(runs)
+        pausing = record is not None and record.requested == "pause"
+        room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
+        try:
+            reason = self._next(runs) if room else None
+        except LimitError:  # another search was faster
+            room, reason = False, None
+        if room and reason is None:
+            return
+        if unfinished:
+            self._advance(unfinished)
+        elif pausing:
+            raise _Stop(Outcome(state="paused", stopped_because="paused"))
+        elif not room:  # other searches have all that the cluster gives
+            self._sleep(FULL_POLL_S)
+        else:
+            raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
+
+    def _wait_out(self, error: OSError) -> None:
+        """Wait, and say for what, until the turn is tried again: the runs folder is full, read-only or away."""
+        now = self._clock()
+        if self._waiting_for is None:
+            self._waiting_for, self._waiting_since = f"{error.strerror or error}: {error.filename}", now
+            told = {"waiting_for": self._waiting_for}
+            self._progress(self._runs())
+            self._store.append_event(lease=self._lease, kind="waiting", payload=told)
+            self._report("waiting", told)
+        waited_s = now - self._waiting_since
+        if waited_s > FOLDER_PATIENCE_S:
+            raise _Stop(Outcome(state="released", stopped_because="released"))
+        self._sleep(min(max(waited_s, self._poll_s), LONGEST_FOLDER_WAIT_S))
+
+    def _mended(self) -> None:
+        """The engine and its folder answer, so nothing is waited for."""
+        if self._waiting_for is not None:
+            self._waiting_for = None
+            self._progress(self._runs())
 
     def _next(self, runs: list[RunRecord]) -> str | None:
         """Decide on the next run and store the intent; the reason where another run cannot pay."""
@@ -221,6 +255,8 @@ class Coordinator:
             }
             if ended:
                 return ended
+            if states:
+                self._mended()
             self._heartbeat(every_s=min(self._lease_s / 3, 2.0))
             self._sleep(self._poll_s)
 
@@ -232,6 +268,7 @@ class Coordinator:
         told = stored.measurement or measurement
         step = {"step_s": told.known_step_s, "reduced": not run.fidelity.is_whole}
         self._report("run_finished", {**_about(run), "status": told.status, "cause": told.cause, **step})
+        self._mended()
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
         """Renew the lease where it is due, and follow at once what cannot wait.
@@ -262,12 +299,11 @@ class Coordinator:
     def _end_open_jobs(self, *, cause: str) -> None:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""
         for run in self._runs():
-            if run.state.ended:
-                continue
-            handle = run.handle or self._launcher.find(run.job_name)
-            if handle is not None:
-                self._launcher.cancel(handle)
-            self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=self._gpu_seconds(run, None))
+            if not run.state.ended:
+                gpu_seconds = self._gpu_seconds(run, None)
+                end_run(
+                    run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, gpu_seconds=gpu_seconds
+                )
 
     def _gpu_seconds(self, run: RunRecord, measurement: Measurement | None) -> float:
         """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
@@ -280,7 +316,16 @@ class Coordinator:
     def _progress(self, runs: list[RunRecord]) -> None:
         budget = self._problem.settings.budget_runs
         progress = progress_of(runs, budget_runs=budget, expected_gain=self._expected_gain)
-        self._store.set_progress(lease=self._lease, progress=progress)
+        waiting = {} if self._waiting_for is None else {"waiting_for": self._waiting_for}
+        self._store.set_progress(lease=self._lease, progress=progress | waiting)
+
+
+def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, gpu_seconds: float) -> None:
+    """End an open run's job with every process of it, and abandon the run."""
+    handle = run.handle or launcher.find(run.job_name)
+    if handle is not None:
+        launcher.cancel(handle)
+    store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
 
 
 def _about(run: RunRecord) -> JsonObject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
@@ -15,6 +15,9 @@ from hp_tool.store.searches import open_runs, read_search, update_search
 from hp_tool.store.turns import in_turn, left_alone
 
 SEARCH = tables.searches
+MOST_LOST_CLAIMS = 5
+"""Workers in a row that fall silent over a search, while no run of it moves on, until it is given up. One or two may be killed
+by chance (their host restarts, another program takes its memory); a search that kills every worker would end them all."""
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 
 
@@ -32,14 +35,20 @@ class Coordination(StoreBase):
             else:
                 wanted, states = [search_id], (SearchState.QUEUED, SearchState.PAUSED)
             free = sa.or_(SEARCH.c.state.in_(states), left_alone(at))
-            row = None
+            columns = (SEARCH.c.id, SEARCH.c.state, SEARCH.c.started_at, SEARCH.c.lease_token, SEARCH.c.lost_claims)
             for each in wanted:
                 # Rows that another claimant is just taking are passed over instead of waited for.
-                mine = sa.select(SEARCH.c.id, SEARCH.c.started_at, SEARCH.c.lease_token).where(SEARCH.c.id == each, free)
+                mine = sa.select(*columns).where(SEARCH.c.id == each, free)
                 row = connection.execute(mine.with_for_update(skip_locked=search_id is None)).one_or_none()
-                if row is not None:
+                if row is None:
+                    continue
+                # Who asks for a search by its id wants this one, whatever became of those that held it.
+                is_lost = row.state == SearchState.RUNNING and search_id is None
+                lost = row.lost_claims + is_lost
+                if not is_lost or lost < MOST_LOST_CLAIMS:
                     break
-            if row is None:
+                _give_up(connection, each, lost=lost, at=at)
+            else:
                 return None
             update_search(
                 connection,
@@ -48,6 +57,7 @@ class Coordination(StoreBase):
                 state=SearchState.RUNNING,
                 lease_holder=holder,
                 lease_token=row.lease_token + 1,
+                lost_claims=lost,
                 lease_expires_at=at + _positive(lease_s),
                 heartbeat_at=at,
                 started_at=row.started_at or at,
@@ -71,7 +81,8 @@ class Coordination(StoreBase):
             pausing = not cancelling and (paused or row.requested == "pause")
             state = SearchState.PAUSED if pausing else SearchState.QUEUED
             requested = row.requested if cancelling else None
-            update_search(connection, lease.search_id, at=now(connection), state=state, requested=requested, **NO_LEASE)
+            values = {"state": state, "requested": requested, "lost_claims": 0, **NO_LEASE}
+            update_search(connection, lease.search_id, at=now(connection), **values)
             return read_search(connection, lease.search_id)
 
     def finish_search(
@@ -109,6 +120,17 @@ class Coordination(StoreBase):
         with self._writing() as connection:
             held_search(connection, lease)
             return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
+
+
+def _give_up(connection: sa.Connection, search_id: str, *, lost: int, at: datetime) -> None:
+    """End a search that costs every worker its life. Its open runs stay for whoever resumes or cancels it."""
+    code = "worker_lost_repeatedly"
+    message = (
+        f"{lost} workers in a row were lost while they worked on this search, and no run of it moved on: see why their logs "
+        "end (out of memory?), mend that, and resume the search"
+    )
+    values = {"stopped_because": code, "error": {"code": code, "message": message, "field": None}, "requested": None}
+    update_search(connection, search_id, at=at, state=SearchState.FAILED, finished_at=at, **values, **NO_LEASE)
 
 
 def _positive(lease_s: float) -> timedelta:

@@ -68,8 +68,8 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
 
 
 def open_runs_on(connection: sa.Connection, cluster: str) -> int:
-    """Runs that have not ended, of all searches on the cluster."""
-    open_run = RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
+    """Runs that have not ended, of all searches on the cluster that have not either: a failed one may leave some behind."""
+    open_run = sa.and_(RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED)), SEARCH.c.state.in_(OPEN))
     query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
     return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
 

@@ -255,7 +255,9 @@ def _changed(connection: sa.Connection, run_id: str, *, at: datetime, **values: 
 
 
 def _told(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
-    """Append the event of a run's new state."""
+    """Append the event of a run's new state: whoever holds the search gets on with it."""
+    search = tables.searches
+    connection.execute(sa.update(search).where(search.c.id == run.search_id, search.c.lost_claims > 0).values(lost_claims=0))
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.known_step_s}

@@ -22,6 +22,8 @@ from hp_tool.store.types import new_id, row_dict
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
+UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
+"""What a failed search is told no more once it goes on."""
 
 
 class Searches(StoreBase):
@@ -111,16 +113,18 @@ class Searches(StoreBase):
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         with self._writing() as connection:
             row = locked_search(connection, search_id)
-            if row.state in (SearchState.SUCCEEDED, SearchState.FAILED):
+            if row.state == SearchState.SUCCEEDED:
                 raise ConflictError(f"search {search_id} has already {row.state}")
             at = now(connection)
+            if row.state == SearchState.FAILED:
+                reset_webhook(connection, search_id=search_id, at=at)
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested="cancel")
             elif row.state != SearchState.CANCELLED and open_runs(connection, search_id):
                 # Its jobs may still be running, so a coordinator has to end them.
-                update_search(connection, search_id, at=at, requested="cancel", state=SearchState.QUEUED)
+                update_search(connection, search_id, at=at, requested="cancel", state=SearchState.QUEUED, **UNENDED)
             elif row.state != SearchState.CANCELLED:
-                values = {"stopped_because": "cancelled", "finished_at": at, "requested": None}
+                values = {**UNENDED, "stopped_because": "cancelled", "finished_at": at, "requested": None}
                 update_search(connection, search_id, at=at, state=SearchState.CANCELLED, **values)
             return read_search(connection, search_id)
 
@@ -148,8 +152,7 @@ class Searches(StoreBase):
                 if row.state == SearchState.FAILED:  # it had ended, so what is left of its budget was no longer reserved
                     admit(connection, limits, query=row.query, at=at, spent=gpu_seconds_of(connection, search_id))
                     reset_webhook(connection, search_id=search_id, at=at)
-                fresh = {"error": None, "stopped_because": None, "finished_at": None, "requested": None}
-                update_search(connection, search_id, at=at, state=SearchState.QUEUED, **fresh)
+                update_search(connection, search_id, at=at, state=SearchState.QUEUED, requested=None, lost_claims=0, **UNENDED)
             return read_search(connection, search_id)
 
     def change_budget(

@@ -37,6 +37,7 @@ searches = sa.Table(
     sa.Column("requested", sa.String(16)),
     sa.Column("lease_holder", sa.String(200)),
     sa.Column("lease_token", sa.Integer, nullable=False),
+    sa.Column("lost_claims", sa.Integer, nullable=False, server_default="0"),  # in a row, with no run moved on
     sa.Column("lease_expires_at", UtcDateTime),
     sa.Column("heartbeat_at", UtcDateTime),
     sa.Column("last_event", sa.Integer, nullable=False),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from hp_tool.calibration import Calibration, fit_calibration
-from hp_tool.domain.ports import Store
+from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import Lease, RunRecord, SearchState
-from hp_tool.errors import HpToolError, StoreError
+from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.learning.make import accuracy_of, save
 from hp_tool.schema import to_dict
-from hp_tool.search.coordinator import Outcome
+from hp_tool.search.coordinator import Outcome, end_run
+from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.progress import progress_of
+from hp_tool.search.spending import open_runs
 from hp_tool.tuning.evidence import earlier_evidence
+from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.result import TuneResult, make_result
 from hp_tool.tuning.serving import ServingTuning
@@ -24,8 +28,11 @@ from hp_tool.tuning.serving_result import make_serving_result
 
 
 @contextlib.contextmanager
-def outcome_stored(store: Store, lease: Lease) -> Iterator[None]:
-    """An error inside ends the search as failed, or lets go of it; and is raised."""
+def outcome_stored(store: Store, lease: Lease, *, launcher: Callable[[], Launcher | None]) -> Iterator[None]:
+    """An error inside ends the search and its open runs, or lets go of it; and is raised.
+
+    `launcher` gives the launcher of the runs; None while there is none yet.
+    """
     try:
         yield
     except KeyboardInterrupt:  # outside the loop, which pauses by itself
@@ -34,14 +41,14 @@ def outcome_stored(store: Store, lease: Lease) -> Iterator[None]:
     except HpToolError as error:
         # With another coordinator at work, or the store away, it is not ours to end: the lease decides who goes on.
         if error.code != "lease_lost" and not isinstance(error, StoreError):
-            _fail(store, lease, error)
+            _fail(store, lease, error, launcher=launcher())
         raise
     except Exception as bug:
         from hp_tool.store.base import is_the_drivers
 
         if is_the_drivers(bug):  # Optuna's tables lie in it too, and it raises the driver's errors as they are
             raise StoreError(f"the study's database: {type(bug).__name__}") from bug
-        _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"))
+        _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"), launcher=launcher())
         raise
 
 
@@ -111,7 +118,27 @@ def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
     )
 
 
-def _fail(store: Store, lease: Lease, error: HpToolError) -> None:
-    """End the search as failed. Where the store itself is the trouble, the error that led here says more."""
+def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher | None) -> None:
+    """End the search as failed, or as cancelled where that was asked for, and with it its runs.
+
+    Where the store itself is the trouble, the error that led here says more.
+    """
     with contextlib.suppress(HpToolError):
+        # Whoever lost the lease to another, and does not know yet, ends none of its jobs.
+        requested = store.renew_lease(lease=lease, lease_s=LEASE_S).requested
+        if launcher is not None:
+            _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
+        if requested == "cancel":
+            with contextlib.suppress(ConflictError):  # a run is left to be cancelled
+                store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
+                return
         store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because=error.code, error=error.as_dict())
+
+
+def _end_runs(store: Store, lease: Lease, launcher: Launcher, *, cause: str) -> None:
+    """End all open runs. One whose engine or folder does not answer stays open for whoever resumes or cancels the search."""
+    for run in open_runs(store.runs(search_id=lease.search_id)):
+        waited_s = (datetime.now(UTC) - run.submitted_at).total_seconds() if run.submitted_at else 0.0
+        gpu_seconds = num_gpus(run.parallel, run.fidelity) * max(waited_s, 0.0)
+        with contextlib.suppress(Exception):  # a bug may lie in the launcher, and must not leave the search unended
+            end_run(run, store=store, launcher=launcher, lease=lease, cause=cause, gpu_seconds=gpu_seconds)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease
+from hp_tool.errors import ConflictError
 from hp_tool.learning.stored import StoredCalibrations
 from hp_tool.problem import TrainingProblem
 from hp_tool.ranking import CostedSpace
@@ -53,13 +54,17 @@ def run_search(
     """Coordinate a claimed search until it ends, is paused, or `should_release` says that this process has to go.
 
     The search is ended or let go in the store, with its result. None: released, nothing to say yet. Errors end the
-    search as failed (it may be resumed) and are raised; ConflictError `lease_lost` is raised with nothing touched.
+    search as failed (it may be resumed or cancelled) with the jobs of its runs, and are raised; ConflictError `lease_lost` is
+    raised with nothing touched.
     `launcher` and `storage` (Optuna's) default to what the query names and to memory.
     """
-    with Heartbeat(store=store, lease=lease, lease_s=lease_s) as heartbeat, outcome_stored(store, lease):
+    heart = Heartbeat(store=store, lease=lease, lease_s=lease_s)
+    with heart as heartbeat, outcome_stored(store, lease, launcher=lambda: launcher):
         record = store.get_search(search_id=lease.search_id)
         query = parse_query(record.query)
         launcher = launcher or create_launcher(query)
+        if record.requested == "cancel" and record.lost_claims:  # what cost the last workers their lives is not begun again
+            raise ConflictError(f"search {record.id} was cancelled", code="cancelled")
         started = time.perf_counter()
         hardware = launcher.hardware()
         # As it was known when the search began: taken up again, it asks the same question.

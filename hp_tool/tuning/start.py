@@ -55,7 +55,9 @@ def tune(
     lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
     result = run_search(store=store, lease=lease, launcher=launcher, storage=storage, on_event=on_event)
     if result is None:
-        raise ConflictError(f"search {search_id} was handed back to the queue", code="released")
+        waiting_for = store.get_search(search_id=search_id).progress.get("waiting_for")
+        why = f": {waiting_for}" if waiting_for else ""
+        raise ConflictError(f"search {search_id} was handed back to the queue{why}", code="released")
     return result
 
 

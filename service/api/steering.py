@@ -26,7 +26,7 @@ class Action(StrEnum):
 
 
 _MEANING = {
-    Action.CANCEL: "A waiting search ends at once, a running one as soon as its worker sees it.",
+    Action.CANCEL: "A waiting or failed search ends at once, a running one or one with open runs as soon as a worker sees it.",
     Action.PAUSE: "Nobody works on it until it is resumed; what was measured stays.",
     Action.RESUME: "Queue a paused or failed search again; its finished runs are not repeated.",
     Action.CLONE: "A new search with the same query; it runs again, informed by what is known by now.",

@@ -69,6 +69,7 @@ def search_page(
         gpu_seconds=account.get("gpu_seconds", 0.0),
         grid_gpu_seconds=account.get("grid_gpu_seconds"),
         expected_gain_fraction=account.get("expected_gain_fraction"),
+        waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
         worker=view.worker,
         created_at=view.created_at,
@@ -113,7 +114,7 @@ def _actions(view: SearchView) -> tuple[Action, ...]:
         case SearchState.PAUSED:
             return (resume, cancel)
         case SearchState.FAILED:
-            return (resume, again)
+            return (resume, again, cancel)
         case _:
             return (again,)
 

@@ -167,6 +167,8 @@ class SearchPage:
     """What running every feasible configuration would cost."""
     expected_gain_fraction: float | None
     """What another run is expected to win."""
+    waiting_for: str | None
+    """What keeps its runs from starting: the trouble with their folder."""
     stopped_because: str | None
     worker: str | None
     created_at: datetime

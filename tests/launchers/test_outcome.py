@@ -25,6 +25,12 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
             "the kernel killed a process for want of host memory",
         ),
         (Ending(reason="exited", exit_code=1), RANK_KILLED, "crashed", "a process was killed by signal 9"),
+        (
+            Ending(reason="exited", exit_code=1),
+            "OSError: [Errno 28] No space left on device",
+            "preempted",
+            "exit code 1 without a result: OSError: [Errno 28] No space left on device",
+        ),
         (Ending(reason="timeout"), "step 1", "timeout", "not done after 30 s"),
         (Ending(reason="cancelled"), "step 1", "preempted", "cancelled on request"),
         (Ending(reason="lost"), "", "preempted", "the machine was shut down or the job's supervisor killed"),

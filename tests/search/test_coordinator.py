@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import Counter
 
@@ -15,7 +16,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState
 from hp_tool.errors import ConflictError, LauncherError
-from hp_tool.search.coordinator import Coordinator
+from hp_tool.search.coordinator import FOLDER_PATIENCE_S, LONGEST_FOLDER_WAIT_S, Coordinator
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.spending import spent_by
 from hp_tool.search.stopping import coverage_runs
@@ -61,9 +62,8 @@ class Bench:
             lease=lease or self.claim(),
             problem=self.problem,
             projection=self.last,
-            sleep=lambda seconds: None,
             report=lambda kind, payload: self.reports.append((kind, payload)),
-            **options,
+            **{"sleep": lambda seconds: None} | options,
         )
 
     def runs(self):
@@ -351,6 +351,40 @@ def test_an_engine_that_answers_now_and_then_is_waited_for(bench):
     assert b.coordinator().run().state == "succeeded"
     assert [run.state for run in b.runs()] == [RunState.FINISHED]
     assert len(polls) == 3 * 20
+
+
+def test_a_runs_folder_that_takes_nothing_is_waited_for(bench):
+    b, waits, told = bench(budget_runs=2, min_gain_fraction=0.0), [], []
+    now = [0.0]
+
+    def sleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    def full():
+        if now[0] < 30.0:
+            raise OSError(errno.ENOSPC, "No space left on device", "/runs/~x")
+        told.append(b.store.get_search(search_id=b.search_id).progress.get("waiting_for"))
+
+    b.engine.on_poll = full
+    assert b.coordinator(sleep=sleep, clock=lambda: now[0]).run().state == "succeeded"
+    assert (waits[0], max(waits)) == (0.25, LONGEST_FOLDER_WAIT_S)
+    assert told[:2] == ["No space left on device: /runs/~x", None]
+    assert [kind for kind, _ in b.reports].count("waiting") == 1
+    assert [run.state for run in b.runs()] == [RunState.FINISHED] * 2
+    assert len(b.engine.submissions) == 2
+
+
+def test_a_runs_folder_that_stays_full_is_left_to_another_worker(bench):
+    b, now = bench(budget_runs=2), [0.0]
+
+    def full():
+        now[0] += FOLDER_PATIENCE_S / 2 + 1.0
+        raise OSError(errno.ENOSPC, "No space left on device", "/runs/~x")
+
+    b.engine.on_poll = full
+    assert b.coordinator(clock=lambda: now[0]).run().state == "released"
+    assert [run.state for run in b.runs()] == [RunState.SUBMITTED]
 
 
 def test_interrupted_by_hand_it_ends_the_job_and_pauses(bench):

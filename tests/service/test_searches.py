@@ -101,7 +101,10 @@ def test_a_failed_search_answers_with_its_error(http: TestClient, store: Store, 
     store.finish_search(lease=claim(store, search), state=SearchState.FAILED, error=error)
     answer = http.get(f"/v1/searches/{search}/result").json()
     assert (answer["id"], answer["status"], answer["error"]) == ("small", "error", error)
-    assert "no such GPU here" in http.get(f"/searches/{search}").text
+    page = http.get(f"/searches/{search}").text
+    assert "no such GPU here" in page
+    assert all(f'action="/searches/{search}/{action}"' in page for action in ("resume", "cancel"))
+    assert http.post(f"/v1/searches/{search}/cancel").json()["state"] == "cancelled"
 
 
 def test_searches_are_steered(http: TestClient, store: Store, query: Query) -> None:

@@ -13,8 +13,8 @@ from hp_tool.app import recommend
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import SearchState
-from hp_tool.errors import ConflictError, HpToolError, InputError
+from hp_tool.domain.records import RunState, SearchState
+from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, run_search, study_storage, tune
 from hp_tool.tuning.result import rank
@@ -213,8 +213,53 @@ def test_a_failed_search_is_resumed_where_it_was(store, query):
     sound = CpuEngine(requests=engine.requests, planned=engine.planned)
     result = tune(store=store, launcher=sound, search_id=search_id)
     assert result.search.state is SearchState.SUCCEEDED
-    runs = store.runs(search_id=search_id)
-    assert len({run.digest for run in runs}) == len(runs) == len(sound.requests)
+    finished = [run.digest for run in store.runs(search_id=search_id) if run.state is RunState.FINISHED]
+    abandoned = [run.digest for run in store.runs(search_id=search_id) if run.state is RunState.ABANDONED]
+    assert len(set(finished)) == len(finished) == result.search.profile_runs
+    assert abandoned == [finished[2]]  # under way when the search failed, and tried again
+
+
+def test_a_search_that_fails_ends_its_runs_unless_their_engine_is_away(store, query):
+    class Breaks(CpuEngine):
+        def poll(self, handles):
+            raise HpToolError("a bug")
+
+    class Away(Breaks):
+        def cancel(self, handle):
+            raise LauncherError("no answer")
+
+    class NoDevices(CpuEngine):
+        def hardware(self):
+            raise HpToolError("no devices")
+
+    for engine, state in ((Breaks(), RunState.ABANDONED), (Away(), RunState.SUBMITTED)):
+        with pytest.raises(HpToolError, match="a bug"):
+            tune(query=query, store=store, launcher=engine)
+        search = store.list_searches().items[0]
+        assert (search.state, [run.state for run in store.runs(search_id=search.id)]) == (SearchState.FAILED, [state])
+    assert store.request_cancel(search_id=search.id).state is SearchState.QUEUED  # its job has yet to be ended
+    lease = store.claim_search(holder="w", lease_s=60.0)[1]
+    with pytest.raises(HpToolError, match="no devices"):
+        run_search(store=store, lease=lease, launcher=NoDevices())
+    search = store.get_search(search_id=lease.search_id)
+    assert (search.state, search.error) == (SearchState.CANCELLED, None)
+    assert [run.state for run in store.runs(search_id=search.id)] == [RunState.ABANDONED]
+
+
+def test_a_bug_met_after_the_lease_was_lost_ends_no_job(store, query):
+    class Late(CpuEngine):
+        def poll(self, handles):
+            store.release_search(lease=lease)
+            raise HpToolError("a bug")
+
+        def cancel(self, handle):
+            cancelled.append(handle)
+
+    search_id, cancelled = store.create_search(query=schema.to_dict(query)).id, []
+    lease = store.claim_search(holder="w", lease_s=60.0)[1]
+    with pytest.raises(HpToolError, match="a bug"):
+        run_search(store=store, lease=lease, launcher=Late())
+    assert (store.get_search(search_id=search_id).state, cancelled) == (SearchState.QUEUED, [])
 
 
 def test_a_search_that_another_process_works_on_is_left_alone(store, query):
