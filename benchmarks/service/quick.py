@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -26,6 +28,16 @@ class QuickLauncher(LocalLauncher):
         command = (sys.executable, "-I", "-S", steps.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
         return replace(super().plan(request, job_name=job_name), command=command)
 
+    def submit(self, plan: LaunchPlan) -> str:
+        _fall_asleep("before", job=plan.job_name)
+        handle = super().submit(plan)
+        _fall_asleep("after", job=plan.job_name)
+        return handle
+
+    def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
+        _fall_asleep("within", job=folder.name)
+        super()._start(folder, environment=environment)
+
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """An engine that does not answer holds its caller for as long as the file `engine` says."""
         silent = home() / "faults" / "engine"
@@ -34,6 +46,14 @@ class QuickLauncher(LocalLauncher):
             if steps.taken(silent):
                 time.sleep(seconds)
         return super().poll(handles)
+
+
+def _fall_asleep(place: str, *, job: str) -> None:
+    """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then tells who sleeps over what."""
+    fault = home() / "faults" / "asleep"
+    if fault.exists() and fault.read_text() == place and steps.taken(fault):
+        jobs.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def home() -> Path:
