@@ -57,7 +57,7 @@ def main() -> None:
     else:
         times = sum(row["times"] for row in rows)
         runs = sum(row["runs"] for row in rows)
-        print(f"{times} faults under {runs} runs: {len(bad)} of {len(rows)} campaigns lost, doubled, orphaned or did not book something")
+        print(f"{times} faults under {runs} runs: {len(bad)} of {len(rows)} campaigns are not clean")
     sys.exit(1 if bad else 0)
 
 

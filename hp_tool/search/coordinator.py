@@ -6,6 +6,7 @@ submitted, and goes on from there: finished runs are never repeated, running one
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
-from hp_tool.errors import InputError, LauncherError, LimitError
+from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError
 from hp_tool.search.fidelity import extrapolated, num_gpus
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
 from hp_tool.search.problem import Question
@@ -184,6 +185,8 @@ class Coordinator:
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """An attempt that says nothing about the configuration: try again, but not forever."""
+        with contextlib.suppress(LauncherError):  # an engine that cannot be told now is swept later
+            self._launcher.cancel(run.job_name)
         gpu_seconds = self._gpu_seconds(run, measurement)
         if run.attempt + 1 >= MAX_ATTEMPTS:
             self._finish(run, measurement, gpu_seconds=gpu_seconds)
@@ -200,8 +203,20 @@ class Coordinator:
         _, best_step_s = leader(self._runs()) or (None, None)
         plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
         handle = self._launcher.submit(plan)
-        self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
+        try:
+            self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
+        except ConflictError:
+            # We were away, and another coordinator took over. One that adopted the run watches this job; of a run that is
+            # over nobody does.
+            if self._is_over(run):
+                self._launcher.cancel(run.job_name)
+            raise
         return handle
+
+    def _is_over(self, run: RunRecord) -> bool:
+        """Whether the run or its search has ended, as the store says now."""
+        search = self._store.get_search(search_id=run.search_id)
+        return search.state.ended or self._store.get_run(search_id=run.search_id, run_id=run.id).state.ended
 
     def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
         """Poll until a job has ended, keeping the lease and watching for a cancel; those that have, with their states."""
@@ -264,10 +279,17 @@ class Coordinator:
         for run in self._runs():
             if run.state.ended:
                 continue
-            handle = run.handle or self._launcher.find(run.job_name)
-            if handle is not None:
-                self._launcher.cancel(handle)
-            self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=self._gpu_seconds(run, None))
+            self._launcher.cancel(run.job_name)
+            gpu_seconds = self._gpu_seconds(run, self._account(run))
+            self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
+
+    def _account(self, run: RunRecord) -> Measurement | None:
+        """What an ended job tells of itself; None where there is none, or it takes a while to end."""
+        try:
+            handle = self._launcher.find(run.job_name)
+            return None if handle is None else self._launcher.fetch(handle)
+        except LauncherError:
+            return None
 
     def _gpu_seconds(self, run: RunRecord, measurement: Measurement | None) -> float:
         """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
