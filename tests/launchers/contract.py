@@ -189,9 +189,9 @@ class LauncherContract:
         names = [stray.job_name, owned.job_name, "hp-of-another-database"]
         sweeper = Sweeper(store=store, launcher_of=lambda query: new_launcher())
         try:
-            script = "import time; time.sleep(1.5); print('on', flush=True); time.sleep(300)"
+            script = "import time; time.sleep(1.5); print('half-way', flush=True); time.sleep(300)"
             handles = [launcher.submit(plan(script, job_name=name)) for name in names]
-            until(lambda: "on" in launcher.output(handles[0]))
+            until(lambda: "half-way" in launcher.output(handles[0]))
             store.abandon_run(lease=leases[0], run_id=stray.id, cause="given up")
 
             def cost() -> float | None:
