@@ -55,7 +55,7 @@ def test_a_worker_that_wakes_to_a_cancelled_search_starts_no_job(scene: Scene, t
 def test_any_worker_ends_and_books_a_job_that_no_search_owns(scene: Scene, tmp_path: Path) -> None:
     store, launcher = open_store(scene.service.database_url), create("local", root=tmp_path / "runs", cpu_only=True)
     try:
-        lease = claimed(store)
+        lease = claimed(store, query=QUERY)
         run = intended(store, lease)
         handle = launcher.submit(plan(STUBBORN, job_name=run.job_name))
         store.abandon_run(lease=lease, run_id=run.id, cause="given up by a worker that died before it ended the job")
