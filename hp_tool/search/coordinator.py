@@ -185,7 +185,7 @@ class Coordinator:
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """An attempt that says nothing about the configuration: try again, but not forever."""
-        with contextlib.suppress(LauncherError):  # an engine that cannot be told now is swept later
+        with contextlib.suppress(LauncherError, OSError):  # an engine that cannot be told now is swept later
             self._launcher.cancel(run.job_name)
         gpu_seconds = self._gpu_seconds(run, measurement)
         if run.attempt + 1 >= MAX_ATTEMPTS:

@@ -34,14 +34,15 @@ class Strays(StoreBase):
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
         with self._reading() as connection:
-            given_up = sa.and_(RUN.c.state == RunState.ABANDONED, RUN.c.finished_at >= now(connection) - REMEMBERED)
+            query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
             unowned = sa.or_(RUN.c.state.not_in(OPEN), SEARCH.c.state.in_(ENDED))
-            wanted = sa.or_(
-                sa.and_(RUN.c.job_name.in_(job_names), unowned),
-                sa.and_(given_up, SEARCH.c.cluster == cluster),
+            lately = RUN.c.finished_at >= now(connection) - REMEMBERED
+            queries = (  # not one with an OR: each has its index
+                query.where(RUN.c.job_name.in_(job_names), unowned),
+                query.where(RUN.c.state == RunState.ABANDONED, lately, SEARCH.c.cluster == cluster),
             )
-            query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id).where(wanted)
-            return [run_record(row) for row in connection.execute(query)]
+            runs = [run_record(row) for each in queries for row in connection.execute(each)]
+            return list({run.id: run for run in runs}.values())
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         with self._writing() as connection:

@@ -45,8 +45,8 @@ class Sweeper:
         for cluster, query in self._store.engines_in_use().items():
             try:
                 self.sweep_engine(cluster, self._launcher_of(query))
-            except HpToolError as error:
-                log.warning("cannot sweep %s: %s", cluster, error.message)
+            except (HpToolError, OSError) as error:
+                log.warning("cannot sweep %s: %s", cluster, error)
 
     def sweep_engine(self, cluster: str, launcher: Launcher) -> None:
         """End the stray jobs of one engine, and book those that have ended."""
