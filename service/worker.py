@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 PRUNE_EVERY_S = 86_400.0
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
+SWEEP_EVERY_S = 60.0
+"""How often a worker looks whether an engine runs jobs that no live search owns, beside its own work."""
 FOLLOW_EVERY_S = 60.0
 """How often a worker that has no search looks whether reported measurements have something to teach."""
 
@@ -140,6 +142,18 @@ def _log_waiting(kind: str, payload: JsonObject) -> None:
         log.warning("waiting for the runs folder: %s", payload["waiting_for"])
 
 
+def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> None:
+    """End jobs that no live search owns, again and again until `stopping` is set. No engine and no database ends it."""
+    sweeper = tuning.Sweeper(store=store)
+    while not stopping.wait(every_s):
+        try:
+            sweeper.sweep()
+        except HpToolError as error:
+            log.warning("cannot sweep: %s", error.message)
+        except Exception:  # one engine that answers nonsense must not end the sweeping of the others
+            log.exception("sweeping: unhandled error")
+
+
 def work(
     *, database_url: str | None, lease_s: float = LEASE_S, per_cluster: int | None = None, retention_days: float | None = None
 ) -> None:
@@ -167,6 +181,8 @@ def work(
             else Deliveries(store=store, settings=webhooks, stopping=stopping)
         )
         threading.Thread(target=telling.run, name="webhooks", daemon=True).start()
+        sweeping = {"store": store, "stopping": stopping, "every_s": SWEEP_EVERY_S}
+        threading.Thread(target=sweep, kwargs=sweeping, name="sweep", daemon=True).start()
         Worker(
             store=store,
             storage=storage,

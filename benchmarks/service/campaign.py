@@ -23,6 +23,7 @@ WORKERS = 2
 OPEN_SEARCHES = 3
 """Kept waiting or running while faults happen, so that each one hits something."""
 RUNS = 3
+COUNTS = ("lost", "doubled", "orphaned", "unbooked")
 DRAIN_S = 600.0
 POLL_S = 0.3
 QUERY: dict[str, Any] = {
@@ -88,7 +89,7 @@ def open_searches(url: str) -> int | None:
 def campaign(
     *, faults: Sequence[str], database: Database, home: Path, seed: int = 0, lease_s: float = 2.0, longest_s: float = 3.0
 ) -> dict[str, Any]:
-    """Let the faults happen one after another at random moments, and count what was lost, doubled and orphaned.
+    """Let the faults happen one after another at random moments, and count what was lost, doubled, orphaned and unbooked.
 
     `longest_s`: how long a database is away at most.
     """
@@ -112,7 +113,7 @@ def campaign(
         service.stop()
     leftovers = [" ".join(process.cmdline()) for process in service.leftovers()]
     found = audit(database_url=database.url, home=home, accepted=submitter.accepted, leftovers=leftovers)
-    counts = {name: len(getattr(found, name)) for name in ("lost", "doubled", "orphaned")}
+    counts = {name: len(getattr(found, name)) for name in COUNTS}
     told = {name: getattr(found, name)[:5] for name in counts if counts[name]}
     return {
         "fault": ", ".join(dict.fromkeys(faults)),

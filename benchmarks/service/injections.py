@@ -9,11 +9,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import httpx
+
 from benchmarks.service.databases import Database, Postgres, shift_clock, until_it_answers
 from benchmarks.service.processes import Service
+from benchmarks.service.steps import told
+from hp_tool.launchers.jobs import read_json
 
 SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
+PLACES = ("before", "within", "after")
+"""Where in a submission a worker falls asleep."""
 
 
 @dataclass(kw_only=True)
@@ -93,6 +99,25 @@ def race_of_workers(scene: Scene) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def sleep_through_cancel(scene: Scene, *, place: str | None = None) -> None:
+    """A worker falls asleep before, within or after the submission of a job; its search is cancelled, another worker takes it
+    over and ends it; and the first one wakes."""
+    fault = scene.service.home / "faults" / "asleep"
+    sleeper = fault.with_name("sleeper")
+    fault.with_name("~asleep").write_text(place or scene.random.choice(PLACES))
+    fault.with_name("~asleep").rename(fault)
+    _until(sleeper.exists, timeout_s=60)
+    asleep = read_json(sleeper)
+    if asleep is None:
+        raise RuntimeError("no worker submitted a job to fall asleep over")
+    sleeper.unlink()
+    search = f"{scene.service.url}/v1/searches/{asleep['job'].split('-')[1]}"
+    httpx.post(f"{search}/cancel", timeout=10).raise_for_status()
+    _until(lambda: httpx.get(search, timeout=10).json()["state"] == "cancelled", timeout_s=60)
+    told(scene.service.home / "ledger", {"event": "cancelled", "job": asleep["job"]})
+    os.kill(asleep["pid"], signal.SIGCONT)
+
+
 def jump_clock(scene: Scene) -> None:
     """The database's clock jumps an hour, ahead or back; back, a worker dies as well, whose lease then seems to last."""
     ahead = scene.random.random() < 0.5
@@ -124,6 +149,7 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "job hanging": hang_job,
     "engine hanging": hang_engine,
     "workers claiming at once": race_of_workers,
+    "cancelled under a sleeping worker": sleep_through_cancel,
     "clock jump": jump_clock,
     "result truncated": truncate_result,
 }

@@ -111,15 +111,15 @@ def _api(database_url: str, home: str, port: int) -> None:
 def _worker(database_url: str, home: str, lease_s: float) -> None:
     from hp_tool import launchers
     from hp_tool.store import engine
-    from service import logs
-    from service.worker import work
+    from service import logs, worker
 
     _own(home, "worker")
     logs.configure(form="text", level="info")
     launchers._ADAPTERS["local"] = ("benchmarks.service.quick", "QuickLauncher")
     engine.BUSY_TIMEOUT_S = BUSY_TIMEOUT_S
     limit_pages(Path(home) / "faults" / "full")
-    work(database_url=database_url, lease_s=lease_s)
+    worker.SWEEP_EVERY_S = lease_s
+    worker.work(database_url=database_url, lease_s=lease_s)
 
 
 def limit_pages(flag: Path) -> None:

@@ -34,7 +34,14 @@ class QuickLauncher(LocalLauncher):
             raise RuntimeError("a bug in the launcher")
         if (home() / "faults" / "poison").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().submit(plan)
+        _fall_asleep("before", job=plan.job_name)
+        handle = super().submit(plan)
+        _fall_asleep("after", job=plan.job_name)
+        return handle
+
+    def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
+        _fall_asleep("within", job=folder.name)
+        super()._start(folder, environment=environment)
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """An engine that does not answer holds its caller for as long as the file `engine` says."""
@@ -44,6 +51,14 @@ class QuickLauncher(LocalLauncher):
             if steps.taken(silent):
                 time.sleep(seconds)
         return super().poll(handles)
+
+
+def _fall_asleep(place: str, *, job: str) -> None:
+    """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then tells who sleeps over what."""
+    fault = home() / "faults" / "asleep"
+    if fault.exists() and fault.read_text() == place and steps.taken(fault):
+        jobs.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def home() -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from hp_tool.domain.access import ANY_KEY, AuditRecord, DatabaseState, KeyRecord, Scope, Usage
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Page, SearchRecord
+from hp_tool.domain.records import JsonObject, Page, RunRecord, SearchRecord
 from hp_tool.domain.webhooks import WebhookRecord
 
 
@@ -64,6 +65,17 @@ class AccessStore(Store, Protocol):
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
         """What came of a claimed attempt; None: it was taken. Nothing, where a later attempt has begun."""
+
+    def engines_in_use(self) -> dict[str, JsonObject]:
+        """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had some in the last day."""
+
+    def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
+        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and those that were
+        abandoned on the cluster in the last day, which may have cost more than was known."""
+
+    def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
+        """What the job of a stray run took by its own account, where that is more than was booked. An open run of an ended
+        search is abandoned; one whose search was taken up again stays as it is."""
 
     def usage(self) -> Usage:
         """Searches and runs by state, GPU-seconds, and how long the queue is."""

@@ -75,7 +75,8 @@ class Launcher(Protocol):
     """A cluster engine.
 
     Guarantees: `plan` is pure. `submit` is called once the intent is stored; calling it again with the same
-    job_name returns the running or finished job's handle and starts nothing. A job that passes timeout_s is ended
+    job_name returns the running or finished job's handle and starts nothing. So does a submit of a name that was cancelled,
+    before it or in the middle of it, by whatever process: such a job is CANCELLED. A job that passes timeout_s is ended
     with its whole process group and fetched as `timeout`. `fetch` on an ended job always answers a Measurement,
     whatever happened to the job; a half-written result is never read (results appear by rename).
     """
@@ -102,8 +103,14 @@ class Launcher(Protocol):
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """States of many jobs in one query to the engine."""
 
-    def cancel(self, handle: str) -> None:
-        """End the job and every process of it; harmless on an ended job."""
+    def cancel(self, job_name: str) -> None:
+        """End the job of this name, every process of it, and for good: no submit starts one under this name any more.
+
+        Harmless on an ended job, and on one that nobody has submitted yet.
+        """
+
+    def open_jobs(self) -> list[str]:
+        """Names of the jobs that the engine has queued or running, whichever of our processes submitted them."""
 
     def fetch(self, handle: str) -> Measurement:
         """The ended job's numbers or its cause of failure with the end of its log."""

@@ -57,6 +57,12 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def mark(folder: Path, name: str) -> None:
+    """Leave the empty file `name` in `folder`, which is made with it where it does not exist."""
+    create_folder(folder, files={name: ""})
+    (folder / name).touch()
+
+
 def num_nodes(request: RunRequest, *, gpus_per_node: int, max_nodes: int) -> int:
     """Nodes for the request's devices, all with equally many. Raises InputError where a cluster cannot give them."""
     nodes = nodes_for(request.num_gpus, gpus_per_node=gpus_per_node, max_nodes=max_nodes)

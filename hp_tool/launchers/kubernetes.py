@@ -19,7 +19,7 @@ from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import jobs, kubernetes_manifest, kubernetes_options, streamed, torchrun
 from hp_tool.launchers.kubernetes_manifest import LABEL, NUM_GPUS, TIMEOUT_S, object_name
 from hp_tool.launchers.kubernetes_options import KubernetesOptions
-from hp_tool.launchers.kubernetes_states import CANCELLED, ended, ending, index, job_state
+from hp_tool.launchers.kubernetes_states import CANCELLED, WALL_S, ended, ending, index, job_state, running_s
 
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
@@ -80,14 +80,7 @@ class KubernetesLauncher:
         """The Job first: what belongs to it carries its uid, and its pods wait for that."""
         handle = object_name(plan.job_name)
         kubernetes_manifest.belongings(self._options, plan=plan)  # refused before anything is made
-        known = self._get(handle)
-        if known is None:
-            try:
-                known = self._create(kubernetes_manifest.job(self._options, plan=plan))
-            except LauncherError:
-                known = self._get(handle)  # somebody was first, or it was made although the answer was lost
-                if known is None:
-                    raise
+        known = self._get(handle) or self._create(kubernetes_manifest.job(self._options, plan=plan))
         if not ended(known):
             for each in kubernetes_manifest.belongings(self._options, plan=plan, job_uid=known["metadata"]["uid"]):
                 self._kubectl("apply", "-f", "-", given=json.dumps(each))
@@ -102,8 +95,7 @@ class KubernetesLauncher:
         """Raises LauncherError once the cluster has been away for longer than the options' patience."""
         try:
             if time.monotonic() - self._asked_at >= self._options.poll_s:
-                listed = json.loads(self._kubectl("get", "jobs", f"--selector={LABEL}", "-o", "json"))
-                self._jobs = {each["metadata"]["name"]: each for each in listed["items"]}
+                self._jobs = {each["metadata"]["name"]: each for each in self._listed()}
                 self._asked_at = time.monotonic()
         except LauncherError:
             if self._away_since is not None and time.monotonic() - self._away_since > self._options.patience_s:
@@ -111,14 +103,21 @@ class KubernetesLauncher:
         lost = JobState.LOST if self._away_since is None else JobState.RUNNING
         return {handle: job_state(self._jobs[handle]) if handle in self._jobs else lost for handle in handles}
 
-    def cancel(self, handle: str) -> None:
-        """The Job stays, suspended, with its log as far as that was read; its pods end."""
-        known = self._get(handle)
-        if known is None or ended(known):
+    def cancel(self, job_name: str) -> None:
+        """The Job stays, suspended, with its log as far as that was read; its pods end. Where there is none, one is made
+        that takes the name."""
+        handle = object_name(job_name)
+        known = self._get(handle) or self._create(kubernetes_manifest.cancelled_job(self._options, job_name=job_name))
+        if ended(known):
             return
-        mark = {"metadata": {"annotations": {CANCELLED: "true"}}, "spec": {"suspend": True}}
+        annotations = {CANCELLED: "true", WALL_S: f"{running_s(known):g}"}
+        mark = {"metadata": {"annotations": annotations}, "spec": {"suspend": True}}
         self._kubectl("patch", "job", handle, "--type=merge", "--patch", json.dumps(mark))
         self._asked_at = -float("inf")
+
+    def open_jobs(self) -> list[str]:
+        """As objects are named; the jobs of searches are named alike."""
+        return [each["metadata"]["name"] for each in self._listed() if not ended(each)]
 
     def fetch(self, handle: str) -> Measurement:
         """Raises LauncherError while the job has not ended."""
@@ -143,6 +142,11 @@ class KubernetesLauncher:
     def _share(self, num_gpus: int) -> Hardware:
         return Hardware(gpu=self._options.gpu, num_gpus=num_gpus, hosts=(self._options.name,))
 
+    def _listed(self) -> list[dict[str, Any]]:
+        """All of our Job objects in the namespace."""
+        items: list[dict[str, Any]] = json.loads(self._kubectl("get", "jobs", f"--selector={LABEL}", "-o", "json"))["items"]
+        return items
+
     def _pods(self, handle: str) -> list[dict[str, Any]]:
         """The job's pods in the order of their index."""
         listed = json.loads(self._kubectl("get", "pods", f"--selector={LABEL}={handle}", "-o", "json"))
@@ -163,8 +167,15 @@ class KubernetesLauncher:
         found: dict[str, Any] | None = json.loads(answer) if answer.strip() else None
         return found
 
-    def _create(self, content: dict[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = json.loads(self._kubectl("create", "-f", "-", "-o", "json", given=json.dumps(content)))
+    def _create(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The Job as made, or as it is where it has been made: by somebody who was first, or with an answer that was lost."""
+        try:
+            made: dict[str, Any] = json.loads(self._kubectl("create", "-f", "-", "-o", "json", given=json.dumps(job)))
+        except LauncherError:
+            known = self._get(job["metadata"]["name"])
+            if known is None:
+                raise
+            return known
         return made
 
     def _kubectl(self, *arguments: str, given: str | None = None, refused: str | None = None) -> str:

@@ -15,6 +15,7 @@ from hp_tool.domain.ports import LaunchPlan
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs, streamed
 from hp_tool.launchers.kubernetes_options import KubernetesOptions
+from hp_tool.launchers.kubernetes_states import CANCELLED
 
 LABEL = "hp-tool/job"
 NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
@@ -77,6 +78,18 @@ def job(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
             "ttlSecondsAfterFinished": options.keep_s,
             "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod},
         },
+    }
+
+
+def cancelled_job(options: KubernetesOptions, *, job_name: str) -> dict[str, Any]:
+    """A Job that never has a pod: it takes the name, so that no other can be made under it."""
+    name = object_name(job_name)
+    pod = {"restartPolicy": "Never", "containers": [{"name": "run", "image": options.image}]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {**_metadata(options, name), "annotations": {CANCELLED: "true"}},
+        "spec": {"suspend": True, "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod}},
     }
 
 

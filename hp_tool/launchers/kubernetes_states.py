@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from hp_tool.domain.ports import JobState
@@ -11,6 +11,8 @@ from hp_tool.launchers.outcome import Ending
 
 CANCELLED = "hp-tool/cancelled"
 """Annotation of a job that we ended."""
+WALL_S = "hp-tool/wall-s"
+"""How long such a job had run: Kubernetes forgets when a suspended one began."""
 Object = Mapping[str, Any]
 _NEVER_STARTS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
 
@@ -33,8 +35,9 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
     """How a job ended that could not say it itself: evicted, out of time or of memory, or never begun."""
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     wall_s = _between(status.get("startTime"), status.get("completionTime") or failed.get("lastTransitionTime"))
-    if job_state(job) is JobState.CANCELLED:
-        return Ending(reason="cancelled", wall_s=wall_s)
+    annotations = job["metadata"].get("annotations") or {}
+    if annotations.get(CANCELLED):
+        return Ending(reason="cancelled", wall_s=float(annotations.get(WALL_S, 0.0)))
     if (failed.get("reason") or "") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)
     for pod in pods:
@@ -54,6 +57,14 @@ def never_starts(pod: Object) -> str | None:
         if waiting.get("reason") in _NEVER_STARTS:
             return f"{waiting['reason']}: {waiting.get('message', '')}"[:500]
     return None
+
+
+def running_s(job: Object) -> float:
+    """Seconds that the job has been running by now; 0 while it waits."""
+    began = (job.get("status") or {}).get("startTime")
+    if began is None or job_state(job) is not JobState.RUNNING:
+        return 0.0
+    return max((datetime.now(UTC) - datetime.fromisoformat(began)).total_seconds(), 0.0)
 
 
 def index(pod: Object) -> int:

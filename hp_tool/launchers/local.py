@@ -76,7 +76,7 @@ class LocalLauncher:
             "devices_lock": str(self._root / "~devices"),
         }
         jobs.create_folder(folder, files={**plan.files, "job.json": json.dumps(job)})
-        if not (folder / "started.json").exists():
+        if not (folder / "started.json").exists() and not (folder / "cancel").exists():
             self._start(folder, environment=torchrun.merged(plan.environment))
         return plan.job_name
 
@@ -87,16 +87,19 @@ class LocalLauncher:
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._state(self._folder(handle)) for handle in handles}
 
-    def cancel(self, handle: str) -> None:
-        folder = self._folder(handle)
-        if not folder.is_dir():
-            return
-        (folder / "cancel").touch()
+    def cancel(self, job_name: str) -> None:
+        """A supervisor looks for the mark after it has said that it started, and we the other way round: one sees the other."""
+        folder = self._folder(job_name)
+        jobs.mark(folder, "cancel")
         deadline = time.monotonic() + _CANCEL_LIMIT_S
         while self._state(folder) in (JobState.QUEUED, JobState.RUNNING):
             if time.monotonic() > deadline:
-                raise LauncherError(f"job {handle} did not end within {_CANCEL_LIMIT_S:g} s")
+                raise LauncherError(f"job {job_name} did not end within {_CANCEL_LIMIT_S:g} s")
             time.sleep(0.02)
+
+    def open_jobs(self) -> list[str]:
+        started = (path.parent for path in self._root.glob("*/started.json"))
+        return [each.name for each in started if not (each / "ended.json").exists() and _is_locked(each / "lock")]
 
     def fetch(self, handle: str) -> Measurement:
         """Raises LauncherError while the job has not ended."""
@@ -140,7 +143,7 @@ class LocalLauncher:
 
     def _state(self, folder: Path) -> JobState:
         if not (folder / "started.json").exists():
-            return JobState.LOST
+            return JobState.CANCELLED if (folder / "cancel").exists() else JobState.LOST
         alive = _is_locked(folder / "lock")
         ended = jobs.read_json(folder / "ended.json")  # looked at after the lock: written before it is let go
         if ended is not None:

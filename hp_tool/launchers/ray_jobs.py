@@ -38,6 +38,9 @@ _OURS = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
+_STOP_LIMIT_S = 20.0
+_CANCELLED = "cancelled"
+"""In the metadata of a job that only takes the name of a cancelled one."""
 
 
 class RayLauncher:
@@ -93,7 +96,7 @@ class RayLauncher:
         return jobs.described(plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        handle = self._options.job_prefix + jobs.check_name(plan.job_name)
+        handle = self._handle(plan.job_name)
         nodes = -(-plan.num_gpus // self._options.gpus_per_node)
         share = self._resources(plan.num_gpus // nodes)
         files = streamed.job_files(plan, per_node={"nodes": nodes, "bundle": share})
@@ -102,23 +105,17 @@ class RayLauncher:
             for name, text in files.items():
                 (Path(folder) / name).write_text(text)
             started = (_DRIVER,) if nodes > 1 else (streamed.SUPERVISOR, "--attached", ".")
-            try:
-                self._ask(
-                    lambda client: client.submit_job(
-                        entrypoint=shlex.join((self._options.python, *started)),
-                        submission_id=handle,
-                        runtime_env={"working_dir": folder},
-                        metadata={"num_gpus": str(plan.num_gpus), "timeout_s": str(plan.timeout_s)},
-                        **(_asked_of_ray(share) if nodes == 1 else {}),
-                    )
-                )
-            except LauncherError:
-                if self._info(handle) is None:  # not that this name was submitted before
-                    raise
+            self._submit(
+                handle,
+                entrypoint=shlex.join((self._options.python, *started)),
+                runtime_env={"working_dir": folder},
+                metadata={"num_gpus": str(plan.num_gpus), "timeout_s": str(plan.timeout_s)},
+                **(_asked_of_ray(share) if nodes == 1 else {}),
+            )
         return handle
 
     def find(self, job_name: str) -> str | None:
-        handle = self._options.job_prefix + jobs.check_name(job_name)
+        handle = self._handle(job_name)
         return handle if self._info(handle) is not None else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
@@ -132,9 +129,20 @@ class RayLauncher:
             return dict.fromkeys(handles, JobState.RUNNING)  # as far as is known
         return {handle: self._state(handle) for handle in handles}
 
-    def cancel(self, handle: str) -> None:
-        if self._info(handle) is not None:
-            self._ask(lambda client: client.stop_job(handle))
+    def cancel(self, job_name: str) -> None:
+        """Of a job that Ray does not know the name is taken, by one that does nothing."""
+        handle, deadline = self._handle(job_name), time.monotonic() + _STOP_LIMIT_S
+        if self._info(handle) is None:
+            self._submit(handle, entrypoint="true", metadata={_CANCELLED: "true"})
+        while _is_open(self._info(handle)) and not self._ask(lambda client: client.stop_job(handle)):
+            if time.monotonic() > deadline:  # Ray passes over a job that it is just about to start
+                raise LauncherError(f"Ray did not stop job {handle} within {_STOP_LIMIT_S:g} s")
+            time.sleep(0.1)
+
+    def open_jobs(self) -> list[str]:
+        prefix = self._options.job_prefix
+        handles = [each.submission_id or "" for each in self._ask(lambda client: client.list_jobs()) if _is_open(each)]
+        return [handle.removeprefix(prefix) for handle in handles if handle.startswith(prefix)]
 
     def fetch(self, handle: str) -> Measurement:
         """Raises LauncherError while the job has not ended."""
@@ -155,6 +163,17 @@ class RayLauncher:
     def output(self, handle: str, *, name: str | None = None) -> str:
         printed = self._printed(handle)
         return printed.log if name is None else printed.files.get(name, "")
+
+    def _handle(self, job_name: str) -> str:
+        return self._options.job_prefix + jobs.check_name(job_name)
+
+    def _submit(self, handle: str, **job: Any) -> None:
+        """Have Ray start the job, unless it knows one of this name."""
+        try:
+            self._ask(lambda client: client.submit_job(submission_id=handle, **job))
+        except LauncherError:
+            if self._info(handle) is None:
+                raise
 
     def _share(self, num_gpus: int) -> Hardware:
         return Hardware(gpu=self._options.gpu, num_gpus=num_gpus, hosts=(self._options.name,))
@@ -219,7 +238,17 @@ def _asked_of_ray(share: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
+def _only_takes_the_name(info: Any) -> bool:
+    return _CANCELLED in (info.metadata or {})
+
+
+def _is_open(info: Any) -> bool:
+    return _state_of(info) in (JobState.QUEUED, JobState.RUNNING)
+
+
 def _state_of(info: Any) -> JobState:
+    if _only_takes_the_name(info):
+        return JobState.CANCELLED
     state = _STATES.get(str(info.status), JobState.RUNNING)
     taken = str(info.status) == "FAILED" and info.error_type not in (*_OURS, *_NEVER_STARTS)
     return JobState.PREEMPTED if taken else state
@@ -230,7 +259,7 @@ def _ending(info: Any, state: JobState) -> Ending:
     wall_s = (info.end_time - info.start_time) / 1e3 if info.end_time and info.start_time else None
     message = " ".join((info.message or "").split())[:500]
     if state is JobState.CANCELLED:
-        return Ending(reason="cancelled", wall_s=wall_s)
+        return Ending(reason="cancelled", wall_s=0.0 if _only_takes_the_name(info) else wall_s)
     if state is JobState.PREEMPTED:
         return Ending(reason="terminated", wall_s=wall_s, error=f"Ray ended the job: {message}")
     if info.error_type in _NEVER_STARTS:

@@ -87,12 +87,13 @@ class SlurmLauncher:
         """Raises LauncherError once the controller has been away for longer than the options' patience."""
         return {handle: self._look(self._folder(handle))[0] for handle in handles}
 
-    def cancel(self, handle: str) -> None:
-        """Returns once Slurm has taken the order; it ends the processes, within its KillWait at most."""
-        folder = self._folder(handle)
-        if not folder.is_dir():
-            return
-        (folder / CANCEL).touch()
+    def cancel(self, job_name: str) -> None:
+        """Returns once Slurm has taken the order; it ends the processes, within its KillWait at most.
+
+        The mark in the folder comes first. A submit looks for it once Slurm has accepted the job, and the job when it starts.
+        """
+        folder = self._folder(job_name)
+        jobs.mark(folder, CANCEL)
         deadline = time.monotonic() + _CANCEL_PATIENCE_S
         while True:
             try:
@@ -103,6 +104,11 @@ class SlurmLauncher:
                 time.sleep(0.5)
             else:
                 return
+
+    def open_jobs(self) -> list[str]:
+        queue = self._controller.jobs(fresh=True)
+        folders = {Path(job.folder) for job in queue if job_state(job.state, cancelled_by_us=True) in _OPEN}
+        return [folder.name for folder in folders if folder.parent == self._root]
 
     def fetch(self, handle: str) -> Measurement:
         """Raises LauncherError while the job has not ended."""
@@ -131,9 +137,9 @@ class SlurmLauncher:
 
     def _look(self, folder: Path) -> tuple[JobState, Job | None]:
         """The job's state, with what Slurm says about it where it says anything."""
-        if not (folder / JOB).exists():
-            return JobState.LOST, None
         cancelled = (folder / CANCEL).exists()
+        if not (folder / JOB).exists():
+            return JobState.CANCELLED if cancelled else JobState.LOST, None
         slurm_logs.bring_claim(folder, options=self._options)
         try:
             if not (folder / SUBMITTED).exists() and not (folder / CLAIM).exists():
@@ -175,10 +181,10 @@ class SlurmLauncher:
             (folder / REFUSED).write_text(error.message)
 
     def _submit(self, folder: Path) -> None:
-        """Have the controller accept the folder's job, unless it already has."""
+        """Have the controller accept the folder's job, unless it already has or the job is cancelled."""
         with (folder / "submit.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (folder / SUBMITTED).exists():
+            if (folder / SUBMITTED).exists() or (folder / CANCEL).exists():
                 return
             attempted = folder / ATTEMPTED
             known = None
@@ -190,6 +196,8 @@ class SlurmLauncher:
             script = folder / slurm_script.SCRIPT
             job_id = known.id if known else self._controller.submit(script, environment=_environment(folder))
             jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
+            if (folder / CANCEL).exists():  # by somebody who may have looked before Slurm knew the job
+                self._controller.cancel([job_id])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
         """The folder's job in the queue: the one that claimed it, else the newest."""

@@ -8,7 +8,7 @@ became of the process that submitted it.
     submitted.json   the controller has accepted it, under this id
     refused          Slurm will not run it, for this reason
     claim            made by the job when it starts: of two submissions for one folder, the one whose id it holds runs
-    cancel           made by a launcher: end the job
+    cancel           made by a launcher, perhaps before the job is submitted: end it, or never begin
     ended.json       made by the job when it ends
 """
 

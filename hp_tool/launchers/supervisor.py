@@ -6,7 +6,7 @@ it promises is told by files in the folder, never by process ids, which get recy
     started.json   created exclusively: of any number of supervisors for one folder, one runs the job
     lock           held (flock) for as long as this supervisor lives
     running.json   the job holds the machine's devices
-    cancel         made by a launcher: end the job
+    cancel         made by a launcher, perhaps before the job is submitted: end it, or never begin
     ended.json     how it ended; appears once no process of the job is left
 
 `--attached FOLDER` runs the job of a folder (a mounted one, perhaps read-only) in the foreground, where the launcher sees
@@ -111,7 +111,7 @@ class _Supervisor:
             return self._run_job()
         with Path(self._job["devices_lock"]).open("a") as devices:
             reason = self._wait_for(devices)
-            return {"reason": reason} if reason is not None else self._run_job()
+            return {"reason": reason, "wall_s": 0.0} if reason is not None else self._run_job()
 
     def _run_job(self) -> dict[str, Any]:
         started, kills = time.monotonic(), _oom_kills()  # the other clock may jump

@@ -148,12 +148,13 @@ def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequ
 
 def run_job(launcher: Launcher, request: RunRequest, *, poll_s: float = _POLL_S) -> Measurement:
     """Submit, wait, fetch. Raises LauncherError where a run without steps fails; a training that fails is a measurement."""
-    handle = launcher.submit(launcher.plan(request, job_name=f"{request.run_id}-{uuid.uuid4().hex[:12]}"))
+    plan = launcher.plan(request, job_name=f"{request.run_id}-{uuid.uuid4().hex[:12]}")
+    handle = launcher.submit(plan)
     try:
         while launcher.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING):
             time.sleep(poll_s)
     except BaseException:
-        launcher.cancel(handle)
+        launcher.cancel(plan.job_name)
         raise
     found = launcher.fetch(handle)
     if found.status != "ok" and not isinstance(request, ProfileRequest):

@@ -6,6 +6,7 @@ submitted, and goes on from there: finished runs are never repeated, running one
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
-from hp_tool.errors import InputError, LauncherError, LimitError
+from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError
 from hp_tool.search.fidelity import extrapolated, num_gpus
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
 from hp_tool.search.problem import Question
@@ -218,6 +219,8 @@ class Coordinator:
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """An attempt that says nothing about the configuration: try again, but not forever."""
+        with contextlib.suppress(LauncherError, OSError):  # an engine that cannot be told now is swept later
+            self._launcher.cancel(run.job_name)
         gpu_seconds = self._gpu_seconds(run, measurement)
         if run.attempt + 1 >= MAX_ATTEMPTS:
             self._finish(run, measurement, gpu_seconds=gpu_seconds)
@@ -234,8 +237,20 @@ class Coordinator:
         _, best_step_s = leader(self._runs()) or (None, None)
         plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
         handle = self._launcher.submit(plan)
-        self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
+        try:
+            self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
+        except ConflictError:
+            # We were away, and another coordinator took over. One that adopted the run watches this job; of a run that is
+            # over nobody does.
+            if self._is_over(run):
+                self._launcher.cancel(run.job_name)
+            raise
         return handle
+
+    def _is_over(self, run: RunRecord) -> bool:
+        """Whether the run or its search has ended, as the store says now."""
+        search = self._store.get_search(search_id=run.search_id)
+        return search.state.ended or self._store.get_run(search_id=run.search_id, run_id=run.id).state.ended
 
     def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
         """Poll until a job has ended, keeping the lease and watching for a cancel; those that have, with their states."""
@@ -300,10 +315,8 @@ class Coordinator:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""
         for run in self._runs():
             if not run.state.ended:
-                gpu_seconds = self._gpu_seconds(run, None)
-                end_run(
-                    run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, gpu_seconds=gpu_seconds
-                )
+                waited_s = self._clock() - self._started_at.get(run.id, self._clock())
+                end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, waited_s=waited_s)
 
     def _gpu_seconds(self, run: RunRecord, measurement: Measurement | None) -> float:
         """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
@@ -320,12 +333,25 @@ class Coordinator:
         self._store.set_progress(lease=self._lease, progress=progress | waiting)
 
 
-def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, gpu_seconds: float) -> None:
-    """End an open run's job with every process of it, and abandon the run."""
-    handle = run.handle or launcher.find(run.job_name)
-    if handle is not None:
-        launcher.cancel(handle)
+def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, waited_s: float) -> None:
+    """End an open run's job with every process of it, and abandon the run.
+
+    Its GPU-seconds are devices x wall seconds by the job's own account, or else `waited_s`.
+    """
+    launcher.cancel(run.job_name)
+    wall_s = _own_account(run, launcher)
+    gpu_seconds = (waited_s if wall_s is None else wall_s) * num_gpus(run.parallel, run.fidelity)
     store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
+
+
+def _own_account(run: RunRecord, launcher: Launcher) -> float | None:
+    """Wall seconds of an ended job as it reports them; None where there is no report, or the job takes a while to end."""
+    try:
+        handle = launcher.find(run.job_name)
+        measurement = None if handle is None else launcher.fetch(handle)
+    except LauncherError:
+        return None
+    return None if measurement is None else measurement.wall_s
 
 
 def _about(run: RunRecord) -> JsonObject:

@@ -108,7 +108,7 @@ class Runs(StoreBase):
             if run.state not in (RunState.INTENDED, RunState.SUBMITTED):
                 raise ConflictError(f"run {run_id} is already {run.state}")
             at = now(connection)
-            return _changed(
+            return change_run(
                 connection, run_id, at=at, state=RunState.SUBMITTED, handle=handle, submitted_at=run.submitted_at or at
             )
 
@@ -121,7 +121,7 @@ class Runs(StoreBase):
                 raise ConflictError(f"run {run_id} is already finished")
             at = now(connection)
             ended = {"state": RunState.ABANDONED, "cause": storable(cause), "gpu_seconds": gpu_seconds, "finished_at": at}
-            return _changed(connection, run_id, at=at, **ended)
+            return change_run(connection, run_id, at=at, **ended)
 
     def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
         with self._writing() as connection:
@@ -134,7 +134,7 @@ class Runs(StoreBase):
             owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
             measurement = replace(measurement, owner=owner.scalar_one())  # a worker measures on behalf of who asked
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
-            return _changed(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
+            return change_run(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
@@ -249,7 +249,8 @@ def _held_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord
     return run
 
 
-def _changed(connection: sa.Connection, run_id: str, *, at: datetime, **values: Any) -> RunRecord:
+def change_run(connection: sa.Connection, run_id: str, *, at: datetime, **values: Any) -> RunRecord:
+    """Change a run of a locked search; the run as it is now, told as an event."""
     connection.execute(sa.update(RUN).where(RUN.c.id == run_id).values(checked(RUN, values)))
     return _told(connection, read_run(connection, run_id), at=at)
 

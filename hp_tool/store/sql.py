@@ -13,10 +13,13 @@ from hp_tool.store.registrations import Registrations
 from hp_tool.store.retention import Retention
 from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
+from hp_tool.store.strays import Strays
 from hp_tool.store.usage import UsageOf
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Registrations, Access, UsageOf, Retention, Deliveries):
+class SqlStore(
+    Searches, Coordination, Runs, Measurements, Knowledge, Registrations, Access, UsageOf, Retention, Deliveries, Strays
+):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:

@@ -56,8 +56,11 @@ class TrainerLauncher:
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return self._launcher.poll(handles)
 
-    def cancel(self, handle: str) -> None:
-        self._launcher.cancel(handle)
+    def cancel(self, job_name: str) -> None:
+        self._launcher.cancel(job_name)
+
+    def open_jobs(self) -> list[str]:
+        return self._launcher.open_jobs()
 
     def fetch(self, handle: str) -> Measurement:
         """What the trainer printed, as a measurement. One that writes a result.json as the profiler does is believed."""

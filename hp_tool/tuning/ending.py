@@ -15,7 +15,6 @@ from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.learning.make import accuracy_of, save
 from hp_tool.schema import to_dict
 from hp_tool.search.coordinator import Outcome, end_run
-from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.progress import progress_of
 from hp_tool.search.spending import open_runs
 from hp_tool.tuning.evidence import earlier_evidence
@@ -139,6 +138,5 @@ def _end_runs(store: Store, lease: Lease, launcher: Launcher, *, cause: str) -> 
     """End all open runs. One whose engine or folder does not answer stays open for whoever resumes or cancels the search."""
     for run in open_runs(store.runs(search_id=lease.search_id)):
         waited_s = (datetime.now(UTC) - run.submitted_at).total_seconds() if run.submitted_at else 0.0
-        gpu_seconds = num_gpus(run.parallel, run.fidelity) * max(waited_s, 0.0)
         with contextlib.suppress(Exception):  # a bug may lie in the launcher, and must not leave the search unended
-            end_run(run, store=store, launcher=launcher, lease=lease, cause=cause, gpu_seconds=gpu_seconds)
+            end_run(run, store=store, launcher=launcher, lease=lease, cause=cause, waited_s=max(waited_s, 0.0))

@@ -6,13 +6,20 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
+from hp_tool.store import open_store
+from hp_tool.tuning import Sweeper
+from tests.launchers.slurm_cluster import until
+from tests.store.acting import claimed, intended
 
 _ENDED = {JobState.FINISHED, JobState.CANCELLED, JobState.PREEMPTED, JobState.LOST}
 
@@ -131,12 +138,78 @@ class LauncherContract:
 
     def test_cancel_ends_every_process(self, launcher: Launcher) -> None:
         handle = started(launcher)
-        launcher.cancel(handle)
+        launcher.cancel("job-1")
         assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
         assert processes("job-1") == []
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "cancelled on request")
-        launcher.cancel(handle)  # harmless
+        launcher.cancel("job-1")  # harmless
+
+    def test_a_cancelled_name_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        """A worker that slept, and submits a job that was given up meanwhile."""
+        new_launcher().cancel("job-1")
+        handle = launcher.submit(plan(STUBBORN))
+        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
+        assert wait(new_launcher(), handle, until=_ENDED) is JobState.CANCELLED
+        new_launcher().cancel("job-1")  # harmless
+        assert (launcher.open_jobs(), processes("job-1")) == ([], [])
+
+    def test_a_cancel_in_the_middle_of_a_submit_leaves_no_process(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher]
+    ) -> None:
+        together = threading.Barrier(2)
+
+        def cancel() -> None:
+            together.wait()
+            new_launcher().cancel("job-1")
+
+        with ThreadPoolExecutor() as pool:
+            cancelling = pool.submit(cancel)
+            together.wait()
+            handle = launcher.submit(plan(STUBBORN))
+            cancelling.result()
+        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
+        assert (launcher.open_jobs(), processes("job-1")) == ([], [])
+
+    def test_jobs_that_have_not_ended_are_listed(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        assert launcher.open_jobs() == []
+        handle = launcher.submit(plan("import time; time.sleep(300)"))
+        assert new_launcher().open_jobs() == ["job-1"]
+        launcher.cancel("job-1")
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.open_jobs() == []
+
+    def test_a_sweep_ends_and_books_what_no_live_search_owns(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
+    ) -> None:
+        """Of three jobs one's run was given up, one's is open, and one is another database's."""
+        store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
+        leases = [claimed(store) for _ in range(2)]
+        stray, owned = (intended(store, lease) for lease in leases)
+        names = [stray.job_name, owned.job_name, "hp-of-another-database"]
+        sweeper = Sweeper(store=store, launcher_of=lambda query: new_launcher())
+        try:
+            script = "import time; time.sleep(1.5); print('half-way', flush=True); time.sleep(300)"
+            handles = [launcher.submit(plan(script, job_name=name)) for name in names]
+            until(lambda: "half-way" in launcher.output(handles[0]))
+            store.abandon_run(lease=leases[0], run_id=stray.id, cause="given up")
+
+            def cost() -> float | None:
+                sweeper.sweep()
+                return store.get_run(search_id=stray.search_id, run_id=stray.id).gpu_seconds
+
+            until(cost)
+            assert launcher.poll(handles[:1]) == {handles[0]: JobState.CANCELLED}
+            wall_s = launcher.fetch(handles[0]).wall_s
+            assert wall_s is not None and wall_s >= 1.0
+            assert cost() == store.get_search(search_id=stray.search_id).progress["gpu_seconds"] == pytest.approx(2 * wall_s)
+            assert sorted(launcher.open_jobs()) == sorted(names[1:])
+            assert store.runs(search_id=owned.search_id) == [owned]
+        finally:
+            for name in names:
+                launcher.cancel(name)
+            until(lambda: launcher.open_jobs() == [])
+            store.close()
 
     def test_the_time_limit_ends_every_process(self, launcher: Launcher) -> None:
         handle = started(launcher, timeout_s=2.0)

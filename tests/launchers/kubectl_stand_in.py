@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def start_pods(job: dict[str, Any]) -> None:
     """As soon as the ConfigMap that they mount is there."""
     name = job["metadata"]["name"]
     config = read("configmap", name)
-    if config is None or (ROOT / f"pods.{name}").exists():
+    if config is None or (ROOT / f"pods.{name}").exists() or job["spec"].get("suspend"):
         return
     pods = ROOT / f"pods.{name}"
     pods.mkdir()
@@ -62,8 +63,10 @@ def end_pods(name: str) -> None:
 def with_status(job: dict[str, Any]) -> dict[str, Any]:
     pods = ROOT / f"pods.{job['metadata']['name']}"
     codes = [int(path.read_text() or 0) for path in pods.glob("code.*") if path.read_text()]
-    active = job["spec"]["completions"] - len(codes) if pods.exists() else 0
+    active = job["spec"].get("completions", 1) - len(codes) if pods.exists() else 0
     status: dict[str, Any] = {"active": active, "ready": active}
+    if active:
+        status["startTime"] = datetime.fromtimestamp(pods.stat().st_ctime, UTC).isoformat()
     if codes and all(code == 0 for code in codes) and not active:
         status["conditions"] = [{"type": "Complete", "status": "True"}]
     elif any(codes) and not job["spec"].get("suspend"):

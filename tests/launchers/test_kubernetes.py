@@ -83,6 +83,7 @@ def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: s
     for each in items:
         kubernetes_validate.validate(each, version, strict=True)
     assert [each["kind"] for each in items] == ["ConfigMap", "Service", "Job"]
+    kubernetes_validate.validate(kubernetes_manifest.cancelled_job(asked, job_name="a"), version, strict=True)
     job = items[-1]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**job, "spec": {**job["spec"], "paralelism": 2}}, version, strict=True)

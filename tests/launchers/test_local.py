@@ -49,15 +49,15 @@ class TestLocalLauncher(LauncherContract):
         assert launcher.poll([first, second]) == {first: JobState.RUNNING, second: JobState.QUEUED}
         with pytest.raises(LauncherError, match="still queued"):
             launcher.fetch(second)
-        launcher.cancel(first)
+        launcher.cancel("job-1")
         assert wait(launcher, second, until={JobState.FINISHED}) is JobState.FINISHED
 
     def test_a_queued_job_can_be_cancelled(self, launcher: Launcher) -> None:
-        first = started(launcher)
+        started(launcher)
         second = launcher.submit(plan(GOOD, job_name="job-2"))
-        launcher.cancel(second)
+        launcher.cancel("job-2")
         assert launcher.poll([second]) == {second: JobState.CANCELLED}
-        launcher.cancel(first)
+        launcher.cancel("job-1")
 
     def test_a_submit_that_died_half_way_is_taken_up_again(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:

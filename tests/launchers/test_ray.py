@@ -62,8 +62,8 @@ class TestRayLauncher(LauncherContract):
         assert launcher.poll([first, second]) == {first: JobState.RUNNING, second: JobState.QUEUED}
         with pytest.raises(LauncherError, match="still queued"):
             launcher.fetch(second)
-        launcher.cancel(second)
-        launcher.cancel(first)
+        launcher.cancel("job-2")
+        launcher.cancel("job-1")
         assert wait(launcher, second, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
 
 

@@ -49,7 +49,7 @@ class TestSlurmLauncher(LauncherContract):
         try:
             handle = launcher.submit(plan(GOOD))
             assert launcher.poll([handle]) == {handle: JobState.QUEUED}
-            launcher.cancel(handle)
+            launcher.cancel("job-1")
             assert wait(launcher, handle, until={JobState.CANCELLED}) is JobState.CANCELLED
             assert launcher.fetch(handle).cause == "cancelled on request"
         finally:
@@ -125,7 +125,7 @@ class TestLogs:
     def test_cancel_and_crash_and_time_limit_are_told_apart(self, launcher: Launcher) -> None:
         handle = started(launcher)
         assert "started" in launcher.output(handle)  # while it runs
-        launcher.cancel(handle)
+        launcher.cancel("job-1")
         assert wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
         assert processes("job-1") == []
         assert launcher.fetch(handle).cause == "cancelled on request"
@@ -237,7 +237,7 @@ class TestOutages:
         with pytest.raises(LauncherError, match=r"not answered|[Uu]nable to contact"):
             wait(launcher, handle, until={JobState.LOST})
         whole.start_controller()
-        launcher.cancel(handle)
+        launcher.cancel("job-1")
         wait(launcher, handle, until={JobState.CANCELLED})
 
     def test_a_controller_that_lost_its_memory(self, whole: SlurmCluster, tmp_path: Path) -> None:

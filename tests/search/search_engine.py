@@ -84,6 +84,8 @@ class MemoryEngine:
     def submit(self, plan: LaunchPlan) -> str:
         if self.refuse_submit:
             raise LauncherError("no partition of that name")
+        if plan.job_name in self.cancelled:
+            return plan.job_name
         self.submissions.append(plan.job_name)
         self.jobs.setdefault(plan.job_name, Job(request=self._planned))
         return plan.job_name
@@ -106,9 +108,14 @@ class MemoryEngine:
             states[handle] = job.state
         return states
 
-    def cancel(self, handle: str) -> None:
-        self.cancelled.append(handle)
-        self.jobs[handle].state = JobState.CANCELLED
+    def cancel(self, job_name: str) -> None:
+        self.cancelled.append(job_name)
+        job = self.jobs.get(job_name)
+        if job is not None and job.state in (JobState.QUEUED, JobState.RUNNING):
+            job.state = JobState.CANCELLED
+
+    def open_jobs(self) -> list[str]:
+        return [name for name, job in self.jobs.items() if job.state in (JobState.QUEUED, JobState.RUNNING)]
 
     def fetch(self, handle: str) -> Measurement:
         request = self.jobs[handle].request

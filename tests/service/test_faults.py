@@ -1,4 +1,6 @@
-"""Every fault once under running searches: nothing is lost, doubled or orphaned. `benchmarks.service.faults` does it often."""
+"""Every fault once under running searches: nothing is lost, doubled, orphaned or unbooked. `benchmarks.service.faults` does
+it often.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from tests.conftest import skip_or_fail
 
 pytestmark = pytest.mark.distributed
 SQLITE = [fault for fault in FAULTS if fault != "PostgreSQL restarted"]
-POSTGRESQL = ["worker killed", "PostgreSQL restarted", "database locked", "workers claiming at once", "clock jump"]
+POSTGRESQL = [
+    "worker killed",
+    "PostgreSQL restarted",
+    "database locked",
+    "workers claiming at once",
+    "cancelled under a sleeping worker",
+    "clock jump",
+]
 """What befalls the database or the clock; the rest is the same on both."""
 
 

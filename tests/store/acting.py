@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Lease, NewMeasurement, RunRecord
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, RunRecord
 
 QUERY = {"model": "gpt-tiny", "cluster": {"gpu": "cpu", "num_gpus": 4}}
 TP2 = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute=Recompute(granularity="selective"))
@@ -16,9 +16,9 @@ SHORT_S = 0.02
 NewMeasurementFactory = Callable[..., NewMeasurement]
 
 
-def claimed(store: Store, *, lease_s: float = LONG_S, **create: object) -> Lease:
+def claimed(store: Store, *, lease_s: float = LONG_S, query: JsonObject = QUERY, **create: object) -> Lease:
     """A new search, coordinated by this test."""
-    search = store.create_search(query=QUERY, **create)
+    search = store.create_search(query=query, **create)
     claim = store.claim_search(holder="test", lease_s=lease_s, search_id=search.id)
     assert claim is not None
     return claim[1]

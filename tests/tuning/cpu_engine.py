@@ -42,8 +42,11 @@ class CpuEngine:
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: JobState.FINISHED if handle in self.requests else JobState.LOST for handle in handles}
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, job_name: str) -> None:
         pass
+
+    def open_jobs(self) -> list[str]:
+        return []
 
     def fetch(self, handle: str) -> Measurement:
         request = self.requests[handle]
