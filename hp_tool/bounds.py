@@ -29,6 +29,8 @@ class Bounds:
     """Combinations to be looked at, as far as that is known."""
     done: int = 0
     """How many of them were."""
+    spent_s: float = 0.0
+    """Processor time that `check` has counted."""
 
 
 _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
@@ -42,6 +44,12 @@ def bounded(bounds: Bounds) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+def begin_again() -> None:
+    """Begin the next of several pieces of work, each of which may cost as much: a line of a batch."""
+    if (bounds := _CURRENT.get()) is not None:
+        bounds.planned, bounds.done, bounds.spent_s = 0, 0, 0.0
 
 
 def check(*, done: int = 0) -> None:

@@ -64,7 +64,9 @@ def serving_space(
         concurrency=load,
     )
     codes = legality(model=model, num_gpus=num_gpus, candidates=candidates)
-    return ServingSpace(candidates=candidates.take(np.flatnonzero(codes == 0)), rejections=rejection_counts(codes))
+    legal = np.flatnonzero(codes == 0)
+    bounds.check(done=len(codes) - len(legal))
+    return ServingSpace(candidates=candidates.take(legal), rejections=rejection_counts(codes))
 
 
 def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
