@@ -65,12 +65,12 @@ def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
     Raises InputError `space_too_large` for more than `most`, which is too much for anyone, `request_too_costly` for more than
     the bounds leave.
     """
-    if count > most:
-        raise _too_many(count, most=most, axes=axes, code="space_too_large")
     if (bounds := _CURRENT.get()) is not None:
         bounds.planned += count
         if bounds.planned > bounds.max_combinations:
             raise _too_many(bounds.planned, most=bounds.max_combinations, axes=axes, code="request_too_costly")
+    if count > most:
+        raise _too_many(count, most=most, axes=axes, code="space_too_large")
 
 
 def check_values(count: int, *, field: str) -> None:
