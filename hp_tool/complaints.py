@@ -12,10 +12,13 @@ from pydantic_core import ErrorDetails
 
 from hp_tool.errors import InputError
 
+MOST_WEIGHED = 1_000
+"""Complaints that are looked at: a long list of wrong values has one of each, several where types may differ."""
+
 
 def input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
     """The most telling of pydantic's complaints about what `adapter` validates, in our words."""
-    problems = error.errors(include_url=False)
+    problems = error.errors(include_url=False)[:MOST_WEIGHED]
     deepest = max(
         problems, key=lambda p: (p["type"] == "unexpected_keyword_argument", len(_path(p["loc"])), p["type"] != "string_type")
     )
@@ -32,7 +35,7 @@ def input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputEr
 
 
 def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
-    key, known = str(loc[-1]), _known_keys(adapter, loc)  # the user's own word, whatever it looks like
+    key, known = str(loc[-1])[:100], _known_keys(adapter, loc)  # the user's own word, whatever it looks like
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
     field = ".".join((*_path(loc[:-1]), key)) or None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hp_tool import bounds
 from hp_tool.correction import Correction
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.query import Query
@@ -26,9 +27,12 @@ def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
     ranks = {
         t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
     }
-    counts = {model_ranks * d for d in divisors(batch, limit=cluster.num_gpus) for model_ranks in ranks}
-    node = cluster.gpus_per_node
-    fitting = {n for n in counts if n <= cluster.num_gpus and (n % node == 0 if n > node else node % n == 0)}
+    node, most = cluster.gpus_per_node, cluster.num_gpus
+    fitting: set[int] = set()
+    for d in divisors(batch, limit=most):
+        bounds.check()
+        counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
+        fitting |= {n for n in counts if (n % node == 0 if n > node else node % n == 0)}
     return tuple(sorted(fitting | {cluster.num_gpus}))
 
 

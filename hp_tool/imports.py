@@ -63,7 +63,7 @@ def detect(text: str) -> str:
     stripped = text.lstrip()
     if stripped.startswith("{"):
         return "deepspeed"
-    if re.search(r"(?m)^\s*\[(parallelism|training|model|job)\]", text):
+    if re.search(r"(?m)^[ \t]*\[(parallelism|training|model|job)\]", text):
         return "torchtitan"
     if re.search(r"(?<!\S)--[A-Za-z]", text):
         return "megatron-lm"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from hp_tool import schema
+from hp_tool import bounds, schema
 from hp_tool.answers import EstimateAnswer, Task, estimate_answer, recommend_answer, uncalibrated
 from hp_tool.correction import Corrections
 from hp_tool.domain.query import Query
@@ -41,6 +41,7 @@ def answer_lines(
     def begun(line: Line) -> Single | str:
         if isinstance(line, HpToolError):
             raise line
+        bounds.begin_again()
         query = read(line)
         if task == "recommend":
             return schema.to_json(recommend_answer(query, top=top, with_query=False, corrections=corrections))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hp_tool import bounds
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query, Targets
 from hp_tool.domain.reliability import ReliabilitySpec
@@ -81,6 +82,9 @@ def check_ranges(query: Query) -> None:
     if query.training is not None and query.training.reliability is not None:
         check_reliability(query.training.reliability, field="training.reliability")
     check_parallel(query.parallel)
+    if query.inference is not None and (pools := query.inference.disaggregated) is not None:
+        for name in pools.__slots__:
+            _check_length(getattr(pools, name), field=f"inference.disaggregated.{name}")
 
 
 def check_range(value: float | None, limits: tuple[float, float], *, field: str) -> None:
@@ -98,7 +102,7 @@ def check_reliability(reliability: ReliabilitySpec, *, field: str) -> None:
 
 
 def check_parallel(parallel: ParallelQuery) -> None:
-    """Sizes in range, no empty list. Raises InputError."""
+    """Sizes in range, no empty list, none too long. Raises InputError."""
     for name in parallel.__slots__:
         value = getattr(parallel, name)
         if value is None:
@@ -107,7 +111,13 @@ def check_parallel(parallel: ParallelQuery) -> None:
             raise InputError(
                 f"parallel.{name} is an empty list; give values or leave it out", field=f"parallel.{name}", code="invalid_value"
             )
+        _check_length(value, field=f"parallel.{name}")
         if (limits := _PARALLEL_RANGES.get(name)) is None:
             continue
         for one in value if isinstance(value, tuple) else (value,):
             check_range(one, limits, field=f"parallel.{name}")
+
+
+def _check_length(value: object, *, field: str) -> None:
+    if isinstance(value, tuple):
+        bounds.check_values(len(value), field=field)

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from hp_tool import bounds
 from hp_tool.complaints import input_error
 from hp_tool.documents import load_yaml
 from hp_tool.domain.own_files import with_own_files
@@ -61,8 +62,8 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     try:
         return adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        if data is text and any(details["type"] == "json_invalid" for details in error.errors(include_url=False)):
-            return parse(kind, _load_yaml(text))
+        if data is text and error.error_count() == 1 and error.errors(include_url=False)[0]["type"] == "json_invalid":
+            return parse(kind, read_yaml(text))
         raise input_error(error, adapter=adapter(kind)) from None
 
 
@@ -71,7 +72,7 @@ def parse_mapping(text: str | bytes) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return dict(_load_yaml(text))
+        return dict(read_yaml(text))
     if not isinstance(data, dict):
         raise InputError("a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax")
     return data
@@ -127,7 +128,9 @@ def _not_finite(value: Any, *path: str) -> str | None:
     return next(filter(None, (_not_finite(child, *path, str(name)) for name, child in children)), None)
 
 
-def _load_yaml(text: str | bytes) -> Mapping[str, Any]:
+def read_yaml(text: str | bytes) -> Mapping[str, Any]:
+    """The mapping that a YAML text holds, not yet validated. Raises InputError."""
+    bounds.check_yaml(len(text))
     try:
         data = load_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

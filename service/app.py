@@ -13,6 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
+from service.allowance import Allowance
 from service.answer_cache import AnswerCache, CachedAnswers
 from service.api import (
     batch,
@@ -78,6 +79,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache(corrections=app.state.calibrations)
+    app.add_middleware(Allowance, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(Conditional)
     app.add_middleware(Gate, settings=settings, keyring=keyring)

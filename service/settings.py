@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hp_tool.errors import InputError
 from service.logs import Form
@@ -16,6 +16,15 @@ from service.webhooks.policy import WebhookSettings
 
 MIB = 2**20
 T = TypeVar("T", bound=str)
+AMOUNTS = {
+    "requests_per_second": "HP_REQUESTS_PER_SECOND",
+    "max_requests_at_once": "HP_MAX_REQUESTS_AT_ONCE",
+    "max_combinations": "HP_MAX_COMBINATIONS_PER_REQUEST",
+    "max_cpu_s": "HP_MAX_CPU_SECONDS_PER_REQUEST",
+    "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
+    "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
+}
+"""Settings above 0, and the variables that set them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,16 @@ class Settings:
     """Largest request body, and largest line of a batch."""
     max_batch_bytes: int = 256 * MIB
     """Largest batch as a whole; it is streamed, never held."""
+    max_yaml_bytes: int = 64 * 1024
+    """Largest YAML in a body, line or field, which takes a processor a hundred times as long to read as JSON."""
+    max_combinations: int = 5_000_000
+    """Of values of all axes, that one request or one line of a batch may have looked at. A search's are the worker's."""
+    max_values: int = 128
+    """Longest list of values that one axis of a query may have."""
+    max_cpu_s: float = 5.0
+    """Processor seconds of one request, or of one line of a batch."""
+    max_requests_at_once: int = 16
+    """That one stored key may have under way; those that wait for a search aside."""
     max_wait_s: float = 60.0
     """Longest that `wait_s` may hold a request open."""
     poll_s: float = 0.5
@@ -60,7 +79,7 @@ class Settings:
                 field="host",
                 code="api_key_required",
             )
-        for name in ("requests_per_second", "max_gpu_seconds_per_search", "max_gpu_seconds_per_day"):
+        for name in AMOUNTS:
             amount = getattr(self, name)
             if amount is not None and not 0 < amount < float("inf"):
                 raise InputError(f"{name} is {amount}; it must be a number above 0", field=name)
@@ -106,13 +125,11 @@ def from_environment(
         host=host or environment.get("HP_HOST") or "127.0.0.1",
         port=port if port is not None else int(text_port),
         api_key=read_secret(environment, "HP_API_KEY"),
-        requests_per_second=_amount(environment, "HP_REQUESTS_PER_SECOND") or 100.0,
         log_form=log_form,
         log_level=log_level,
         webhooks=webhook_settings(environment),
-        max_gpu_seconds_per_search=_amount(environment, "HP_MAX_GPU_SECONDS_PER_SEARCH"),
-        max_gpu_seconds_per_day=_amount(environment, "HP_MAX_GPU_SECONDS_PER_DAY"),
         allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
+        **_amounts(environment),
     )
 
 
@@ -142,14 +159,17 @@ def read_secret(environment: Mapping[str, str], name: str) -> str | None:
     return secret
 
 
-def _amount(environment: Mapping[str, str], name: str) -> float | None:
-    text = environment.get(name)
-    if not text:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{name}={text!r} is not a number", field=name) from None
+def _amounts(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Those of AMOUNTS that are set."""
+    amounts: dict[str, Any] = {}
+    for name, variable in AMOUNTS.items():
+        text = environment.get(variable)
+        try:
+            if text:
+                amounts[name] = int(text) if Settings.__annotations__[name] == "int" else float(text)
+        except ValueError:
+            raise InputError(f"{variable}={text!r} is not a number", field=variable) from None
+    return amounts
 
 
 def _choice(environment: Mapping[str, str], name: str, choices: tuple[T, ...]) -> T:

@@ -81,8 +81,9 @@ def _megatron(line: str, facts: LogFacts) -> None:
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
     """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps are one device's tokens."""
-    if (rate := _found(line, rf"step:\s*\d+.*\btps:\s*{_NUMBER}")) is not None:
-        facts.add("tokens_per_second_per_gpu", rate, step=_count(line, r"step:\s*(\d+)"))
+    step = re.search(r"step:\s*(\d+)", line)
+    if step and (rate := _found(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
+        facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
         _losses(facts, line, rf"\bloss:\s*{_NUMBER}")
         _peak(facts, "reserved_bytes", line, rf"memory:\s*{_NUMBER}GiB", GIB)
 

@@ -9,13 +9,17 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hp_tool.errors import InputError
 
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 16
-_ASSIGNMENT = re.compile(r"(?:^|;)\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=", re.MULTILINE)
+MAX_FILLED = 5 * MAX_CHARACTERS
+"""Characters looked through for variables, those of their values each time included: a few lines can ask for billions."""
+MAX_SUM = 1_000
+"""Characters of $((a sum))."""
+_ASSIGNMENT = re.compile(r"(?:^|;)[ \t]*(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=", re.MULTILINE)
 _REFERENCE = re.compile(
     r"\$\(\((?P<sum>[^()]*(?:\([^()]*\)[^()]*)*)\)\)"
     r"|\$\{(?P<braced>[A-Za-z_]\w*)(?:\[[@*]\])?(?::?-(?P<default>[^{}]*))?\}"
@@ -59,7 +63,7 @@ def flags(text: str) -> dict[str, list[str]]:
 
 def num_gpus(text: str) -> int | None:
     """Processes that the script starts: nodes x processes per node of torchrun, or of its #SBATCH lines."""
-    batch = flags("\n".join(re.findall(r"(?m)^#SBATCH\s+(--\S.*)$", text)))
+    batch = flags("\n".join(re.findall(r"(?m)^#SBATCH[ \t]+(--\S.*)$", text)))
     given = batch | flags(text)
 
     def number(*names: str) -> int | None:
@@ -99,29 +103,36 @@ def _value(text: str, start: int) -> tuple[str, int]:
         end = text.find(")", start) if end < 0 else end
         inside = text[start + 1 :] if end < 0 else text[start + 1 : end]
         return re.sub(r"(?m)(^|\s)#.*$", " ", inside), len(text) if end < 0 else end + 1
-    if text.startswith("$((", start) and (end := text.find("))", start)) >= 0:
+    if text.startswith("$((", start) and (end := text.find("))", start, start + MAX_SUM)) >= 0:
         return text[start : end + 2], end + 2
     match = re.compile(r"[^\s;&|]*").match(text, start)
     assert match is not None  # the pattern matches the empty text
     return match[0], match.end()
 
 
-def _filled(text: str, values: dict[str, str], depth: int = 0) -> str:
+def _filled(text: str, values: Mapping[str, str]) -> str:
     """`text` with references replaced; those nobody assigned, such as $MASTER_ADDR, stay as they are."""
-    if depth > MAX_DEPTH or len(text) > MAX_CHARACTERS:
-        raise InputError("the command's variables refer to each other too deeply", code="syntax")
+    left = MAX_FILLED
 
-    def fill(match: re.Match[str]) -> str:
-        if match["sum"] is not None:
-            references = re.sub(r"\b([A-Za-z_]\w*)\b", r"${\1}", re.sub(r"[${}]", "", match["sum"]))
-            number = _arithmetic(_filled(references, values, depth + 1))
-            return match[0] if number is None else str(number)
-        name = match["braced"] or match["plain"]
-        if name in values:
-            return _filled(values[name], {k: v for k, v in values.items() if k != name}, depth + 1)
-        return match[0] if match["default"] is None else match["default"]
+    def filled(text: str, inside: tuple[str, ...]) -> str:
+        nonlocal left
+        left -= len(text)
+        if len(inside) > MAX_DEPTH or left < 0:
+            raise InputError("the command's variables refer to each other too deeply, or too often", code="syntax")
 
-    return _REFERENCE.sub(fill, text)
+        def fill(match: re.Match[str]) -> str:
+            if match["sum"] is not None:
+                references = re.sub(r"\b([A-Za-z_]\w*)\b", r"${\1}", re.sub(r"[${}]", "", match["sum"]))
+                number = _arithmetic(filled(references, (*inside, "")))
+                return match[0] if number is None else str(number)
+            name = match["braced"] or match["plain"]
+            if name in values and name not in inside:
+                return filled(values[name], (*inside, name))
+            return match[0] if match["default"] is None else match["default"]
+
+        return _REFERENCE.sub(fill, text)
+
+    return filled(text, ())
 
 
 def _arithmetic(text: str) -> int | None:

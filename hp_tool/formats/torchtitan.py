@@ -38,6 +38,8 @@ _CHECKPOINTS: dict[str, dict[str, str]] = {
     "per_layer": {"mode": "full"},
     "full": {"mode": "full"},
 }
+MAX_DOTS = 1_000
+"""On one line: a long list of numbers has some."""
 SAID = {
     "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "parameter_precision",
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
@@ -116,9 +118,11 @@ def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[s
 
     Raises InputError, UnsupportedError.
     """
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # tomllib takes the square of a dotted key's length
+        raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
     try:
         given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
 
     def section(name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool import bounds
 from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -135,6 +136,7 @@ def _cost_space(query: Query, problem: ServingProblem) -> CostedServing:
     for first in range(0, n, CHUNK):
         rows = slice(first, first + CHUNK)
         chunk = space.candidates.take(rows)
+        bounds.check(done=len(chunk))
         costs = problem.costs(chunk)
         fits[rows], sustained[rows] = costs.fits, costs.sustained
         met[rows] = meets_targets(costs, candidates=chunk, problem=problem)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool import bounds
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
@@ -44,6 +45,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     for first in range(0, n, CHUNK):
         rows = slice(first, first + CHUNK)
         chunk = space.candidates.take(rows)
+        bounds.check(done=len(chunk))
         costs = problem.costs(chunk)
         tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
         good[rows] = costs.fits & meets_targets(costs, candidates=chunk, problem=problem)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool import bounds
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
@@ -20,7 +21,7 @@ from hp_tool.domain.query import Query, Targets
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import DisaggregationSpec
-from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.errors import UnsupportedError
 from hp_tool.serving.answer import ServingRecommendations
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_nouns
 from hp_tool.units import SECONDS_PER_HOUR
@@ -115,19 +116,23 @@ def _pairs(
         _legal(nouns[0], spec.prefill_tensor_parallel_size),
         _legal(nouns[1], spec.decode_tensor_parallel_size),
     ]
-    if len(sizes[0]) * len(sizes[1]) * room[0] * (room[1] if query.objective == "min_gpus" else 1) > MAX_PAIRS:
-        raise InputError(
-            f"more than {MAX_PAIRS:,} pairs of pools; name replicas or sizes in inference.disaggregated",
-            field="inference.disaggregated",
-            code="space_too_large",
-        )
+    axes = {
+        "prefill_tensor_parallel_size": len(sizes[0]),
+        "decode_tensor_parallel_size": len(sizes[1]),
+        "prefill_replicas": 1 if spec.prefill_replicas else room[0],
+        "decode_replicas": 1 if spec.decode_replicas or query.objective != "min_gpus" else room[1],
+    }
+    axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
+    bounds.plan(pairs := math.prod(axes.values()), axes=axes, most=MAX_PAIRS)
     rows: list[tuple[int, int, int, int]] = []
     for t_p in sizes[0]:
         for t_d in sizes[1]:
             for n_p in _asked(spec.prefill_replicas, room[0] // t_p):
+                bounds.check()
                 most = (room[1] - (n_p * t_p if shared else 0)) // t_d
                 fewest = 1 if query.objective == "min_gpus" else max(most, 1)
                 rows += [(t_p, t_d, n_p, n_d) for n_d in _asked(spec.decode_replicas, most, fewest=fewest)]
+    bounds.check(done=pairs)
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3]
 

@@ -52,6 +52,11 @@ class Axes:
     pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
     """None: 1F1B, interleaved where there are several model chunks per rank."""
 
+    def lengths(self, *names: str) -> dict[str, int]:
+        """How many values each of these axes has, by its path in a query."""
+        values = {name: getattr(self, name) for name in names}
+        return {f"parallel.{name}": len(each) for name, each in values.items() if isinstance(each, tuple)}
+
     def schedules(self) -> tuple[tuple[int, int], ...]:
         """(pipeline_schedule code, virtual_pipeline_parallel_size) pairs that go together."""
         chunks = self.virtual_pipeline_parallel_size

@@ -6,18 +6,20 @@ stage) span a grid. However large a space is, no more than one block of it is he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from hp_tool import bounds
 from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.errors import InputError
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.space.axes import Axes
 
 MAX_COMBINATIONS = 100_000_000
@@ -26,6 +28,9 @@ BLOCK = 1 << 15
 """Combinations looked at together; they stay in the processor's cache."""
 CHUNK = 32_768
 """Candidates handed out together: large enough for numpy, small enough for the processor's cache."""
+
+AXES = tuple(f.name for f in fields(ParallelQuery) if f.name in Axes.__slots__)
+"""That a query may list values of."""
 
 Columns = dict[str, IntArray]
 
@@ -61,15 +66,11 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
     # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
     grids = (_Grid(axes, stages=axes.zero_stage, size=size), _Grid(axes, stages=axes.zero_stage[-1:], size=size))
     schedules = np.array(axes.schedules(), dtype=np.int64).T
-    total = int(np.prod([float(len(values)) for values in choices.values()]))
-    if total * grids[0].each > MAX_COMBINATIONS:
-        raise InputError(
-            f"{total * grids[0].each:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
-            field="parallel",
-            code="space_too_large",
-        )
+    total = math.prod(len(values) for values in choices.values())
+    bounds.plan(total * grids[0].each, axes=axes.lengths(*AXES), most=MAX_COMBINATIONS)
     counts = {"world_size_mismatch": dropped} if dropped else {}
     for start in range(0, total, BLOCK):
+        bounds.check(done=min(BLOCK, total - start) * grids[0].each)
         block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
         codes = legality(case=case, candidates=block)
         replicas = block.data_parallel_size * block.context_parallel_size > 1
@@ -78,6 +79,7 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
         for grid, belongs in zip(grids, (replicas, ~replicas), strict=True):
             grid.add(block.take(np.flatnonzero((codes == 0) & belongs)))
             for candidates in grid.full():
+                bounds.check()
                 yield Space(candidates=candidates, rejections=counts)
                 counts = {}
     for grid in grids:
@@ -87,10 +89,13 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
     """(t, p, c) triples that leave a whole data_parallel_size (the asked one, if any), shape (3, k), and how many do not."""
+    lengths = axes.lengths("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    bounds.plan(number := math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
     grid = np.meshgrid(axes.tensor_parallel_size, axes.pipeline_parallel_size, axes.context_parallel_size, indexing="ij")
     triples = np.stack([axis.ravel() for axis in grid]).astype(np.int64)
     ranks = triples.prod(axis=0)
     d = axes.data_parallel_size
+    bounds.check(done=number)
     matches = cluster.num_gpus % ranks == 0 if d is None else ranks * d == cluster.num_gpus
     return triples[:, matches], int(np.count_nonzero(~matches))
 

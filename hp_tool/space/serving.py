@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from hp_tool import bounds
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.serving import EngineEfficiency
-from hp_tool.errors import InputError
 
 MAX_COMBINATIONS = 20_000_000
 """Raw combinations one query may span."""
@@ -36,24 +37,21 @@ def serving_space(
     """
     shares = divisors(num_gpus, limit=num_gpus)
     experts = model.num_experts is not None
-    axes = (
-        _values(query.tensor_parallel_size) or tuple(k for k in shares if model.num_attention_heads % k == 0),
-        _values(query.pipeline_parallel_size) or tuple(k for k in shares if k <= min(MAX_STAGES, model.num_hidden_layers)),
-        _values(query.attention_data_parallel_size) or (shares if experts else (1,)),
-        _values(query.expert_parallel_size) or (shares if experts else (1,)),
-        _values(query.max_num_seqs) or (engine.max_num_seqs,),
-        _values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
-        concurrency,
-    )
-    size = int(np.prod([float(len(values)) for values in axes]))
-    if size > MAX_COMBINATIONS:
-        raise InputError(
-            f"{size:,} combinations are more than {MAX_COMBINATIONS:,}; fix or narrow some axes",
-            field="parallel",
-            code="space_too_large",
-        )
+    stages = tuple(k for k in shares if k <= min(MAX_STAGES, model.num_hidden_layers))
+    axes = {
+        "parallel.tensor_parallel_size": _values(query.tensor_parallel_size)
+        or tuple(k for k in shares if model.num_attention_heads % k == 0),
+        "parallel.pipeline_parallel_size": _values(query.pipeline_parallel_size) or stages,
+        "parallel.attention_data_parallel_size": _values(query.attention_data_parallel_size) or (shares if experts else (1,)),
+        "parallel.expert_parallel_size": _values(query.expert_parallel_size) or (shares if experts else (1,)),
+        "parallel.max_num_seqs": _values(query.max_num_seqs) or (engine.max_num_seqs,),
+        "parallel.max_num_batched_tokens": _values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
+        "inference.concurrency": concurrency,
+    }
+    lengths = {name: len(values) for name, values in axes.items()}
+    bounds.plan(math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
     t, p, d, e, seqs, budget, load = (
-        axis.ravel() for axis in np.meshgrid(*(np.array(values, dtype=np.int64) for values in axes), indexing="ij")
+        axis.ravel() for axis in np.meshgrid(*(np.array(values, dtype=np.int64) for values in axes.values()), indexing="ij")
     )
     candidates = ServingCandidates(
         tensor_parallel_size=t,
@@ -66,7 +64,9 @@ def serving_space(
         concurrency=load,
     )
     codes = legality(model=model, num_gpus=num_gpus, candidates=candidates)
-    return ServingSpace(candidates=candidates.take(np.flatnonzero(codes == 0)), rejections=rejection_counts(codes))
+    legal = np.flatnonzero(codes == 0)
+    bounds.check(done=len(codes) - len(legal))
+    return ServingSpace(candidates=candidates.take(legal), rejections=rejection_counts(codes))
 
 
 def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
@@ -16,6 +17,7 @@ from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.registered import checked_registration, read_spec
 from service.api import examples, openapi
+from service.api.bodies import read_body
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import RegistrationView
 
@@ -49,7 +51,7 @@ class NewRegistration:
 
 
 async def _body(request: Request) -> NewRegistration:
-    new: NewRegistration = schema.parse(NewRegistration, await request.body())
+    new: NewRegistration = await read_body(request, partial(schema.parse, NewRegistration))
     return new
 
 

@@ -9,6 +9,7 @@ import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Query, Response
 
+from hp_tool import bounds
 from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, estimate_answer, recommend_answer
 from service.api import examples, openapi
 from service.api.answers import json_response
@@ -23,7 +24,11 @@ ESTIMATES, RECOMMENDATIONS = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
 
 
 async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -> Response:
-    return await to_thread.run_sync(lambda: json_response(make()), limiter=limiter)
+    def work() -> Response:
+        bounds.check()  # who waited for the turn may have gone meanwhile
+        return json_response(make())
+
+    return await to_thread.run_sync(work, limiter=limiter)
 
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query", example=examples.ESTIMATE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, status
@@ -13,6 +14,7 @@ from hp_tool import schema
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from service import keys
 from service.api import examples, openapi
+from service.api.bodies import read_body
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.views import PageView
 
@@ -84,7 +86,7 @@ def scope_name(scope: Scope) -> ScopeName:
 
 
 async def _body(request: Request) -> NewKey:
-    new: NewKey = schema.parse(NewKey, await request.body())
+    new: NewKey = await read_body(request, partial(schema.parse, NewKey))
     return new
 
 

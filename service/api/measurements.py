@@ -30,9 +30,8 @@ router = APIRouter(prefix="/measurements", tags=["measurements"])
 
 
 async def _body(request: Request, find: FindDep) -> NewMeasurement:
-    body = await request.body()
     read = functools.partial(read_report, source="reported", resolve=functools.partial(resolve, find=find))
-    return await run_in_threadpool(read, body)
+    return await run_in_threadpool(read, await request.body())
 
 
 @router.post(

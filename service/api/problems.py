@@ -29,6 +29,7 @@ MEDIA_TYPE = "application/problem+json"
 
 # Looked up by code first, then by class: many codes share a class, few need a status of their own.
 STATUS_BY_CODE: dict[str, int] = {
+    "client_gone": 400,
     "unauthorized": 401,
     "key_expired": 401,
     "key_revoked": 401,

@@ -14,6 +14,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.errors import UnsupportedError
 from hp_tool.registered import Find, names_registered, with_registered
+from service.api.bodies import read_body
 from service.api.dependencies import FindDep
 
 
@@ -48,7 +49,7 @@ def refuse_trainer(query: Query) -> None:
 
 
 async def _body(request: Request, find: FindDep) -> Query:
-    query = schema.parse_query(await request.body())
+    query = await read_body(request, schema.parse_query)
     if names_registered(query):
         request.state.by_owner = True  # and so no answer for anyone else
         return await run_in_threadpool(resolve, query, find=find)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import anyio
@@ -19,6 +20,7 @@ from hp_tool.errors import InputError
 from hp_tool.tuning import resolve_search
 from service.api import examples, openapi, steering
 from service.api.answers import search_answer
+from service.api.bodies import read_body
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
 from service.api.steering import Action, steer
@@ -100,7 +102,7 @@ class BudgetChange:
 
 
 async def _budget(request: Request) -> BudgetChange:
-    change: BudgetChange = schema.parse(BudgetChange, await request.body())
+    change: BudgetChange = await read_body(request, partial(schema.parse, BudgetChange))
     return change
 
 

@@ -12,13 +12,14 @@ from hp_tool.domain.sizing import SizingAnswer, SizingQuery
 from hp_tool.registered import names_registered, with_registered
 from service.api import examples, openapi
 from service.api.answers import json_response
+from service.api.bodies import read_body
 from service.api.dependencies import CorrectionsDep, FindDep
 
 router = APIRouter(tags=["estimates"])
 
 
 async def _body(request: Request, find: FindDep) -> SizingQuery:
-    query = parse_sizing(await request.body())
+    query = await read_body(request, parse_sizing)
     if names_registered(query):
         query = await run_in_threadpool(with_registered, query, find=find)
     return query

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Request
 
 from hp_tool.errors import InputError
+from service.api.bodies import read_body
 
 MAX_FIELDS = 100
 
@@ -22,7 +23,7 @@ def read_form(text: str | bytes) -> dict[str, str]:
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    return read_form(await request.body())
+    return await read_body(request, read_form)
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]

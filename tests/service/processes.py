@@ -50,12 +50,19 @@ def process(*arguments: str, database_url: str, home: Path) -> Iterator[subproce
 @contextmanager
 def api(*, database_url: str, home: Path, port: int | None = None) -> Iterator[str]:
     """A ready API; its URL."""
+    with api_process(database_url=database_url, home=home, port=port) as (url, _):
+        yield url
+
+
+@contextmanager
+def api_process(*, database_url: str, home: Path, port: int | None = None) -> Iterator[tuple[str, psutil.Process]]:
+    """A ready API: its URL and its process."""
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with process("serve", "--port", str(port), database_url=database_url, home=home) as serving:
         wait_for(lambda: serving.poll() is not None or _ready(url), timeout_s=60)
         assert serving.poll() is None, "the API ended; see its log"
-        yield url
+        yield url, psutil.Process(serving.pid)
 
 
 @contextmanager

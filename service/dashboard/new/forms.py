@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from hp_tool import schema
-from hp_tool.documents import load_yaml
 from hp_tool.errors import InputError
 from service.dashboard.new.fields import Field, Kind, fields
 
@@ -52,10 +51,10 @@ def to_values(query: Mapping[str, Any]) -> dict[str, str]:
 
 def _extra(text: str) -> dict[str, Any]:
     try:
-        data = load_yaml(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InputError(f"this is no YAML: {getattr(error, 'problem', None) or error}", field=EXTRA, code="syntax") from None
-    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        data = schema.read_yaml(text)
+    except InputError as error:
+        raise InputError(error.message, field=EXTRA, code=error.code) from None
+    if not all(isinstance(name, str) for name in data):
         raise InputError("further fields are `name: value` lines of a query", field=EXTRA, code="syntax")
     return dict(data)
 

@@ -1,0 +1,112 @@
+"""What one piece of work may cost, where whoever asks for it sets bounds. Commands and Python set none.
+
+The bounds stand in a context variable, so that a loop deep in the library meets those of its request although no function
+between hands them on: no route can forget to. There is no clock here; `Bounds.check` is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from hp_tool.errors import HpToolError, InputError
+
+
+@dataclass(slots=True, kw_only=True)
+class Bounds:
+    """The bounds of one piece of work, and how far it has come."""
+
+    max_combinations: int
+    max_values: int
+    """Longest list that an axis may be given."""
+    max_yaml_bytes: int
+    """YAML takes about five seconds of a processor per megabyte, JSON a few milliseconds."""
+    check: Callable[[Bounds], None]
+    """Called every few milliseconds of long work; raises to end it."""
+    planned: int = 0
+    """Combinations to be looked at, as far as that is known."""
+    done: int = 0
+    """How many of them were."""
+    spent_s: float = 0.0
+    """Processor time that `check` has counted."""
+
+
+_CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
+
+
+@contextmanager
+def bounded(bounds: Bounds) -> Iterator[None]:
+    """Within, work keeps to `bounds`; so does what is started from here in threads that copy the context."""
+    token = _CURRENT.set(bounds)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def begin_again() -> None:
+    """Begin the next of several pieces of work, each of which may cost as much: a line of a batch."""
+    if (bounds := _CURRENT.get()) is not None:
+        bounds.planned, bounds.done, bounds.spent_s = 0, 0, 0.0
+
+
+def check(*, done: int = 0) -> None:
+    """Count `done` combinations as looked at; raises where the work is to end."""
+    if (bounds := _CURRENT.get()) is not None:
+        bounds.done += done
+        bounds.check(bounds)
+
+
+def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
+    """Announce `count` combinations of `axes`: the number of values of each, by its path in a query.
+
+    Raises InputError `space_too_large` for more than `most`, which is too much for anyone, `request_too_costly` for more than
+    the bounds leave.
+    """
+    if (bounds := _CURRENT.get()) is not None:
+        bounds.planned += count
+        if bounds.planned > bounds.max_combinations:
+            raise _too_many(bounds.planned, most=bounds.max_combinations, axes=axes, code="request_too_costly")
+    if count > most:
+        raise _too_many(count, most=most, axes=axes, code="space_too_large")
+
+
+def check_values(count: int, *, field: str) -> None:
+    """Raises InputError `request_too_costly` for a longer list of values than an axis may be given."""
+    bounds = _CURRENT.get()
+    if bounds is not None and count > bounds.max_values:
+        raise InputError(
+            f"{field} lists {count:,} values; one request may list {bounds.max_values:,}: narrow it, or send several requests",
+            field=field,
+            code="request_too_costly",
+        )
+
+
+def check_yaml(num_bytes: int) -> None:
+    """Raises HpToolError `payload_too_large` for longer YAML than the bounds allow."""
+    bounds = _CURRENT.get()
+    if bounds is not None and num_bytes > bounds.max_yaml_bytes:
+        raise HpToolError(
+            f"this is no JSON, and {num_bytes:,} bytes are too many for YAML: send JSON, or YAML of at most "
+            f"{bounds.max_yaml_bytes:,} bytes",
+            code="payload_too_large",
+        )
+
+
+def _too_many(count: int, *, most: int, axes: Mapping[str, int], code: str) -> InputError:
+    """Names the longest axes, and how many values of each would fit."""
+    widest_first = sorted(axes.items(), key=lambda axis: -axis[1])
+    excess, advice = count / most, []
+    for name, values in widest_first:
+        fitting = max(int(values / excess), 1)
+        advice.append(f"{name} to {fitting:,} of {values:,} values")
+        excess *= fitting / values
+        if excess <= 1.0:
+            break
+    return InputError(
+        f"{count:,} combinations are more than {most:,}; fix or narrow {', '.join(advice)}",
+        field=widest_first[0][0],
+        code=code,
+    )
