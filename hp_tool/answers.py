@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hp_tool import app, schema, serving
-from hp_tool.correction import Corrections
+from hp_tool import serving
 from hp_tool.domain.pools import PoolRecommendation
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import UnsupportedError
-from hp_tool.single import calibrated, predicted, single
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
+from hp_tool.training.calibrated import Corrections
+from hp_tool.training.evaluate import calibrated, predicted, single
 
 Task = Literal["estimate", "recommend"]
 Front = app.Front | Literal["throughput"]
@@ -34,7 +36,7 @@ class EstimateAnswer:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from hp_tool.html import estimate_html
+        from hp_tool.render.html import estimate_html
 
         return estimate_html(self.estimate, self.calibrated_estimate)
 
@@ -63,7 +65,7 @@ class RecommendAnswer:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from hp_tool.html import recommendations_html
+        from hp_tool.render.html import recommendations_html
 
         return recommendations_html(self.recommendations, space=self.space, misses=self.nearest_misses)
 

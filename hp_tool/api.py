@@ -98,9 +98,10 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     `query`: a mapping or a file of what docs/sizing.md lists; `keys` are laid over it, as in
     `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024, days=30.0)`. Raises HpToolError.
     """
-    from hp_tool import documents, schema
+    from hp_tool import documents
     from hp_tool.budgets import parse_sizing, size_answer
     from hp_tool.domain.own_files import with_own_files
+    from hp_tool.queries import schema
 
     data = schema.parse_mapping(documents.read_text(query)) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))
     paths = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
@@ -110,7 +111,8 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
     """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
-    from hp_tool import documents, schema
+    from hp_tool import documents
+    from hp_tool.queries import schema
 
     if isinstance(query, Path):
         data = schema.parse_mapping(documents.read_text(query))

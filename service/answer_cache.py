@@ -20,8 +20,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hp_tool import catalog
-from hp_tool.correction import Correction, Corrections
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.calibrated import Correction, Corrections
+from hp_tool.training.problem import TrainingProblem
 from service import bodies
 from service.metrics import Metrics
 

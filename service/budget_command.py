@@ -21,8 +21,8 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="The search as a JSON object on stdout.")] = False,
 ) -> None:
     """Let a search that has not ended spend more or less; what is left out stays. Its worker follows within seconds."""
-    from hp_tool import ranges, schema
     from hp_tool.errors import InputError
+    from hp_tool.queries import ranges, schema
 
     wanted = {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds}
     if runs is None and gpu_seconds is None:

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar, cast
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from hp_tool import schema
 from hp_tool.errors import (
     ConflictError,
     HpToolError,
@@ -22,6 +21,7 @@ from hp_tool.errors import (
     StoreError,
     UnsupportedError,
 )
+from hp_tool.queries import schema
 from service.api.views import (
     STREAM_END,
     EventView,

@@ -19,8 +19,8 @@ def cancel(
     as_json: Annotated[bool, typer.Option("--json", help="The search as a JSON object on stdout.")] = False,
 ) -> None:
     """Cancel a search. A waiting or failed one ends at once, one with runs under way as soon as a worker has ended those."""
-    from hp_tool import schema
     from hp_tool.errors import InputError
+    from hp_tool.queries import schema
 
     if server and database_url:
         raise InputError("--server asks a service, which has a database of its own: leave out --database-url", field="--server")

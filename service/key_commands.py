@@ -44,7 +44,7 @@ def create(
 ) -> None:
     """Make a key and print it. It is shown this once; the database keeps a digest."""
     from hp_tool.domain.access import Scope
-    from hp_tool.schema import to_json
+    from hp_tool.queries.schema import to_json
     from service.api.keys import IssuedKey, KeyView
     from service.keys import issue
 
@@ -68,7 +68,7 @@ def create(
 @keys.command("list")
 def list_(database_url: DatabaseUrl = None, as_json: JsonOption = False) -> None:
     """Show every key, newest first, without secrets."""
-    from hp_tool.schema import to_json
+    from hp_tool.queries.schema import to_json
     from service.api.keys import KeyView
 
     views, cursor = [], None

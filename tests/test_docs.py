@@ -13,10 +13,12 @@ import pytest
 import typer
 import yaml
 
-from hp_tool import answers, app, catalog, schema
+from hp_tool import answers, catalog
 from hp_tool.catalog import library
 from hp_tool.cli.batches import sources
 from hp_tool.cli.main import build, main
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool import schema
 from hp_tool.budgets.asked import parse_sizing
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
@@ -19,8 +18,9 @@ from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.query import Query
 from hp_tool.launchers import kubernetes_options, ray_options, slurm_options
 from hp_tool.learning.reports import read_report
-from hp_tool.problem import resolve_training
+from hp_tool.queries import schema
 from hp_tool.serving.problem import resolve_serving
+from hp_tool.training.problem import resolve_training
 
 DOCS = Path(__file__).parents[1] / "docs"
 BASE: dict[str, Any] = {

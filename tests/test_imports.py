@@ -20,38 +20,19 @@ FLOORS = (
     {"catalog", "search", "launchers", "formats", "store"},
     {
         "anatomy",
-        "app",
-        "exports",
-        "imports",
-        "mends",
-        "misses",
-        "problem",
-        "ranking",
-        "registered",
-        "targets",
         "answers",
         "api",
-        "html",
-        "layouts",
-        "plots",
+        "batch",
         "budgets",
-        "schema",
-        "complaints",
-        "ranges",
-        "serving",
-        "strategy",
-        "rules",
-        "trainers",
-        "tuning",
-        "correction",
-        "described",
-        "doctor",
-        "doctor_clusters",
+        "diagnostics",
+        "exchange",
         "learning",
-        "fronts",
-        "lines",
-        "single",
-        "together",
+        "queries",
+        "render",
+        "serving",
+        "trainers",
+        "training",
+        "tuning",
     },
     {"cli", "service"},
 )
@@ -60,7 +41,7 @@ LEAF = "profiler"
 DOOR = "hp_tool"
 """The package itself names what `api` offers, and loads it on first use (test_a_start_loads_nothing_heavy)."""
 ISOLATED = FLOORS[2]
-"""Rooms that `app` and `tuning` wire together through ports; they do not import each other."""
+"""Rooms that `training`, `serving` and `tuning` wire together through ports; they do not import each other."""
 
 PURE = {
     "domain": set(),
@@ -87,8 +68,8 @@ HOMES = {
     "typer": {"cli", "service"},
     "ray": {"launchers"},
     "transformers": set(),
-    "plotly": {"plots", "service"},
-    "kaleido": {"plots"},
+    "plotly": {"render", "service"},
+    "kaleido": {"render"},
 }
 """Libraries that only some rooms may know."""
 HEAVY = (

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hp_tool import answers, app, schema
+from hp_tool import answers
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
 
 QUERY: dict[str, Any] = {
     "id": "row-17",

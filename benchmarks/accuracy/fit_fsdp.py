@@ -21,10 +21,10 @@ from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.fsdp_runs import mpt_cases
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.korthikanti import Comparison
-from hp_tool.app import single_config
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
-from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.recommend import single_config
 
 PRIORS = {
     # name: (mean, standard deviation, lowest, highest)

@@ -10,12 +10,12 @@ from statistics import mean
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fsdp_runs import MODELS_TITAN
 from benchmarks.accuracy.korthikanti import Comparison
-from hp_tool.app import estimate
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.training.recommend import estimate
 from hp_tool.units import GIB
 
 H100_96GB = dataclasses.replace(

@@ -12,7 +12,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.problem import resolve_training
+from hp_tool.training.problem import resolve_training
 
 GPUS_MPT = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb"}
 GPUS_TITAN = {"A100-80GB": "a100-sxm-80gb", "H200": "h200-sxm-141gb"}

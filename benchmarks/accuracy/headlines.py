@@ -21,7 +21,6 @@ from benchmarks.accuracy.published import (
     SHOEYBI_2019,
     ScalingRow,
 )
-from hp_tool.app import estimate, recommend
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
@@ -32,6 +31,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.training.recommend import estimate, recommend
 
 RELEASE = "one factor for 2021's release, from the other nine models"
 

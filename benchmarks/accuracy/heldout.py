@@ -9,7 +9,6 @@ from statistics import median
 
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.korthikanti import Comparison
-from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
@@ -17,6 +16,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.training.recommend import estimate
 from hp_tool.units import GIB
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}

@@ -27,8 +27,8 @@ from hp_tool.domain.ports import Launcher
 from hp_tool.launchers import create
 from hp_tool.learning.evidence import evidence_of
 from hp_tool.learning.machine import run_job
-from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.problem import TrainingProblem, resolve_training
 
 FOLDS = 5
 REPORTS = Path(__file__).parents[1] / "reports"

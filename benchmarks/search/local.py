@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
+from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, tune
 from hp_tool.tuning.run import OnEvent

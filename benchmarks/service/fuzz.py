@@ -21,10 +21,10 @@ from fastapi.testclient import TestClient
 
 from benchmarks.service.mutations import mutated
 from hp_tool.answers import estimate_answer
+from hp_tool.batch import answer_line
 from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
-from hp_tool.lines import answer_line
-from hp_tool.schema import to_json
+from hp_tool.queries.schema import to_json
 from hp_tool.store import open_store
 from service.api.queries import read_query
 from service.app import create_app

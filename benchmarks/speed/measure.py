@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed.workloads import GROWTH, QUERY, legal_space, query_lines, single_queries
-from hp_tool import schema
-from hp_tool.app import estimate
+from hp_tool.batch import answer_line
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
-from hp_tool.lines import answer_line
-from hp_tool.problem import TrainingProblem
-from hp_tool.ranking import keep_heap
+from hp_tool.queries import schema
 from hp_tool.space.enumerate import CHUNK
+from hp_tool.training.problem import TrainingProblem
+from hp_tool.training.rank import keep_heap
+from hp_tool.training.recommend import estimate
 
 REPEATS = 7
 LIMITS = {

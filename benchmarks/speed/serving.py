@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.speed.measure import cpu_seconds
 from hp_tool import serving
 from hp_tool.answers import recommend_answer
-from hp_tool.schema import parse_query
-from hp_tool.serving.answer import CHUNK
+from hp_tool.queries.schema import parse_query
+from hp_tool.serving.recommend import CHUNK
 from hp_tool.space.serving import serving_space
 
 QUERY: dict[str, Any] = {

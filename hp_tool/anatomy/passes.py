@@ -11,7 +11,7 @@ from hp_tool.cost.model_layers import model_layers
 from hp_tool.cost.pipeline_stages import stage_layers
 from hp_tool.cost.step_time import micro_batches
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.problem import TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from hp_tool.cost.schedules.orders import (
 from hp_tool.cost.schedules.timeline import Span, timeline
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.problem import TrainingProblem
 
 MAX_RANKS = 16
 """Drawn; of more, these are chosen evenly, both ends among them."""

@@ -19,7 +19,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.problem import TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

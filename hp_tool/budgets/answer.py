@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from hp_tool import schema
 from hp_tool.answers import uncalibrated
 from hp_tool.budgets.asked import asked_flops, asked_law, asked_model
 from hp_tool.budgets.plan import Plan, Planner
 from hp_tool.budgets.solve import solved
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.correction import Corrections
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.sizing import Choice, Sizing, SizingAnswer, SizingQuery
 from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
 from hp_tool.sizing import (
     LAWS,
     ScalingLaw,
@@ -22,6 +21,7 @@ from hp_tool.sizing import (
     shape_choices,
     starting_hyperparameters,
 )
+from hp_tool.training.calibrated import Corrections
 
 
 def size_answer(query: SizingQuery, *, corrections: Corrections = uncalibrated) -> SizingAnswer:

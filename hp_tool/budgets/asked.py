@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_tool import ranges, schema
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.problem import named_model
+from hp_tool.queries import ranges, schema
 from hp_tool.sizing import LAWS, ScalingLaw, active_parameters, over_trained
+from hp_tool.training.problem import named_model
 
 _AMOUNT = (1e-9, 1e18)
 _RANGES: dict[str, tuple[float, float]] = {

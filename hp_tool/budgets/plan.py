@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hp_tool import app
 from hp_tool.budgets.asked import asked_parameters
-from hp_tool.correction import Corrections
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
@@ -14,6 +12,8 @@ from hp_tool.domain.result import Estimate, Reason, Recommendation
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.sizing import ScalingLaw, batch_sequences, hyperparameter_flops, shaped
+from hp_tool.training import recommend as app
+from hp_tool.training.calibrated import Corrections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ def batch(
 
 
 def _base(path: str | None) -> dict[str, Any]:
-    from hp_tool import schema
+    from hp_tool.queries import schema
 
     return {} if path is None else schema.parse_mapping(query_files.read_text(path))
 

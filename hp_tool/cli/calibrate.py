@@ -40,8 +40,9 @@ def calibrate(
 
     Estimates, recommendations and searches take up the newest version by themselves.
     """
-    from hp_tool import learning, schema
+    from hp_tool import learning
     from hp_tool.cli import machine
+    from hp_tool.queries import schema
     from hp_tool.store import open_store
 
     report = machine.measure(cluster, launcher=launcher, precisions=precision) if cluster is not None else None
@@ -66,7 +67,7 @@ def _import(store: Store, path: str) -> int:
     from hp_tool.domain.own_files import with_own_files
     from hp_tool.errors import HpToolError, InputError
     from hp_tool.learning import read_report
-    from hp_tool.problem import self_contained
+    from hp_tool.training.problem import self_contained
 
     def resolve(query: Query) -> Query:
         return self_contained(with_own_files(query))

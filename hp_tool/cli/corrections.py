@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hp_tool.correction import Corrections
+    from hp_tool.training.calibrated import Corrections
 
 CalibrationOption = Annotated[
     bool,

@@ -21,8 +21,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check database, folders, profiler, GPUs, Slurm and clusters; changes nothing. Exit 1 where something fails."""
-    from hp_tool.doctor import examine
-    from hp_tool.doctor_clusters import clusters
+    from hp_tool.diagnostics.clusters import clusters
+    from hp_tool.diagnostics.host import examine
 
     checks = [*examine(database_url=database_url), *clusters()]
     sound = all(check.status != "failed" for check in checks)

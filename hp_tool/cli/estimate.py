@@ -27,10 +27,11 @@ def estimate(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Predict memory, step time, MFU and cost of the configuration a query describes, or latency and throughput of serving."""
-    from hp_tool import answers, schema
+    from hp_tool import answers
     from hp_tool.cli.serving import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.serving import InferenceEstimate
+    from hp_tool.queries import schema
 
     flags = {
         "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,

@@ -31,8 +31,8 @@ def export(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Print the configuration as another tool's flags or file; what that tool cannot say is refused by name."""
-    from hp_tool import schema
-    from hp_tool.exports import export as write
+    from hp_tool.exchange.exports import export as write
+    from hp_tool.queries import schema
 
     given = schema.parse_mapping(queries.read_text(result))
     text = write(result=given, format=format, rank=rank, read=schema.parse_own_query)

@@ -12,7 +12,7 @@ from hp_tool.cli import queries
 from hp_tool.errors import InputError
 
 if TYPE_CHECKING:
-    from hp_tool.imports import Assessment
+    from hp_tool.exchange.imports import Assessment
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +43,8 @@ def import_(
     """Is what I run any good? Prediction, gap to the log, and the best configuration for the same work; no cluster needed."""
     import yaml
 
-    from hp_tool import schema
-    from hp_tool.imports import assess, detect, read_query
+    from hp_tool.exchange.imports import assess, detect, read_query
+    from hp_tool.queries import schema
 
     given = queries.overrides(
         {"model": model, "gpu": gpu, "sequence_length": sequence_length, "total_tokens": total_tokens}, settings
@@ -70,7 +70,7 @@ def _print(found: Assessment) -> None:
     from rich.table import Table
 
     from hp_tool.cli.tables import print_estimate
-    from hp_tool.layouts import arithmetic
+    from hp_tool.render.words import arithmetic
     from hp_tool.units import duration, gib
 
     console = Console()

@@ -56,8 +56,8 @@ class SearchProgress:
 
 
 def _label(payload: dict[str, Any]) -> str:
-    from hp_tool.layouts import arithmetic
-    from hp_tool.schema import parse
+    from hp_tool.queries.schema import parse
+    from hp_tool.render.words import arithmetic
 
     return arithmetic(parse(ParallelConfig, payload["parallel"]))
 

@@ -30,7 +30,7 @@ Setting = Annotated[
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
     """The file's query with flags laid over it, or a training query made of flags alone. Raises InputError."""
-    from hp_tool import schema
+    from hp_tool.queries import schema
 
     given = overrides(flags, settings)
     if path is None:

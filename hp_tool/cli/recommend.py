@@ -40,9 +40,11 @@ def recommend(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit, fastest first."""
-    from hp_tool import answers, plots, schema
+    from hp_tool import answers
     from hp_tool.cli.serving import print_serving_recommendations
     from hp_tool.cli.tables import print_front, print_recommendations
+    from hp_tool.queries import schema
+    from hp_tool.render import plots
 
     flags = {
         "model": model, "gpu": gpu, "num_gpus": num_gpus, "sequence_length": sequence_length,

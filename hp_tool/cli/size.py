@@ -39,9 +39,10 @@ def size(
     """From devices and days, parameters, tokens or FLOPs: a model's shape, its tokens, starting hyperparameters, and the days
     and cost of training it, failures included. With days and a training: the fewest devices.
     """
-    from hp_tool import budgets, schema
+    from hp_tool import budgets
     from hp_tool.cli.sized import print_sizing
     from hp_tool.domain.own_files import with_own_files
+    from hp_tool.queries import schema
 
     flags = {
         "gpu": gpu, "num_gpus": num_gpus, "days": days, "model": model, "parameters": parameters, "tokens": tokens,

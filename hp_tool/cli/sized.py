@@ -7,7 +7,7 @@ from rich.table import Table
 
 from hp_tool.cli.tables import goodput_line, wide_console
 from hp_tool.domain.sizing import Choice, Sizing
-from hp_tool.layouts import arithmetic
+from hp_tool.render.words import arithmetic
 
 
 def print_sizing(sizing: Sizing) -> None:

@@ -40,9 +40,9 @@ def tune(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Find the best configuration with a few real runs. Interrupted, it pauses, unless a server runs it; --resume goes on."""
-    from hp_tool import schema
     from hp_tool.cli.progress import SearchProgress
     from hp_tool.cli.tuned import print_result
+    from hp_tool.queries import schema
 
     changes = {"search.launcher": launcher, "search.budget_runs": budget_runs, "search.reuse": reuse or None}
     given = {name: value for name, value in changes.items() if value is not None}
@@ -96,7 +96,7 @@ def _in_process(query: Query | None, *, resume: str | None, progress: SearchProg
 def _on_server(
     query: Query | None, *, resume: str | None, progress: SearchProgress, server: str, webhook: str | None
 ) -> TuneResult:
-    from hp_tool import schema
+    from hp_tool.queries import schema
     from hp_tool.tuning import TuneResult
     from service.client import Client
 

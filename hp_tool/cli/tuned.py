@@ -11,7 +11,7 @@ from hp_tool.cli.serving import print_serving_misses, print_tuned_serving
 from hp_tool.cli.tables import print_misses
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.layouts import arithmetic, configuration_cells
+from hp_tool.render.words import arithmetic, configuration_cells
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 

@@ -15,10 +15,10 @@ from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.errors import HpToolError
 from hp_tool.learning.reduced import reduced_problem
 from hp_tool.learning.series import Series, model_family
-from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.table import allocated_bytes, layer_passes
+from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MAX_MEASUREMENTS = 200
 """The newest ones; a few multipliers need no more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.problem import TrainingProblem
 
 ORDERS = 100.0
 """Times the prediction, or this part of it: runs that stalled took up to fifty times as long as others like them; what is

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.problem import TrainingProblem
 from hp_tool.search.fidelity import num_gpus, reduced
+from hp_tool.training.problem import TrainingProblem
 
 
 def reduced_problem(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from hp_tool import app, schema
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.measurement import Hardware, Measurement
@@ -18,7 +17,9 @@ from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.learning.plausible import check_plausible
 from hp_tool.learning.series import cluster_key
-from hp_tool.problem import TrainingProblem, resolve_training
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
+from hp_tool.training.problem import TrainingProblem, resolve_training
 
 TRUST: dict[MeasurementSource, float] = {"reported": 0.5, "file": 1.0}
 """A stranger's figures count less than those that the owner of the database brings; our own runs have 1."""

@@ -9,7 +9,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.problem import TrainingProblem
 
 ModelFamily = Literal["dense", "moe"]
 

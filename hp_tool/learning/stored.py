@@ -7,12 +7,12 @@ from collections.abc import Callable
 from datetime import datetime
 
 from hp_tool.calibration import Calibration
-from hp_tool.correction import Correction
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.learning.series import Series, own_hardware, series_of
-from hp_tool.problem import TrainingProblem
+from hp_tool.training.calibrated import Correction
+from hp_tool.training.problem import TrainingProblem
 
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""

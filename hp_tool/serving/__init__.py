@@ -1,9 +1,9 @@
 """Serving queries: estimate one configuration, recommend the best ones for latency targets, show the whole trade-off."""
 
-from hp_tool.serving.answer import ServingRecommendations, estimate, recommend
+from hp_tool.serving.disaggregated import disaggregated, nothing_shared, of_two_kinds
 from hp_tool.serving.pareto import pareto_front
-from hp_tool.serving.pools import disaggregated, nothing_shared, of_two_kinds
 from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.serving.recommend import ServingRecommendations, estimate, recommend
 
 __all__ = [
     "ServingProblem",

@@ -12,10 +12,10 @@ from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.serving.answer import CHUNK
-from hp_tool.serving.describe import described
+from hp_tool.serving.evaluate import described
+from hp_tool.serving.limits import meets_targets
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.targets import meets_targets
+from hp_tool.serving.recommend import CHUNK
 from hp_tool.space.serving import serving_space
 
 STEPS_PER_DOUBLING = 2

@@ -19,7 +19,7 @@ from hp_tool.domain.query import Constraints, Query, Targets
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.problem import resolve_model
+from hp_tool.training.problem import resolve_model
 
 NETWORK_PROFILE = "megatron-core"
 """Whose measured network between nodes serving borrows: NCCL rings there and here."""

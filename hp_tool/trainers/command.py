@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hp_tool import exports
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.program import Program
 from hp_tool.domain.query import TrainerCommand
+from hp_tool.exchange import exports
 from hp_tool.formats import megatron_lm
-from hp_tool.problem import TrainingProblem
 from hp_tool.trainers import placeholders
 from hp_tool.trainers.placeholders import FILES
+from hp_tool.training.problem import TrainingProblem
 
 
 def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem) -> Program:

@@ -10,9 +10,9 @@ from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.formats.logs import read_log
-from hp_tool.problem import TrainingProblem
 from hp_tool.trainers.command import program
 from hp_tool.trainers.reading import Asked, measurement
+from hp_tool.training.problem import TrainingProblem
 
 
 class TrainerLauncher:

@@ -13,7 +13,7 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.learning.make import accuracy_of, save
-from hp_tool.schema import to_dict
+from hp_tool.queries.schema import to_dict
 from hp_tool.search.coordinator import Outcome, end_run
 from hp_tool.search.progress import progress_of
 from hp_tool.search.spending import open_runs

@@ -15,9 +15,9 @@ from hp_tool.cost.legality import legality
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.learning.reduced import reduced_problem
-from hp_tool.problem import TrainingProblem
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.table import layer_passes
+from hp_tool.training.problem import TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.ranking import CostedSpace
-from hp_tool.schema import to_dict
+from hp_tool.queries.schema import to_dict
 from hp_tool.trainers import TrainerLauncher
+from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, within_limits
 from hp_tool.tuning.problem import build_problem
 

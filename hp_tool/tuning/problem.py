@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration import Prior, prior_for
-from hp_tool.correction import Corrections
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
@@ -19,14 +18,15 @@ from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_s
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.fronts import fewest_devices
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, series_of
-from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.ranking import CostedSpace, cost_space
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers.check import check_trainer, check_varied, program_name
+from hp_tool.training.calibrated import Corrections
+from hp_tool.training.pareto import fewest_devices
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.rank import CostedSpace, cost_space
 from hp_tool.tuning.clusters import LOCAL, launcher_name
 from hp_tool.tuning.fidelity import Reducer, fewest_gpus
 

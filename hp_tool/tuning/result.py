@@ -10,23 +10,23 @@ import numpy as np
 
 from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.correction import Correction, corrected_estimate
 from hp_tool.cost.arrays import BoolArray
 from hp_tool.cost.breakdown import estimate_row
-from hp_tool.described import described_misses
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.misses import NEAREST, nearest
-from hp_tool.problem import TrainingProblem
-from hp_tool.ranking import CostedSpace
 from hp_tool.search.fidelity import NORMAL_QUANTILE, standing
 from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
 from hp_tool.serving.pareto import undominated
-from hp_tool.targets import longest_step_s
+from hp_tool.training.calibrated import Correction, corrected_estimate
+from hp_tool.training.limits import longest_step_s
+from hp_tool.training.nearest_infeasible import NEAREST, nearest
+from hp_tool.training.problem import TrainingProblem
+from hp_tool.training.rank import CostedSpace
+from hp_tool.training.recommend import described_misses
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10

@@ -11,9 +11,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.errors import ConflictError
 from hp_tool.learning.stored import StoredCalibrations
-from hp_tool.problem import TrainingProblem
-from hp_tool.ranking import CostedSpace
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.spending import spent_by
@@ -21,6 +19,8 @@ from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.trainers import TrainerLauncher
+from hp_tool.training.problem import TrainingProblem
+from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, runs_limit
 from hp_tool.tuning.ending import conclude, end, outcome_stored
 from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements

@@ -17,7 +17,7 @@ from hp_tool.domain.records import MeasurementRecord
 from hp_tool.errors import HpToolError
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, teaching
 from hp_tool.learning.series import Series
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
 from hp_tool.search.serving import Load, observed
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import resolve_serving

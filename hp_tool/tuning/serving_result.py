@@ -14,11 +14,11 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.misses import NEAREST
 from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import Latencies, charged, meets, observed
 from hp_tool.search.spending import spent_by
-from hp_tool.serving.describe import CONFIDENCE, described
+from hp_tool.serving.evaluate import CONFIDENCE, described
+from hp_tool.training.nearest_infeasible import NEAREST
 from hp_tool.tuning.result import TOP, SearchSummary, TuneResult, rank
 from hp_tool.tuning.serving import ServingTuning, serving_candidates
 from hp_tool.tuning.serving_evidence import LatencyCalibration

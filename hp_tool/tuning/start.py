@@ -11,8 +11,8 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import Lease, SearchState
 from hp_tool.errors import ConflictError, NotFoundError
-from hp_tool.problem import self_contained
-from hp_tool.schema import parse, parse_query, to_dict
+from hp_tool.queries.schema import parse, parse_query, to_dict
+from hp_tool.training.problem import self_contained
 from hp_tool.tuning.clusters import daily_limits, within_limits
 from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.result import TuneResult

@@ -14,7 +14,7 @@ from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.errors import HpToolError, LauncherError
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.tuning.clusters import cluster_launcher, launcher_name
 

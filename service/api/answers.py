@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import Response
 
-from hp_tool import schema
 from hp_tool.domain.records import SearchRecord
+from hp_tool.queries import schema
 
 
 def json_response(answer: object) -> Response:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from hp_tool.answers import Task
-from hp_tool.lines import answer_lines
+from hp_tool.batch import answer_lines
 from service.api import examples, openapi
 from service.api.dependencies import CorrectionsDep, FindDep
 from service.api.ndjson import MEDIA_TYPE

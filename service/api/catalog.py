@@ -9,13 +9,14 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 
-from hp_tool import catalog, schema
+from hp_tool import catalog
 from hp_tool.domain.hardware import GpuSpec, NodeType
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.registered import checked_registration, read_spec
+from hp_tool.queries import schema
+from hp_tool.queries.registered import checked_registration, read_spec
 from service.api import examples, openapi
 from service.api.bodies import read_body
 from service.api.dependencies import PrincipalDep, StoreDep

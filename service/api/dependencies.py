@@ -17,13 +17,13 @@ from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from hp_tool.answers import uncalibrated
-from hp_tool.correction import Correction, Corrections
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.errors import InputError
-from hp_tool.problem import TrainingProblem
-from hp_tool.registered import Find
+from hp_tool.queries.registered import Find
+from hp_tool.training.calibrated import Correction, Corrections
+from hp_tool.training.problem import TrainingProblem
 from service.answer_cache import Learnt
 from service.keys import Principal
 from service.ownership import PrincipalStore

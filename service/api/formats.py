@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from hp_tool import schema
-from hp_tool.exports import export
-from hp_tool.imports import Assessment, assess, detect, read_query
+from hp_tool.exchange.exports import export
+from hp_tool.exchange.imports import Assessment, assess, detect, read_query
+from hp_tool.queries import schema
 from service.api import examples
 from service.api.answers import json_response
 

@@ -8,8 +8,8 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hp_tool import doctor
-from hp_tool.doctor import Check
+from hp_tool.diagnostics import host as doctor
+from hp_tool.diagnostics.host import Check
 from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
 

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 from fastapi import APIRouter, Depends, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool import schema
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
+from hp_tool.queries import schema
 from service import keys
 from service.api import examples, openapi
 from service.api.bodies import read_body

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Depends, Query, Request, status
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from hp_tool.batch import Line
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.errors import HpToolError
 from hp_tool.learning import read_report
-from hp_tool.lines import Line
 from service.api import examples, openapi
 from service.api.dependencies import FindDep, PagingDep, StoreDep
 from service.api.ndjson import MEDIA_TYPE as NDJSON

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hp_tool.batch import Line
 from hp_tool.errors import HpToolError
-from hp_tool.lines import Line
 
 MEDIA_TYPE = "application/x-ndjson"
 

@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool import schema
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.errors import UnsupportedError
-from hp_tool.registered import Find, names_registered, with_registered
+from hp_tool.queries import schema
+from hp_tool.queries.registered import Find, names_registered, with_registered
 from service.api.bodies import read_body
 from service.api.dependencies import FindDep
 

@@ -12,11 +12,11 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool import schema
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
+from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
 from service.api import examples, openapi, steering
 from service.api.answers import search_answer

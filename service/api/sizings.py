@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
-from hp_tool.registered import names_registered, with_registered
+from hp_tool.queries.registered import names_registered, with_registered
 from service.api import examples, openapi
 from service.api.answers import json_response
 from service.api.bodies import read_body

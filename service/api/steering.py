@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from hp_tool import ranges
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchRecord
 from hp_tool.errors import InputError
+from hp_tool.queries import ranges
 
 
 class Action(StrEnum):

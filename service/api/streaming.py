@@ -10,8 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from hp_tool.batch import Line
 from hp_tool.errors import HpToolError
-from hp_tool.lines import Line
 from service.api.ndjson import MEDIA_TYPE, LineSplitter
 from service.settings import Settings
 

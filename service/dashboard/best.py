@@ -9,7 +9,7 @@ from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.layouts import serving_arithmetic
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.search.serving import TARGETS
 from service.dashboard.contexts import Best, Latency
 from service.dashboard.formats import arithmetic, details

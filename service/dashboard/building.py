@@ -10,7 +10,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.exports import TRAINING
+from hp_tool.exchange.exports import TRAINING
 from hp_tool.formats.engines import ENGINES
 from service.api.trials import recommended
 from service.api.views import SearchView

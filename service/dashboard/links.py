@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.queries import schema
 
 MAX_QUERY = 20_000
 """Characters of a query in an address."""

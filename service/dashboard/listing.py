@@ -8,12 +8,12 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Request
 
-from hp_tool import schema
 from hp_tool.domain.access import Scope
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
+from hp_tool.queries import schema
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.views import SearchView

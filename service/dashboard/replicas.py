@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool import schema
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.parallel import ParallelConfig
@@ -14,7 +13,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import HpToolError
-from hp_tool.layouts import serving_arithmetic
+from hp_tool.queries import schema
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.search.serving import TARGETS, Latencies, Seen, Served, deployment, observed
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.serving import batched_tokens, load_of, serving_candidates

@@ -6,8 +6,8 @@ import base64
 import re
 from functools import cache
 
-from hp_tool import schema
 from hp_tool.domain.ports import Store
+from hp_tool.queries import schema
 from service.dashboard import plotly
 from service.dashboard.building import stored_search_page
 from service.dashboard.rendering import STATIC, rendered

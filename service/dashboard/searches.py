@@ -8,10 +8,10 @@ from collections.abc import Callable
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
-from hp_tool import schema
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, NotFoundError
-from hp_tool.exports import export
+from hp_tool.exchange.exports import export
+from hp_tool.queries import schema
 from service.api import steering
 from service.api.answers import json_response
 from service.api.dependencies import StoreDep

@@ -8,10 +8,10 @@ import pytest
 
 from hp_tool import anatomy
 from hp_tool.anatomy.schedule import MAX_RANKS
-from hp_tool.app import estimate
 from hp_tool.domain.result import Estimate
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import estimate
 
 
 def drawn(*, batch: int, gpus: int = 512, **parallel: Any) -> tuple[anatomy.Schedule | None, Estimate, float]:

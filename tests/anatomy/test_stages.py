@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from hp_tool import anatomy
-from hp_tool.app import estimate
 from hp_tool.domain.result import Estimate
-from hp_tool.problem import TrainingProblem, resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.recommend import estimate
 
 GPT = {
     "kind": "training",

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool.app import config_query, estimate, recommend
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
-from hp_tool.problem import resolve_training
-from hp_tool.ranking import cost_space
-from hp_tool.schema import parse_query, to_dict
+from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.space.enumerate import CHUNK
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.rank import cost_space
+from hp_tool.training.recommend import config_query, estimate, recommend
 
 EVERY_RECOMPUTATION = [
     "none",

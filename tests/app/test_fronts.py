@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import answers, app, schema
+from hp_tool import answers
 from hp_tool.errors import InputError
-from hp_tool.fronts import device_counts
-from hp_tool.problem import resolve_training
-from hp_tool.ranking import cost_space
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
+from hp_tool.training.pareto import device_counts
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.rank import cost_space
 
 NUM_GPUS = 48
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.app import estimate, recommend
 from hp_tool.catalog import model
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.training.recommend import estimate, recommend
 
 
 def query(*, model: str = "llama-3-8b", gpus: int = 16, cross_entropy: str = "unfused", **parallel: object) -> Query:

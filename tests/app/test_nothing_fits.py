@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.app import config_query, estimate, recommend
 from hp_tool.domain.query import Query
-from hp_tool.problem import resolve_training
-from hp_tool.ranking import cost_space
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.rank import cost_space
+from hp_tool.training.recommend import config_query, estimate, recommend
 
 
 def query(*, model: str, num_gpus: int, training: dict[str, Any] | None = None, **change: Any) -> Query:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool import plots
 from hp_tool.cli.main import main
 from hp_tool.errors import InputError, MissingExtraError
+from hp_tool.render import plots
 from hp_tool.units import GIB
 from tests.conftest import skip_or_fail
 

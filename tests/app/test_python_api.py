@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool import answers, schema
+from hp_tool import answers
 from hp_tool.errors import InputError
+from hp_tool.queries import schema
 
 LLAMA: Any = {
     "model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 128
@@ -101,6 +102,6 @@ def test_a_notebook_shows_serving() -> None:
 
 
 def test_what_users_wrote_is_escaped() -> None:
-    from hp_tool.html import _table
+    from hp_tool.render.html import _table
 
     assert "<script>" not in _table(("<script>",), [("<script>",)])

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from hp_tool import schema
+from hp_tool.batch import LEAST, answer_line, answer_lines, costed_together
 from hp_tool.errors import InputError
-from hp_tool.lines import answer_line, answer_lines
-from hp_tool.problem import TrainingProblem
-from hp_tool.single import single
-from hp_tool.together import LEAST, costed_together
+from hp_tool.queries import schema
+from hp_tool.training.evaluate import single
+from hp_tool.training.problem import TrainingProblem
 
 DENSE: dict[str, Any] = {
     "kind": "training",

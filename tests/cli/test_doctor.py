@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hp_tool import doctor, doctor_clusters
 from hp_tool.catalog import library
 from hp_tool.cli.main import build
+from hp_tool.diagnostics import clusters as doctor_clusters
+from hp_tool.diagnostics import host as doctor
 from hp_tool.domain.access import DatabaseState
 from hp_tool.launchers import devices
 from hp_tool.store import open_store, schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.layouts import arithmetic, configuration_cells
+from hp_tool.render.words import arithmetic, configuration_cells
 
 
 def test_context_and_expert_columns_stand_only_where_they_are_used() -> None:

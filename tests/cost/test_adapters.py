@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.flops import token_flops
@@ -21,7 +20,8 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.recommend import estimate
 from tests.cost.cases import Problem, case_of, columns, problems
 from tests.torch_or_skip import torch_or_skip
 

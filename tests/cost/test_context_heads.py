@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hp_tool.app import estimate, recommend
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.training.recommend import estimate, recommend
 
 REASON = "context_heads_not_divisible"
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from hp_tool.app import estimate
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import estimate
 
 SHAPE = catalogue_model("t5-v1.1-xl")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hp_tool.app import estimate, recommend
 from hp_tool.cost.block import BlockTime
 from hp_tool.cost.moe import behind_other_pass
 from hp_tool.domain.hardware import ClusterQuery
@@ -15,6 +14,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
+from hp_tool.training.recommend import estimate, recommend
 
 INTERLEAVED: dict[str, Any] = {
     "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 4, "expert_parallel_size": 8, "micro_batch_size": 1

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from hp_tool.app import estimate
 from hp_tool.catalog import gpu, gpus
 from hp_tool.catalog.efficiency import efficiency, frameworks, gpu_efficiency
 from hp_tool.domain.hardware import ClusterQuery
@@ -16,6 +15,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from hp_tool.training.recommend import estimate
 
 MEASURED = ("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 

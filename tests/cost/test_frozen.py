@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hp_tool import schema
-from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.queries import schema
+from hp_tool.training.recommend import estimate
 
 MODEL = "llama-3-8b"
 SHAPE = model(MODEL)

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import lambertw
 
-from hp_tool import app, catalog, schema
+from hp_tool import catalog
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.goodput import MTBF_PER_GPU_S, best_interval_s, goodput, time_stretch, young_interval_s
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.reliability import Goodput, ReliabilitySpec
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
 
 QUERY: dict[str, Any] = {
     "kind": "training",

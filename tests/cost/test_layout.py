@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool.app import estimate, single_config
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.end_parameters import end_parameters
 from hp_tool.cost.pipeline_layout import stage_kinds
@@ -20,7 +19,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.problem import resolve_training
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import estimate, single_config
 from hp_tool.tuning import resolve_search
 from tests.cost.cases import columns
 

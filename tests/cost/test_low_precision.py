@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.cost.matrices import entries, layer_matrices
 from hp_tool.cost.optimizer import bytes_per_parameter, stage_bytes
@@ -18,7 +17,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.recommend import estimate
 from tests.cost.cases import Problem, problems
 
 FP8 = TrainingWorkload(sequence_length=4096, global_batch_size=8, precision="fp8")

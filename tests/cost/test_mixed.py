@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import app
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training import recommend as app
+from hp_tool.training.problem import resolve_training
 from tests.cost.cases import columns
 
 A100, H100 = "a100-sxm-80gb", "h100-sxm-80gb"

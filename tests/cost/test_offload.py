@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.app import estimate
 from hp_tool.catalog import gpu
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.optimizer import HOST_MEMORY_FRACTION, PCIE_FRACTION
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.schema import parse_query, to_dict
+from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.training.recommend import estimate
 from tests.cost.cases import Problem, columns, problems
 from tests.torch_or_skip import torch_or_skip
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.cost.optimizer import bytes_per_parameter, newton_schulz_flops
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.recommend import estimate
 from tests.cost.cases import Problem, problems
 from tests.torch_or_skip import torch_or_skip
 

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from hp_tool.app import estimate
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.overlap import FRACTIONS
@@ -15,6 +14,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from hp_tool.training.recommend import estimate
 
 PARTS = {"tensor_parallel": "tensor_parallel", "pipeline_parallel": "pipeline_p2p", "data_parallel": "data_parallel"}
 

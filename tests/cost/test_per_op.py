@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hp_tool.app import config_query, estimate
 from hp_tool.cost.candidates import Candidates, recompute_codes, recompute_from_codes
 from hp_tool.cost.layer import layer_bytes
 from hp_tool.cost.recomputation import per_op_matrices
@@ -17,6 +16,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from hp_tool.training.recommend import config_query, estimate
 from tests.cost.cases import case_of
 from tests.torch_or_skip import torch_or_skip
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool.app import config_query, estimate, recommend
 from hp_tool.cost.candidates import MODULES, Candidates, recompute_codes, recompute_from_codes
 from hp_tool.domain.parallel import Recompute, recompute_name
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query, to_dict
+from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import config_query, estimate, recommend
 
 DENSE = ("core_attn", "layernorm", "mlp")
 LATENT = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool.app import config_query, estimate, recommend
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query, to_dict
+from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import config_query, estimate, recommend
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
 BASE: dict[str, Any] = {

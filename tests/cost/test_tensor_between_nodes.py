@@ -8,8 +8,8 @@ import pytest
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.problem import resolve_training
 
 
 @pytest.mark.parametrize(("size", "domain", "hides"), [(8, 8, True), (16, 8, False), (16, 16, True)])

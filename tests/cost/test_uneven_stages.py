@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.app import estimate
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
@@ -16,9 +15,10 @@ from hp_tool.cost.pipeline_stages import stage_layers
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_split import chunk_layers, splits_unevenly
 from hp_tool.domain.result import Estimate
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import estimate
 
 
 def asked(name: str, **parallel: Any) -> Estimate:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool import catalog
-from hp_tool.app import estimate
 from hp_tool.cost.block import windowed_length
 from hp_tool.cost.flops import token_flops
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.recommend import estimate
 
 GEMMA = catalog.model_from_mapping(
     {

@@ -6,12 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hp_tool import schema
-from hp_tool.app import single_config
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.exports import training_setup
+from hp_tool.exchange.exports import training_setup
 from hp_tool.formats.setup import TrainingSetup
-from hp_tool.problem import resolve_training
+from hp_tool.queries import schema
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import single_config
 
 
 def setup_of(query: dict[str, Any]) -> TrainingSetup:

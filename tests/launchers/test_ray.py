@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool import schema
 from hp_tool.domain.ports import JobState, Launcher
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create
+from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from tests.conftest import skip_or_fail

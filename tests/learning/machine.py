@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hp_tool import app, schema
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
 
 COMPUTE, COMMUNICATION = 1.3, 1.8
 MEMORY = 1.05

@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool import app, schema
+from hp_tool.batch import answer_line, answer_lines
 from hp_tool.calibration import fit_calibration
-from hp_tool.correction import Correction, corrected_costs, corrected_estimate
 from hp_tool.cost.candidates import Candidates
 from hp_tool.learning.evidence import evidence_of
 from hp_tool.learning.reports import read_report
-from hp_tool.lines import answer_line, answer_lines
-from hp_tool.problem import resolve_training
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
+from hp_tool.training.calibrated import Correction, corrected_costs, corrected_estimate
+from hp_tool.training.problem import resolve_training
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
 
 

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from hp_tool import catalog
-from hp_tool.app import estimate
 from hp_tool.catalog import library
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
 from hp_tool.catalog.machines import MachineProfile, machine_profile, save_machine_profile
@@ -21,7 +20,8 @@ from hp_tool.domain.efficiency import Link
 from hp_tool.errors import InputError
 from hp_tool.launchers import create
 from hp_tool.learning import machine
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.recommend import estimate
 from tests.conftest import skip_or_fail
 
 SLOW_LINK = Link(bandwidth_fraction=0.1, latency_s=1e-3, latency_per_peer_s=1e-3, ramp_bytes=0.0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hp_tool.app import estimate, recommend
 from hp_tool.cost.lengths.imbalance import PART
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.own_files import OwnFile
@@ -17,6 +16,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training.recommend import estimate, recommend
 
 ROW = 16_384
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.app import config_query, estimate
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
-from hp_tool.mends.find import GROWTH, MAX_MENDS, WORTHWHILE
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.fixes import GROWTH, MAX_MENDS, WORTHWHILE
+from hp_tool.training.recommend import config_query, estimate
 
 BASE: dict[str, Any] = {
     "kind": "training",
@@ -244,7 +244,7 @@ def test_feasible_estimates_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(**_: Any) -> None:
         raise AssertionError("neighbours of a feasible configuration were looked at")
 
-    monkeypatch.setattr("hp_tool.app.mends", fail)
+    monkeypatch.setattr("hp_tool.training.recommend.mends", fail)
     assert estimate(query=query()).feasible
     assert estimate(query=query(tensor_parallel_size=2), with_mends=False).mends == ()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.profiler.gpu_report import full_grid
-from hp_tool.app import estimate
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
+from hp_tool.training.recommend import estimate
 from tests.conftest import skip_or_fail
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from hp_tool import schema
 from hp_tool.cli.batches.answering import Asked, by_server
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError, NotFoundError, StoreError
+from hp_tool.queries import schema
 from service.api.views import EventView
 from service.client import BATCH_BYTES, BATCH_LINES, Client
 from tests.service.coordinator import claim, finish, one_run
@@ -22,7 +22,7 @@ Query = dict[str, Any]
 
 
 def test_answers_are_the_librarys(server: str, query: Query) -> None:
-    from hp_tool import app
+    from hp_tool.training import recommend as app
 
     with Client(server=server) as client:
         estimate = client.estimate(query=query)["estimate"]

@@ -12,7 +12,8 @@ Query = dict[str, Any]
 
 
 def test_an_estimate_is_what_the_library_says(http: TestClient, query: Query) -> None:
-    from hp_tool import app, schema
+    from hp_tool.queries import schema
+    from hp_tool.training import recommend as app
 
     query["parallel"] = {"tensor_parallel_size": 2, "micro_batch_size": 2}
     response = http.post("/v1/estimates", json=query)
@@ -102,7 +103,7 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 
 
 def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hp_tool import lines
+    from hp_tool import batch as lines
 
     honest = lines.single
 

@@ -6,7 +6,7 @@ import json
 
 from benchmarks.service.fuzz import fuzz
 from benchmarks.service.mutations import SEEDS, mutated
-from hp_tool.lines import answer_line
+from hp_tool.batch import answer_line
 
 
 def test_what_is_mutated_was_valid_before() -> None:

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool import schema
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
+from hp_tool.queries import schema
 from service.dashboard.forms import read_form
 from service.dashboard.new.fields import fields
 from service.dashboard.new.forms import to_query, to_values

@@ -129,7 +129,7 @@ def _running_second(client: Client, search: str, home: Path) -> bool:
 
 def _result(answer: dict[str, Any]) -> TuneResult:
     """The very type that `hp-tool tune` returns."""
-    from hp_tool import schema
+    from hp_tool.queries import schema
 
     result: TuneResult = schema.parse(TuneResult, answer)
     return result

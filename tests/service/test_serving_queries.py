@@ -5,7 +5,8 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from hp_tool import answers, schema
+from hp_tool import answers
+from hp_tool.queries import schema
 
 QUERY: dict[str, Any] = {
     "id": "served",

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from hp_tool import schema
 from hp_tool.domain.ports import Store
+from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from service.app import create_app

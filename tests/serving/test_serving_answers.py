@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from hp_tool import answers, schema, serving
+from hp_tool import answers, serving
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.queries import schema
 
 CONTRACT = {
     "feasible", "reasons", "memory", "ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu",

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool import answers, schema, serving
+from hp_tool import answers, serving
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, prompt_seconds, transfer_seconds
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import UnsupportedError
+from hp_tool.queries import schema
 from tests.cost.serving.serving_cases import Serving
 from tests.cost.serving.serving_cases import serving as case_of
 from tests.serving.test_serving_answers import query

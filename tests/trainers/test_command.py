@@ -17,12 +17,12 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.program import Program
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.problem import resolve_training
-from hp_tool.schema import parse_query
+from hp_tool.queries.schema import parse_query
 from hp_tool.trainers import check_trainer, check_varied
 from hp_tool.trainers.check import program_name
 from hp_tool.trainers.command import program
 from hp_tool.trainers.placeholders import NAMES
+from hp_tool.training.problem import resolve_training
 
 CONFIG = ParallelConfig(
     tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2, micro_batch_size=2, sequence_parallel=True

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hp_tool.app import config_query, estimate
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.query import Query
+from hp_tool.training.recommend import config_query, estimate
 
 FACTOR = 2.5
 

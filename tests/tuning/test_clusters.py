@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool import catalog, schema
+from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.catalog.cluster_runs import cluster_runs
 from hp_tool.domain.measurement import Fidelity
@@ -24,7 +24,8 @@ from hp_tool.errors import InputError, LimitError
 from hp_tool.launchers.local import LocalLauncher
 from hp_tool.launchers.ray_jobs import RayLauncher
 from hp_tool.launchers.slurm import SlurmLauncher
-from hp_tool.registered import checked_registration
+from hp_tool.queries import schema
+from hp_tool.queries.registered import checked_registration
 from hp_tool.store import open_store
 from hp_tool.tuning import create_launcher, tune, within_limits
 from hp_tool.tuning.clusters import launcher_name

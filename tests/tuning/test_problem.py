@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_tool import schema
-from hp_tool.app import recommend
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
 from hp_tool.domain.records import REUSED, NewMeasurement
 from hp_tool.errors import UnsupportedError
 from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.series import cluster_key
+from hp_tool.queries import schema
 from hp_tool.store import open_store
+from hp_tool.training.recommend import recommend
 from hp_tool.tuning import problem as module
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.problem import build_problem

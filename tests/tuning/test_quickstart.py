@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool import schema
+from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import study_storage, tune
 from tests.conftest import skip_or_fail

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from hp_tool import schema, serving
+from hp_tool import serving
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import REUSED, SearchState
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, resolve_search, tune
 from tests.conftest import skip_or_fail

@@ -17,7 +17,7 @@ from hp_tool import launchers
 from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement
 from hp_tool.errors import InputError
-from hp_tool.schema import to_dict
+from hp_tool.queries.schema import to_dict
 from hp_tool.store import open_store
 from hp_tool.tuning import run_search
 from tests.tuning.cpu_engine import CpuEngine

@@ -20,7 +20,7 @@ from hp_tool.cli.corrections import stored_corrections
 from hp_tool.errors import HpToolError, InputError
 
 if TYPE_CHECKING:
-    from hp_tool.correction import Corrections
+    from hp_tool.training.calibrated import Corrections
 
 LINES_A_TURN = 64
 """Queries that are answered at a time: enough to cost those alike together, few enough to come back soon."""
@@ -66,7 +66,7 @@ def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[
 
 def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[str]:
     """By a server. What is no query at all is told here, in its place."""
-    from hp_tool.lines import error_line
+    from hp_tool.batch import error_line
     from service.client import Client
 
     errors: deque[tuple[int, InputError]] = deque()
@@ -133,7 +133,7 @@ def _turn(items: list[Item]) -> list[str]:
 
 
 def _answers(items: list[Item], asked: Asked, corrections: Corrections) -> list[str]:
-    from hp_tool import schema
-    from hp_tool.lines import answer_lines
+    from hp_tool.batch import answer_lines
+    from hp_tool.queries import schema
 
     return answer_lines(items, task=asked.task, top=asked.top, read=schema.parse_own_query, corrections=corrections)

@@ -77,7 +77,7 @@ def _paths(columns: Sequence[str]) -> list[str]:
 def _row(
     number: int, cells: Sequence[str], *, columns: Sequence[str], paths: Sequence[str], base: Mapping[str, Any]
 ) -> Iterator[bytes | InputError]:
-    from hp_tool import schema
+    from hp_tool.queries import schema
 
     try:
         if len(cells) != len(columns):

@@ -83,7 +83,7 @@ def _documents(source: BinaryIO) -> Iterator[Item]:
 
 def _document(kept: list[bytes], size: int) -> Iterator[Item]:
     """The document whose lines these are; nothing for one of blank lines and comments."""
-    from hp_tool import schema
+    from hp_tool.queries import schema
 
     if size > MAX_LINE_BYTES:
         yield InputError(f"the document is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from hp_tool import schema
 from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.hardware import GpuSpec, NodeType
 from hp_tool.domain.model import ModelSpec
+from hp_tool.queries import schema
 from service.dashboard import formats
 from service.dashboard.catalogue.contexts import (
     ClusterRow,

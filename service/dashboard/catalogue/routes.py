@@ -8,11 +8,12 @@ from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool import catalog, schema
+from hp_tool import catalog
 from hp_tool.domain.access import Scope
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
 from service.api import catalog as api
 from service.api.catalog import NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep

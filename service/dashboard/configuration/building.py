@@ -6,16 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hp_tool import anatomy, app, schema, serving
+from hp_tool import anatomy, serving
 from hp_tool.anatomy import StageAnatomy
-from hp_tool.correction import Corrections
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
-from hp_tool.layouts import serving_arithmetic
-from hp_tool.problem import resolve_training
-from hp_tool.single import calibrated, predicted, single
+from hp_tool.queries import schema
+from hp_tool.render.words import serving_arithmetic
+from hp_tool.training import recommend as app
+from hp_tool.training.calibrated import Corrections
+from hp_tool.training.evaluate import calibrated, predicted, single
+from hp_tool.training.problem import resolve_training
 from service.dashboard import formats
 from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView
 from service.dashboard.configuration.facts import facts_of

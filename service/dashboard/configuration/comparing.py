@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from hp_tool.correction import Corrections
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.mends.words import LABELS
+from hp_tool.training.calibrated import Corrections
+from hp_tool.training.fix_words import LABELS
 from service.dashboard.configuration.building import configuration_view
 from service.dashboard.configuration.contexts import ComparedRun, ComparePage, ConfigurationView, Difference, Metric, MetricPair
 from service.dashboard.configuration.metrics import LESS_IS_BETTER

@@ -8,15 +8,16 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
-from hp_tool import app, schema
-from hp_tool.app import RecommendationResult, config_query
 from hp_tool.catalog import gpu as catalogue_gpu
-from hp_tool.correction import Corrections
 from hp_tool.domain.parallel import ParallelConfig, RecomputeName, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.errors import HpToolError
-from hp_tool.problem import resolve_training
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
+from hp_tool.training.calibrated import Corrections
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.recommend import RecommendationResult, config_query
 from service.dashboard import formats
 from service.dashboard.configuration.building import configuration_view
 from service.dashboard.explorer.contexts import ExplorerPage, FastRow, Settings

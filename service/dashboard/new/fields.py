@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from hp_tool import schema
 from hp_tool.domain.query import Query
+from hp_tool.queries import schema
 
 Kind = Literal["training", "inference"]
 Suggested = Literal["models", "gpus", "clusters"]

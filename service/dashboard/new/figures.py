@@ -8,7 +8,7 @@ from typing import Any
 from hp_tool.domain.query import Targets
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.layouts import serving_arithmetic
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import GIB
 from service.dashboard.formats import arithmetic, details
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from hp_tool import schema
 from hp_tool.errors import InputError
+from hp_tool.queries import schema
 from service.dashboard.new.fields import Field, Kind, fields
 
 EXTRA = "extra"

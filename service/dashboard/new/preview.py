@@ -10,15 +10,15 @@ from typing import Any
 
 import yaml
 
-from hp_tool import schema
 from hp_tool.answers import RecommendAnswer, recommend_answer
-from hp_tool.correction import Corrections
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.layouts import serving_arithmetic
-from hp_tool.registered import Find
+from hp_tool.queries import schema
+from hp_tool.queries.registered import Find
+from hp_tool.render.words import serving_arithmetic
+from hp_tool.training.calibrated import Corrections
 from hp_tool.tuning import resolve_search
 from service.api.queries import resolve
 from service.dashboard.formats import arithmetic, details

@@ -10,9 +10,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool import catalog, schema
+from hp_tool import catalog
 from hp_tool.domain.ports import Store
 from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
 from service.api.answers import json_response
 from service.api.dependencies import CorrectionsDep, FindDep, StoreDep

@@ -1,0 +1,194 @@
+"""Another tool's configuration as a query, and the answer to "is what I run any good?"."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import InputError
+from hp_tool.formats import deepspeed, megatron_lm, shell, torchtitan
+from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.queries import schema
+from hp_tool.training import recommend as app
+from hp_tool.training.problem import resolve_training
+
+WARMUP_LINES = 2
+"""Logged steps at a run's start that are left out where more follow: compilation, caches, first communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRun:
+    """What a run's log says of it."""
+
+    step_s: float | None
+    """Median of the logged optimizer steps after the first ones."""
+    steps: int
+    """Logged figures it is the median of."""
+    tokens_per_second_per_gpu: float | None
+    allocated_bytes: float | None
+    reserved_bytes: float | None
+    out_of_memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A run as it is, as it is predicted, and the best configuration for the same work on the same devices."""
+
+    query: dict[str, Any]
+    """What the command asks for; valid input everywhere else."""
+    estimate: Estimate
+    logged: LoggedRun | None
+    step_gap_fraction: float | None
+    """Logged step time over the predicted one, less 1."""
+    better: Recommendation | None
+    """None where nothing acceptable is predicted to be faster than what runs."""
+    gain_fraction: float | None
+    """0.2: the better configuration is predicted to train 20 % more tokens in the same time."""
+    switched_on: tuple[str, ...]
+    """Overlaps (of training.overlap) that the better configuration counts on and the command leaves off."""
+    parts_gained_s: dict[str, float]
+    """Where the gain comes from: seconds a step of what runs less those of the better one, by part."""
+
+
+def detect(text: str) -> str:
+    """megatron-lm, torchtitan or deepspeed: whose configuration a text is. Raises InputError where it is none."""
+    stripped = text.lstrip()
+    if stripped.startswith("{"):
+        return "deepspeed"
+    if re.search(r"(?m)^[ \t]*\[(parallelism|training|model|job)\]", text):
+        return "torchtitan"
+    if re.search(r"(?<!\S)--[A-Za-z]", text):
+        return "megatron-lm"
+    raise InputError(
+        "neither a Megatron-LM command (--flags), a torchtitan TOML file nor a DeepSpeed JSON file; say which with --format",
+        field="format",
+    )
+
+
+def read_query(
+    text: str, *, format: str | None = None, num_gpus: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The query of a foreign configuration. `overrides` (dotted paths) say what it cannot: the GPU, a vocabulary, a model.
+
+    Raises InputError naming what is missing, UnsupportedError for what is not modelled.
+    """
+    tool = format or detect(text)
+    given = dict(overrides or {})
+    devices = num_gpus or given.get("cluster.num_gpus") or (shell.num_gpus(text) if tool == "megatron-lm" else None)
+    if not isinstance(devices, int) or devices < 1:
+        raise InputError(
+            "the configuration does not say how many devices it runs on; add --num-gpus", field="num_gpus", code="missing_field"
+        )
+    data: dict[str, Any]
+    if tool == "megatron-lm":
+        flags = shell.flags(text)
+        if "model.vocab_size" in given:
+            flags["padded-vocab-size"] = [str(given.pop("model.vocab_size"))]
+        data = megatron_lm.read(flags, num_gpus=devices)
+    elif tool == "torchtitan":
+        data = torchtitan.read(text, num_gpus=devices, layers_of=lambda name: catalogue_model(name).num_hidden_layers)
+    elif tool == "deepspeed":
+        data = deepspeed.read(_json(text), num_gpus=devices)
+    else:
+        raise InputError(f"no format {tool}; choose one of megatron-lm, torchtitan, deepspeed", field="format")
+    data["cluster"] = {"num_gpus": devices}
+    schema.lay(data, given)
+    for path, mend in (
+        ("model", "--model"),
+        ("cluster.gpu", "--gpu"),
+        ("training.sequence_length", "--set training.sequence_length=4096"),
+    ):
+        if not _has(data, path):
+            raise InputError(f"a {tool} configuration does not say {path}; add {mend}", field=path, code="missing_field")
+    return data
+
+
+def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "megatron-lm") -> Assessment:
+    """Hold a run against its prediction and against the best configuration for the same model, batch and devices.
+
+    `reader` is one of formats.logs.READERS, whose trainer wrote the log. Raises InputError, UnsupportedError.
+    """
+    workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
+    assert workload is not None  # resolved above
+    found = app.estimate(query=query)
+    logged = None
+    if log is not None:
+        logged = _logged(
+            read_log(log, reader=reader),
+            sequences=workload.global_batch_size,
+            length=workload.sequence_length,
+            num_gpus=num_gpus,
+        )
+    hidden = workload.overlap or OverlapSpec()
+    off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
+    free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)
+    best = next(iter(app.recommend(query=free, top=1).recommendations), None)
+    gap = gain = None
+    gained: dict[str, float] = {}
+    if found.time is not None:
+        if logged is not None and logged.step_s is not None:
+            gap = logged.step_s / found.time.step_s - 1.0
+        if best is not None and best.estimate.time is not None:
+            theirs, ours = found.time, best.estimate.time
+            gain = theirs.step_s / ours.step_s - 1.0
+            gained = {name: seconds - ours.parts_s.get(name, 0.0) for name, seconds in theirs.parts_s.items()}
+            if found.feasible and gain <= 0.0:
+                best, gain, gained = None, None, {}
+    return Assessment(
+        query=schema.query_mapping(query),
+        estimate=found,
+        logged=logged,
+        step_gap_fraction=gap,
+        better=best,
+        gain_fraction=gain,
+        switched_on=off if best is not None else (),
+        parts_gained_s=gained,
+    )
+
+
+def _logged(facts: LogFacts, *, sequences: int, length: int, num_gpus: int) -> LoggedRun:
+    """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
+    tokens = sequences * length / num_gpus
+    seconds = (
+        facts.step_s
+        or [tokens / rate for rate in facts.tokens_per_second_per_gpu]
+        or [sequences / rate for rate in facts.samples_per_second]
+    )
+    settled = seconds[WARMUP_LINES:] or seconds
+    step_s = statistics.median(settled) if settled else None
+    return LoggedRun(
+        step_s=step_s,
+        steps=len(settled),
+        tokens_per_second_per_gpu=None if step_s is None else tokens / step_s,
+        allocated_bytes=facts.allocated_bytes,
+        reserved_bytes=facts.reserved_bytes,
+        out_of_memory=facts.out_of_memory,
+    )
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not a JSON file: {error}", code="syntax") from None
+    if not isinstance(content, dict):
+        raise InputError("a DeepSpeed configuration is a JSON object", code="syntax")
+    return content
+
+
+def _has(data: Mapping[str, Any], path: str) -> bool:
+    node: Any = data
+    for name in path.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return False
+        node = node[name]
+    return True

@@ -1,0 +1,133 @@
+"""Recommendations as a picture: where a step's time goes, and memory against what the device has.
+
+An HTML file holds all it needs and opens without a network; PNG, SVG and PDF need the extra `plots` and a Chrome or Chromium.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import MemoryEstimate, Recommendation
+from hp_tool.domain.serving import ServingMemory, ServingRecommendation
+from hp_tool.errors import InputError, MissingExtraError
+from hp_tool.render.words import configuration_cells, serving_arithmetic
+from hp_tool.units import GIB
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SUFFIXES = (".html", ".png", ".svg", ".pdf")
+ROW_PIXELS = 34
+"""Of one configuration."""
+HEAD_PIXELS = 160
+LEGENDS_PIXELS = 90
+"""Below the bars, one for each half: room for two lines of names, and for one."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse what `write` could not write before anything is computed. Raises InputError, MissingExtraError."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path} ends in none of {', '.join(SUFFIXES)}", field="--plot")
+    if path.suffix != ".html" and find_spec("kaleido") is None:
+        raise MissingExtraError(f"{path.suffix} files need the plots extra: pip install 'hp-tool[plots]'; .html needs none")
+
+
+def write(figure: Figure, *, path: Path) -> None:
+    """Write the figure in the format of the path's suffix."""
+    check_path(path)
+    try:
+        if path.suffix == ".html":
+            figure.write_html(path, include_plotlyjs=True)
+            return
+        from kaleido.errors import ChromeNotFoundError
+
+        try:
+            figure.write_image(path, scale=2)
+        except ChromeNotFoundError:
+            raise MissingExtraError(
+                f"{path.suffix} files need a Chrome or Chromium on this machine; .html needs none"
+            ) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}", field="--plot") from None
+
+
+def title(query: Query) -> str:
+    """Model and devices of a query, as far as it names them."""
+    model = query.model if isinstance(query.model, str) else getattr(query.model, "name", None) or "a model of one's own"
+    if isinstance(query.cluster, str):
+        return f"{model} on {query.cluster}"
+    gpu = query.cluster.gpu if isinstance(query.cluster.gpu, str) else "GPUs"
+    return f"{model} on {query.cluster.num_gpus} {gpu}"
+
+
+def recommendations_figure(rows: Sequence[Recommendation] | Sequence[ServingRecommendation], *, title: str) -> Figure:
+    """Stacked bars side by side, best configuration on top: seconds by part, GiB by part with the capacity as a line.
+
+    Training: exposed seconds of one step, after calibration where there is one. Serving: seconds of one request.
+    """
+    from plotly.colors import qualitative
+    from plotly.subplots import make_subplots
+
+    if not rows:
+        raise InputError("there is no configuration to plot", field="--plot")
+    names = labels(rows)
+    shown = [_parts(row) for row in rows]
+    what = "step" if isinstance(rows[0], Recommendation) else "request"
+    heads = (f"seconds of a {what}", "memory of the fullest device, GiB")
+    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, subplot_titles=heads, horizontal_spacing=0.03)
+    for column, (unit, colours) in enumerate((("s", qualitative.D3), ("GiB", qualitative.Set3)), start=1):
+        stacks = [seconds if column == 1 else sizes for seconds, sizes, _ in shown]
+        used = [part for part in dict.fromkeys(p for stack in stacks for p in stack) if any(s.get(part) for s in stacks)]
+        for part, colour in zip(used, itertools.cycle(colours), strict=False):
+            values = [stack.get(part, 0.0) for stack in stacks]
+            figure.add_trace(_bar(part, values, names=names, unit=unit, colour=colour, column=column), row=1, col=column)
+    figure.add_vline(x=shown[0][2], line={"dash": "dash", "color": "crimson"}, row=1, col=2)
+    figure.update_yaxes(autorange="reversed")  # the best one on top
+    height = HEAD_PIXELS + LEGENDS_PIXELS + ROW_PIXELS * len(rows)
+    below = {"orientation": "h", "traceorder": "normal", "x": 0.0, "yanchor": "top", "yref": "container"}
+    figure.update_layout(
+        barmode="stack", template="plotly_white", title=title, width=1300, height=height, margin={"b": LEGENDS_PIXELS + 30},
+        legend=below | {"title_text": f"{what}:", "y": LEGENDS_PIXELS / height},
+        legend2=below | {"title_text": "memory:", "y": 0.5 * LEGENDS_PIXELS / height},
+    )  # fmt: skip
+    return figure
+
+
+def _parts(row: Recommendation | ServingRecommendation) -> tuple[dict[str, float], dict[str, float], float]:
+    """Seconds by part, GiB by part, and the capacity in GiB."""
+    memory: MemoryEstimate | ServingMemory | None
+    if isinstance(row, ServingRecommendation):
+        memory, seconds = row.estimate.memory, row.estimate.parts_s
+    else:
+        found = row.calibrated_estimate or row.estimate
+        memory, seconds = found.memory, found.time.parts_s if found.time else None
+    assert memory is not None and seconds is not None  # recommended ones have both
+    sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}
+    return seconds, sizes, memory.capacity_bytes / GIB
+
+
+def labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> list[str]:
+    """`1: TP 4, PP 8, ...`: what tells the rows apart, after each one's rank; TP and PP in any case."""
+    serving = [row for row in rows if isinstance(row, ServingRecommendation)]
+    if serving:
+        return [f"{r.rank}: {serving_arithmetic(r.parallel, replicas=r.estimate.replicas)}" for r in serving]
+    training = [row for row in rows if isinstance(row, Recommendation)]
+    heads, cells = configuration_cells([row.parallel for row in training])
+    telling = [i for i in range(len(heads)) if i < 2 or len({row[i] for row in cells}) > 1]
+    words = [", ".join(f"{heads[i]} {row[i]}" for i in telling) for row in cells]
+    return [f"{row.rank}: {word}" for row, word in zip(training, words, strict=True)]
+
+
+def _bar(part: str, values: list[float], *, names: list[str], unit: str, colour: str, column: int) -> Any:
+    from plotly.graph_objects import Bar
+
+    name = part.replace("_", " ")
+    return Bar(
+        name=name, x=values, y=names, orientation="h", legend="legend" if column == 1 else "legend2", marker_color=colour,
+        hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit}<extra>{name}</extra>",
+    )  # fmt: skip

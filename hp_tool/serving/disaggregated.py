@@ -1,0 +1,222 @@
+"""Disaggregated serving: every pair of pools that the devices allow, costed, held against targets and ranked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hp_tool import bounds
+from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.cost.serving.legality import legality
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.pools import PoolConfig, PoolEstimate, PoolRecommendation
+from hp_tool.domain.query import Query, Targets
+from hp_tool.domain.result import SpaceSummary
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import DisaggregationSpec
+from hp_tool.errors import UnsupportedError
+from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_nouns
+from hp_tool.serving.recommend import ServingRecommendations
+from hp_tool.units import SECONDS_PER_HOUR
+
+MAX_PAIRS = 2_000_000
+_TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
+
+
+def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
+    """The best pairs of pools for the query's load, best by its objective first; those that miss a target are left out.
+
+    Decoding takes all devices that prefill leaves, except under objective min_gpus (fewest devices first). With two kinds of
+    GPU (cluster.stages) the first prefills and the second decodes.
+    """
+    assert query.inference is not None
+    spec = query.inference.disaggregated or DisaggregationSpec()
+    sides = _sides(query)
+    problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))
+    _refuse_unmodelled(problem)
+    nouns = [
+        serving_nouns(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides
+    ]
+    t_p, t_d, n_p, n_d = _pairs(query, spec, nouns)
+    if len(t_p) == 0:
+        return ()
+    costs = pool_costs(
+        prefill=nouns[0],
+        decode=nouns[1],
+        prefillers=_candidates(t_p, n_p, problem),
+        decoders=_candidates(t_d, n_d, problem),
+        requests_per_second=problem.request_rate_per_second,
+    )
+    gpus = t_p * n_p + t_d * n_d
+    dollars = _cost_per_million(sides, costs, [t_p * n_p, t_d * n_d])
+    good = np.flatnonzero(costs.fits & costs.sustained & _meets(costs, problem.targets))
+    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=problem.request_rate_per_second is not None)
+    order = good[np.lexsort((gpus[good], score[good]))][:top]
+    return tuple(
+        PoolRecommendation(
+            rank=place + 1,
+            prefill=PoolConfig(gpu=sides[0].gpu.name, tensor_parallel_size=int(t_p[row]), replicas=int(n_p[row])),
+            decode=PoolConfig(gpu=sides[1].gpu.name, tensor_parallel_size=int(t_d[row]), replicas=int(n_d[row])),
+            estimate=_estimate(costs, int(row), gpus=int(gpus[row]), dollars=dollars),
+        )
+        for place, row in enumerate(order.tolist())
+    )
+
+
+def of_two_kinds(query: Query) -> bool:
+    """Whether only pools can answer: no server spans two kinds of GPU."""
+    asked = query.inference is not None and query.inference.disaggregated is not None
+    return asked and not isinstance(query.cluster, str) and query.cluster.stages is not None
+
+
+def nothing_shared() -> ServingRecommendations:
+    """The other half of the answer to a query that only pools can answer."""
+    return ServingRecommendations(recommendations=(), space=SpaceSummary(legal=0, feasible=0, seconds=0.0), rejections={})
+
+
+def _sides(query: Query) -> tuple[ClusterSpec, ClusterSpec]:
+    """Where prefill and where decoding may run."""
+    cluster = catalogue_cluster(query.cluster)
+    return (cluster.kinds[0], cluster.kinds[1]) if cluster.kinds else (cluster, cluster)
+
+
+def _one_kind(query: Query) -> str | ClusterQuery:
+    """The query's cluster, or of two kinds the first: what else the query says is the same for both."""
+    if isinstance(query.cluster, str) or query.cluster.stages is None:
+        return query.cluster
+    first = query.cluster.stages[0]
+    return dataclasses.replace(query.cluster, stages=None, gpu=first.gpu, num_gpus=first.num_gpus)
+
+
+def _refuse_unmodelled(problem: ServingProblem) -> None:
+    for name in problem.targets.__slots__:
+        if name not in _TARGETS and getattr(problem.targets, name) is not None:
+            raise UnsupportedError(f"pools are modelled in means, no {name}; leave it out", field=f"targets.{name}")
+    if problem.model.num_experts:
+        raise UnsupportedError(
+            "pools are modelled by tensor parallelism alone, which serves no experts well; leave disaggregated out",
+            field="inference.disaggregated",
+        )
+
+
+def _pairs(
+    query: Query, spec: DisaggregationSpec, nouns: Sequence[ServingNouns]
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """(t_p, t_d, n_p, n_d), each (n,): replicas of legal sizes that the devices suffice for."""
+    shared = not catalogue_cluster(query.cluster).kinds
+    room = [side.cluster.num_gpus for side in nouns]
+    sizes = [
+        _legal(nouns[0], spec.prefill_tensor_parallel_size),
+        _legal(nouns[1], spec.decode_tensor_parallel_size),
+    ]
+    axes = {
+        "prefill_tensor_parallel_size": len(sizes[0]),
+        "decode_tensor_parallel_size": len(sizes[1]),
+        "prefill_replicas": 1 if spec.prefill_replicas else room[0],
+        "decode_replicas": 1 if spec.decode_replicas or query.objective != "min_gpus" else room[1],
+    }
+    axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
+    bounds.plan(pairs := math.prod(axes.values()), axes=axes, most=MAX_PAIRS)
+    rows: list[tuple[int, int, int, int]] = []
+    for t_p in sizes[0]:
+        for t_d in sizes[1]:
+            for n_p in _asked(spec.prefill_replicas, room[0] // t_p):
+                bounds.check()
+                most = (room[1] - (n_p * t_p if shared else 0)) // t_d
+                fewest = 1 if query.objective == "min_gpus" else max(most, 1)
+                rows += [(t_p, t_d, n_p, n_d) for n_d in _asked(spec.decode_replicas, most, fewest=fewest)]
+    bounds.check(done=pairs)
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3]
+
+
+def _asked(value: int | None, most: int, *, fewest: int = 1) -> range:
+    """The one value asked for where it is possible, else all of them."""
+    if value is None:
+        return range(fewest, most + 1)
+    return range(value, value + 1) if value <= most else range(0)
+
+
+def _legal(nouns: ServingNouns, asked: int | tuple[int, ...] | None) -> list[int]:
+    """Tensor-parallel sizes that divide the model, within a domain of fast links unless they were asked for."""
+    limit = nouns.cluster.nvlink_domain_size
+    sizes = [asked] if isinstance(asked, int) else list(asked or [1 << k for k in range(limit.bit_length()) if 1 << k <= limit])
+    found = []
+    for t in sizes:
+        if not 1 <= t <= nouns.cluster.num_gpus:
+            continue
+        one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=t)], concurrency=[1])
+        if legality(model=nouns.model, num_gpus=t, candidates=one)[0] == 0:
+            found.append(t)
+    return found
+
+
+def _candidates(t: IntArray, replicas: IntArray, problem: ServingProblem) -> ServingCandidates:
+    ones = np.ones_like(t)
+    return ServingCandidates(
+        tensor_parallel_size=t,
+        pipeline_parallel_size=ones,
+        expert_parallel_size=ones,
+        attention_data_parallel_size=ones,
+        data_parallel_size=replicas,
+        max_num_seqs=ones * problem.engine.max_num_seqs,
+        max_num_batched_tokens=ones * problem.engine.max_num_batched_tokens,
+        concurrency=ones * (problem.concurrency or 1),
+    )
+
+
+def _meets(costs: PoolCosts, targets: Targets) -> BoolArray:
+    met = np.ones(len(costs.ttft_s), dtype=bool)
+    for name in _TARGETS:
+        limit = getattr(targets, name)
+        if limit is not None:
+            met &= getattr(costs, name) <= limit
+    return met
+
+
+def _score(objective: str | None, costs: PoolCosts, *, gpus: IntArray, dollars: FloatArray | None, by_rate: bool) -> FloatArray:
+    """What to minimise."""
+    if objective == "ttft":
+        return costs.ttft_s
+    if objective == "tpot":
+        return costs.tpot_s
+    if objective == "min_gpus":
+        return gpus.astype(np.float64)
+    if objective == "cost" and dollars is not None:
+        return dollars
+    return costs.request_latency_s if by_rate else -costs.output_tokens_per_second_per_gpu
+
+
+def _cost_per_million(sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequence[IntArray]) -> FloatArray | None:
+    """US dollars by million output tokens, each pool at its own price; None where one has none."""
+    first, second = (side.price_per_gpu_hour for side in sides)
+    if first is None or second is None:
+        return None
+    total = (gpus[0] + gpus[1]) * costs.output_tokens_per_second_per_gpu
+    spent: FloatArray = (first * gpus[0] + second * gpus[1]) / SECONDS_PER_HOUR / np.maximum(total, 1e-12) * 1e6
+    return spent
+
+
+def _estimate(costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None) -> PoolEstimate:
+    figures: dict[str, Any] = {
+        name: float(getattr(costs, name)[row])
+        for name in (
+            "ttft_s", "tpot_s", "request_latency_s", "transfer_s", "output_tokens_per_second_per_gpu", "prefill_busy",
+            "decode_batch", "max_decode_batch",
+        )
+    }  # fmt: skip
+    assert all(math.isfinite(value) for value in figures.values())
+    return PoolEstimate(
+        feasible=True,
+        num_gpus=gpus,
+        request_rate_per_second=float(costs.requests_per_second[row]),
+        cost_per_million_output_tokens=None if dollars is None else float(dollars[row]),
+        **figures,
+    )
