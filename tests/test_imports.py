@@ -27,6 +27,7 @@ FLOORS = (
         "diagnostics",
         "exchange",
         "learning",
+        "pareto",
         "queries",
         "render",
         "serving",

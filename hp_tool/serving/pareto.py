@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hp_tool import bounds
-from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
+from hp_tool.pareto import undominated
 from hp_tool.serving.evaluate import described
 from hp_tool.serving.limits import meets_targets
 from hp_tool.serving.problem import resolve_serving
@@ -60,14 +59,6 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         estimate = described(row, costs=costs, candidates=chosen, problem=loaded)
         front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
     return tuple(front)
-
-
-def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
-    """Indices of the points that no other beats in both, by rising cost; of equal points the first."""
-    order = np.lexsort((-gain, cost))
-    best_before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
-    chosen: NDArray[np.intp] = order[gain[order] > best_before]
-    return chosen
 
 
 def _loads(most: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from hp_tool import bounds
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.query import Query
-from hp_tool.serving.pareto import undominated
+from hp_tool.pareto import undominated
 from hp_tool.space import default_axes
 from hp_tool.training.calibrated import Correction
 from hp_tool.training.limits import least_step_s, longest_step_s

@@ -18,9 +18,9 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
+from hp_tool.pareto import undominated
 from hp_tool.search.fidelity import NORMAL_QUANTILE, standing
 from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
-from hp_tool.serving.pareto import undominated
 from hp_tool.training.calibrated import Correction, corrected_estimate
 from hp_tool.training.limits import longest_step_s
 from hp_tool.training.nearest_infeasible import NEAREST, nearest
