@@ -41,21 +41,8 @@ WITHOUT = frozenset(
 LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
-        *(
-            "limit",
-            "model",
-            "model_family",
-            "order",
-            "owner",
-            "search_id",
-            "since",
-            "source",
-            "state",
-            "status",
-            "until",
-            "wait_s",
-        ),
-        *("attention", "global_batch_size", "num_gpus", "precision", "sequence_length"),
+        *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
+        *("attention", "global_batch_size", "num_gpus", "precision", "sequence_length", "wait_s"),
         *("cp", "ep", "mbs", "pp", "recompute", "sp", "tp", "vpp", "zero"),
     }
 )
