@@ -47,8 +47,8 @@ WIDE = TRAINING | {
 ENDLESS = TRAINING | {
     "objective": "min_gpus",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1 << 20},
-    "training": TRAINING["training"] | {"sequence_length": 1 << 20},
-    "parallel": {"tensor_parallel_size": MANY, "micro_batch_size": MANY[:16], "zero_stage": 1, "recompute": "none"},
+    "constraints": {"memory_headroom_fraction": 0.99},
+    "parallel": {"tensor_parallel_size": MANY, "micro_batch_size": MANY[:16], "zero_stage": [1, 2, 3]},
 }
 """Fits on no number of devices, and there are thousands of them."""
 NESTED = "\n".join(f"A{i}=" + f"$A{i + 1}" * 100 for i in range(14)) + "\nA14=x\n--num-layers $A0"
