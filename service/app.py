@@ -78,7 +78,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration, searches.BudgetChange)
     openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
-    app.state.answers = AnswerCache(corrections=app.state.calibrations)
+    app.state.answers = AnswerCache(calibrations=app.state.calibrations)
     app.add_middleware(Allowance, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(Conditional)

@@ -110,7 +110,7 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
         kind = int(rank >= first)
         before = min(rank, first) * per_stage[0] + max(rank - first, 0) * per_stage[1]
         here = _section(candidate, rank, before=before, layers=per_stage[kind], embedding=rank == 0, output=rank == p - 1)
-        yield here, problem.cluster.kinds[kind], problem.kind_profiles[kind]
+        yield here, problem.kinds[kind].cluster, problem.kinds[kind].profile
 
 
 def _section(c: Candidates, rank: int, *, before: float, layers: float, embedding: bool, output: bool) -> Section:

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from hp_tool.answers import Task
 from hp_tool.batch import answer_lines
 from service.api import examples, openapi
-from service.api.dependencies import CorrectionsDep, FindDep
+from service.api.dependencies import CalibrationsDep, FindDep
 from service.api.ndjson import MEDIA_TYPE
 from service.api.queries import read_query
 from service.api.streaming import stream_answers
@@ -27,11 +27,11 @@ router = APIRouter(tags=["estimates"])
 )
 async def batch(
     request: Request,
-    corrections: CorrectionsDep,
+    calibrations: CalibrationsDep,
     find: FindDep,
     task: Annotated[Task, Query(description="What to do with every line")] = "estimate",
     top: Annotated[int, Query(ge=1, le=1000, description="recommend: rows per answer")] = 10,
 ) -> StreamingResponse:
     """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
     read = functools.partial(read_query, find=find)
-    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, corrections=corrections))
+    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, calibrations=calibrations))

@@ -32,9 +32,9 @@ async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -
 
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query", example=examples.ESTIMATE))
-async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
+async def estimates(query: QueryBody, calibrations: RecordedDep) -> Response:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
-    return await _in_turn(lambda: estimate_answer(query, corrections=corrections), ESTIMATES)
+    return await _in_turn(lambda: estimate_answer(query, calibrations=calibrations), ESTIMATES)
 
 
 @router.post(
@@ -42,7 +42,7 @@ async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
 )
 async def recommendations(
     query: QueryBody,
-    corrections: RecordedDep,
+    calibrations: RecordedDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
     pareto: Annotated[
         Front | None,
@@ -50,4 +50,4 @@ async def recommendations(
     ] = None,
 ) -> Response:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return await _in_turn(lambda: recommend_answer(query, top=top, corrections=corrections, pareto=pareto), RECOMMENDATIONS)
+    return await _in_turn(lambda: recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto), RECOMMENDATIONS)

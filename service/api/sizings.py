@@ -13,7 +13,7 @@ from hp_tool.queries.registered import names_registered, with_registered
 from service.api import examples, openapi
 from service.api.answers import json_response
 from service.api.bodies import read_body
-from service.api.dependencies import CorrectionsDep, FindDep
+from service.api.dependencies import CalibrationsDep, FindDep
 
 router = APIRouter(tags=["estimates"])
 
@@ -26,8 +26,8 @@ async def _body(request: Request, find: FindDep) -> SizingQuery:
 
 
 @router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body("SizingQuery", example=examples.SIZING))
-def sizings(query: Annotated[SizingQuery, Depends(_body)], corrections: CorrectionsDep) -> Any:
+def sizings(query: Annotated[SizingQuery, Depends(_body)], calibrations: CalibrationsDep) -> Any:
     """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
     devices for a deadline.
     """
-    return json_response(size_answer(query, corrections=corrections))
+    return json_response(size_answer(query, calibrations=calibrations))

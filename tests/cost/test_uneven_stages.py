@@ -17,8 +17,8 @@ from hp_tool.domain.pipeline_split import chunk_layers, splits_unevenly
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes
+from hp_tool.training import estimate
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate
 
 
 def asked(name: str, **parallel: Any) -> Estimate:
