@@ -98,6 +98,18 @@ def test_each_rule_names_its_values_and_the_mend(code: str, change: dict[str, An
     assert reason.needed is not None and reason.available is not None
 
 
+@pytest.mark.parametrize(
+    ("heads", "key_value_heads", "legal"), [(16, 2, True), (16, 16, True), (48, 6, False), (48, 12, False)]
+)
+def test_fewer_key_value_heads_than_tensor_ranks_are_copied_where_ranks_divide_by_them(
+    heads: int, key_value_heads: int, legal: bool
+) -> None:
+    """On 8 ranks: 2 heads are kept by 4 ranks each and 16 are dealt out; of 6 or 12 some ranks would hold more."""
+    shape = WIDE | {"hidden_size": 3072, "num_attention_heads": heads, "num_key_value_heads": key_value_heads}
+    codes = {reason.code for reason in asked(model=shape).reasons}
+    assert ("heads_not_divisible" in codes) == (not legal)
+
+
 def test_every_reason_has_a_case_here() -> None:
     assert {row[0] for row in ILLEGAL} == set(REASONS)
 

@@ -83,6 +83,55 @@ def test_factors_of_groups_and_overhead_are_told_apart():
     assert calibration.step_time.factors["communication"] == pytest.approx(2.0, rel=0.05)
 
 
+def test_optimizer_and_offload_have_a_factor_of_their_own():
+    """Memory three times as slow as predicted, matmuls and links as fast as predicted; each part rules some of the steps."""
+    rng = np.random.default_rng(4)
+    parts = {name: 10.0 ** rng.uniform(-1.0, 2.0, 60) for name in ("compute", "data_parallel", "optimizer", "offload")}
+    truth = total(parts) + 2.0 * (parts["optimizer"] + parts["offload"])
+    factors = fit_calibration(evidence=make_evidence(parts, truth), prior=CPU_PRIOR).step_time.factors
+    assert factors == pytest.approx({"compute": 1.0, "communication": 1.0, "memory_bound": 3.0}, rel=0.03)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6])
+def test_what_runs_decide_about_the_factors_costs_degrees_of_freedom(rows):
+    """Equal runs of compute alone decide one direction, of information i = g^2 n / sd^2 with g^2 = common^2 + group^2, and of
+    the prior's 1 beside it they use up i / (1 + i) degrees: next to one. Agreement among few runs is no perfect model."""
+    evidence = make_evidence({"compute": np.full(rows, 2.0)}, np.full(rows, 2.0))
+    fit = fit_calibration(evidence=evidence, prior=CPU_PRIOR).step_time
+    overheads = (CPU_PRIOR.step_overhead_s**2 + (100.0 * CPU_PRIOR.layer_overhead_s) ** 2) / 2.0**2
+    squared_gradient = CPU_PRIOR.common_log_sd**2 + CPU_PRIOR.group_log_sd**2 + overheads
+    information = rows * squared_gradient / CPU_PRIOR.residual_log_sd**2
+    degrees = CPU_PRIOR.degrees_of_freedom + rows - information / (1.0 + information)
+    assert fit.degrees_of_freedom == pytest.approx(degrees, rel=1e-6)
+    assert fit.residual_log_sd == pytest.approx(CPU_PRIOR.residual_log_sd * np.sqrt(CPU_PRIOR.degrees_of_freedom / degrees))
+
+
+def test_outliers_teach_less_than_runs_that_agree():
+    """Two runs e^3 too slow and too fast, 20 standard deviations out, leave the factors where they were and as uncertain as
+    the other two runs alone do, but for soft L1's 1 / sqrt(1 + (20 / 1.5)^2) of their weight."""
+
+    def fit(logs):
+        evidence = make_evidence({"compute": np.full(len(logs), 2.0)}, 2.0 * np.exp(logs))
+        return fit_calibration(evidence=evidence, prior=CPU_PRIOR).step_time
+
+    alone, disturbed, agreed = fit([0.0, 0.0]), fit([0.0, 0.0, 3.0, -3.0]), fit([0.0] * 4)
+    np.testing.assert_allclose(disturbed.x, alone.x, atol=1e-6)
+    precisions = [1.0 / np.linalg.det(each.covariance) - 1.0 for each in (alone, disturbed, agreed)]
+    weight = 1.0 / np.sqrt(1.0 + (3.0 / CPU_PRIOR.residual_log_sd / 1.5) ** 2)
+    assert precisions[1] == pytest.approx(precisions[0] * (1.0 + weight), rel=1e-6)
+    assert precisions[2] == pytest.approx(2.0 * precisions[0], rel=1e-6)
+
+
+def test_runs_faster_than_predicted_do_not_make_overheads_negative():
+    """Each 50 ms faster than its compute: only a negative overhead would fit them all, and make short steps end before they
+    begin."""
+    parts = {"compute": np.linspace(0.1, 1.0, 20)}
+    fit = fit_calibration(evidence=make_evidence(parts, parts["compute"] - 0.05), prior=CPU_PRIOR).step_time
+    assert fit.step_overhead_s >= 0.0 and fit.layer_overhead_s >= 0.0
+    short = fit.predict(parts_s={"compute": np.array([0.01])}, layer_passes=np.array([100.0]))
+    assert 0.005 < short.median_s[0] < 0.01
+
+
 def test_layer_overhead_is_found_where_passes_vary():
     rng = np.random.default_rng(0)
     parts = {"compute": rng.uniform(0.05, 0.5, 30)}

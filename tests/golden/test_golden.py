@@ -12,8 +12,6 @@ import pytest
 
 from tests.golden import compare, compute, update
 
-pytestmark = pytest.mark.xdist_group("golden")
-
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:

@@ -231,6 +231,24 @@ def test_cancel_during_a_run_ends_its_job(bench):
     assert not b.last.study.get_trials(states=(TrialState.RUNNING,))
 
 
+def test_cancel_ends_a_job_that_was_submitted_by_a_coordinator_which_died_before_storing_its_handle(bench, monkeypatch):
+    b = bench(budget_runs=5)
+
+    def die(**_):
+        raise Killed
+
+    with monkeypatch.context() as dying:
+        dying.setattr(b.store, "mark_submitted", die)
+        with pytest.raises(Killed):
+            b.coordinator(lease=b.claim(lease_s=0.01), lease_s=0.01).run()
+    (run,) = b.runs()
+    assert run.handle is None and list(b.engine.jobs) == [run.job_name]
+    b.store.request_cancel(search_id=b.search_id)
+    assert b.coordinator(lease=wait_for_claim(b)).run().state == "cancelled"
+    assert b.engine.cancelled == [run.job_name]
+    assert [each.state for each in b.runs()] == [RunState.ABANDONED]
+
+
 def test_pause_lets_the_run_finish_and_resume_goes_on(bench):
     b = bench(budget_runs=4, min_gain_fraction=0.0)
     polls = []
@@ -317,6 +335,22 @@ def test_an_engine_out_of_reach_ends_the_loop_with_the_run_still_open(bench):
     with pytest.raises(LauncherError):
         b.coordinator().run()
     assert [run.state for run in b.runs()] == [RunState.SUBMITTED]
+
+
+def test_an_engine_that_answers_now_and_then_is_waited_for(bench):
+    """19 failures, an answer, 19 failures, ...: it is given up only after 20 in a row."""
+    b = bench(budget_runs=1)
+    polls = []
+
+    def now_and_then():
+        polls.append(1)
+        if len(polls) % 20:
+            raise LauncherError("cannot reach slurmctld")
+
+    b.engine.on_poll = now_and_then
+    assert b.coordinator().run().state == "succeeded"
+    assert [run.state for run in b.runs()] == [RunState.FINISHED]
+    assert len(polls) == 3 * 20
 
 
 def test_interrupted_by_hand_it_ends_the_job_and_pauses(bench):

@@ -62,6 +62,14 @@ def test_reduced_runs_cost_less_and_the_best_is_run_whole(store):
     assert result.search.expected_gain_fraction is not None
 
 
+def test_the_best_is_not_run_whole_where_that_would_overdraw_the_gpu_seconds(store):
+    """A reduced run on 1 or 2 devices takes 10 or 20 device seconds, a whole one on 16 takes 160."""
+    query = replace(QUERY, search=replace(QUERY.search, budget_gpu_seconds=100.0))
+    result = tune(query=query, store=store, launcher=CpuEngine(num_gpus=16))
+    assert result.search.reduced_runs == result.search.profile_runs > 1
+    assert result.search.gpu_seconds <= 100.0
+
+
 def test_a_launcher_with_fewer_devices_measures_what_it_can_and_extrapolates(store):
     result = tune(query=QUERY, store=store, launcher=CpuEngine(num_gpus=4))
     runs = store.runs(search_id=result.search.id)
