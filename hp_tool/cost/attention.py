@@ -7,6 +7,7 @@ from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import all_to_all_seconds, group_ring
+from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads, shapes
 from hp_tool.cost.roofline import (
     additive_seconds,
     cast_traffic,
@@ -16,37 +17,7 @@ from hp_tool.cost.roofline import (
     weight_matmuls,
 )
 from hp_tool.cost.topology import Group, dense_group, group_size, sharing, split
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
-
-
-def head_widths(model: ModelSpec) -> tuple[float, float]:
-    """(width of a query/key head, width of a value head): latent attention has a rotary part on the former only."""
-    if model.kv_lora_rank is None:
-        return float(model.head_size), float(model.head_size)
-    return float((model.qk_nope_head_dim or 0) + (model.qk_rope_head_dim or 0)), float(model.v_head_dim or model.head_size)
-
-
-def projections(model: ModelSpec, s: Shapes) -> list[tuple[Floats, Floats]]:
-    """(output n, input k) of each of the block's weight matrices on one rank; column-parallel by heads, latents whole."""
-    qk, v = head_widths(model)
-    heads = model.num_attention_heads / s.t
-    if model.kv_lora_rank is None:
-        key_value = model.head_size * maximum(model.kv_heads / s.t, 1.0)
-        return [(heads * qk + 2.0 * key_value, s.h), (s.h, heads * v)]
-    queries, keys_values = up_projections(model, s)
-    # Keys and values: down to kv_lora_rank, with the shared rotary key beside, and up again.
-    down = (float(model.kv_lora_rank) + float(model.qk_rope_head_dim or 0), s.h)
-    to_queries = [queries] if model.q_lora_rank is None else [(float(model.q_lora_rank), s.h), queries]
-    return [*to_queries, down, keys_values, (s.h, heads * v)]
-
-
-def up_projections(model: ModelSpec, s: Shapes) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-    """(output n, input k) of latent attention's matrices for the queries, and for keys without rotation and values."""
-    qk, v = head_widths(model)
-    heads = model.num_attention_heads / s.t
-    rank, nope = float(model.kv_lora_rank or 0), float(model.qk_nope_head_dim or 0)
-    return (heads * qk, float(model.q_lora_rank or s.h)), (heads * (nope + v), rank)
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -57,19 +28,18 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     attention the fp32 log-sum-exp, from which the backward pass rebuilds them, 4asb/t.
     """
     model = case.model
-    qk, v = head_widths(model)
-    heads = model.num_attention_heads / s.t
-    kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
+    qk, v = model.qk_head_size, model.v_head_size
+    heads, keys = query_heads(model, s.t), kv_heads(model, s.t)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    split = s.tokens * s.e * (heads * (qk + v) + kv_heads * (qk + v))
+    split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
     if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
     up_projected: Floats = 0.0
     if model.kv_lora_rank is not None:
-        nope = s.tokens * s.e * heads * (model.qk_nope_head_dim or 0)
+        nope = s.tokens * s.e * heads * model.qk_nope_size
         split, up_projected = split + nope, nope + s.tokens * s.e * heads * (2.0 * qk + v)
     elif model.positions == "rotary" and s.facts.keeps_unrotated_heads:
-        split = split + s.tokens * s.e * (heads + kv_heads) * qk
+        split = split + s.tokens * s.e * (heads + keys) * qk
     latent: Floats = 0.0
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
@@ -80,7 +50,7 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
         core=core_bytes(workload=case.workload, s=s, heads=heads),
         norm_output=s.tokens * s.h * s.saved_input / s.shards,
         up_projected=up_projected,
-        working=gathered + s.tokens * s.e * (heads + kv_heads) * (qk + v),
+        working=gathered + s.tokens * s.e * (heads + keys) * (qk + v),
     )
 
 
@@ -97,11 +67,11 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     residual's gradient is added.
     """
     model, workload = case.model, case.workload
-    matrices = projections(model, s)
+    matrices = shapes(attention_matrices(model, tensor=s.t))
     matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
     core, core_backward = core_seconds(case=case, s=s)
     context, context_backward = context_seconds(case=case, candidates=candidates, s=s, core_s=core)
-    qk, _ = head_widths(model)
+    qk = model.qk_head_size
     heads = (model.num_attention_heads + model.kv_heads) / s.t
     rotary = 2.0 * s.e * heads * qk if model.positions == "rotary" else 0.0
     per_hidden, per_hidden_backward = 5.0 * s.e + s.mask, 8.0 * s.e + s.mask
@@ -130,13 +100,12 @@ def core_seconds(
     model, workload, profile = case.model, case.workload, case.profile
     gpu, length = case.cluster.gpu, float(workload.sequence_length)
     keys = length * keys_per_query
-    heads = model.num_attention_heads / s.t
-    qk, v = head_widths(model)
+    heads = query_heads(model, s.t)
+    qk, v = model.qk_head_size, model.v_head_size
     if workload.attention == "flash":
         visible = 0.5 if (model.architecture == "decoder" if causal is None else causal) else 1.0
         flops = 2.0 * s.tokens * (s.attended * keys_per_query) * heads * (qk + v) * visible
-        kv_heads = heads if model.kv_lora_rank is not None else maximum(model.kv_heads / s.t, 1.0)
-        traffic = s.tokens * s.e * (heads + kv_heads * keys_per_query) * (qk + v)
+        traffic = s.tokens * s.e * (heads + kv_heads(model, s.t) * keys_per_query) * (qk + v)
         # Attention stays in 16 bits where the matmuls are narrower.
         peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)

@@ -10,14 +10,14 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from hp_tool.cost.arrays import Floats, maximum, minimum, where
-from hp_tool.cost.attention import core_bytes, core_seconds, head_widths
+from hp_tool.cost.attention import core_bytes, core_seconds
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
-from hp_tool.cost.parameters import attention_matrices, mlp_matrices
+from hp_tool.cost.matrices import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -104,7 +104,7 @@ def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) ->
     what the convention counts of the decoder's own scores.
     """
     encoder_tokens, decoder_tokens = float(workload.sequence_length), float(decoder_length(workload))
-    matrices = 2.0 * (float(attention_matrices(model)) + mlp_matrices(model))
+    matrices = 2.0 * float(entries(attention_matrices(model)) + entries(mlp_matrices(model)))
     scores = 4.0 * model.num_attention_heads * model.head_size
     projections, read = cross_flops(model, decoder_tokens=decoder_tokens, encoder_tokens=encoder_tokens)
     encoder, decoder = model.total_layers - model.decoder_layers, model.decoder_layers
@@ -131,10 +131,10 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
     layers share: it is not counted here.
     """
     model = case.model
-    qk, v = head_widths(model)
-    heads, kv_heads = model.num_attention_heads / s.t, maximum(model.kv_heads / s.t, 1.0)
+    qk, v = model.qk_head_size, model.v_head_size
+    heads, keys = query_heads(model, s.t), kv_heads(model, s.t)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    split = s.tokens * s.e * (heads * (qk + v) + ratio * kv_heads * (qk + v))
+    split = s.tokens * s.e * (heads * (qk + v) + ratio * keys * (qk + v))
     if s.saved_input < s.e:  # as in self-attention
         split = split + s.tokens * s.saved_input * heads * v
     gathered = s.tokens * s.h * s.e * (1.0 + ratio) * where(s.sharded, 2.0, 1.0)
@@ -148,10 +148,10 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     """Seconds of the block: no scores are masked causally; norm, residual and dropout as in self-attention."""
     model, workload = case.model, case.workload
-    qk, v = head_widths(model)
-    heads, kv_heads = model.num_attention_heads / s.t, maximum(model.kv_heads / s.t, 1.0)
     precision = workload.precision
-    own, read = [(heads * qk, s.h), (s.h, heads * v)], [(kv_heads * (qk + v), s.h)]
+    fused, output = attention_matrices(model, tensor=s.t)
+    queries, keys, values = fused.outputs
+    own, read = [(queries, s.h), output.shape], [(keys + values, s.h)]
     forward, gradient = weight_matmuls(s.tokens, own, machine=case, precision=precision)
     forward_read, gradient_read = weight_matmuls(ratio * s.tokens, read, machine=case, precision=precision)
     core, core_backward = core_seconds(case=case, s=s, keys_per_query=ratio, causal=False)
@@ -186,8 +186,8 @@ def memory_read_seconds(
 
 def cross_flops(model: ModelSpec, *, decoder_tokens: float, encoder_tokens: float) -> tuple[float, float]:
     """Forward FLOPs of one row in one block: (projections, scores and their product with the values)."""
-    qk, v = head_widths(model)
+    qk, v = model.qk_head_size, model.v_head_size
     read = model.hidden_size * model.kv_heads * (qk + v)
-    own = float(attention_matrices(model)) - read
+    own = float(entries(attention_matrices(model))) - read
     scores = 2.0 * decoder_tokens * encoder_tokens * model.num_attention_heads * (qk + v)
     return 2.0 * (own * decoder_tokens + read * encoder_tokens), scores

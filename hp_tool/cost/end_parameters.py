@@ -6,7 +6,7 @@ from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
-from hp_tool.cost.matrices import layer_matrix_parameters
+from hp_tool.cost.matrices import entries, rank_matrices
 from hp_tool.cost.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -71,8 +71,8 @@ def end_frozen(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floa
 
 def end_matrices(model: ModelSpec, candidates: Candidates, *, stages: StageLayers) -> tuple[Floats, Floats]:
     """Entries of the layers' weight matrices besides routed experts' on one rank of the first and of the last stage."""
-    dense = layer_matrix_parameters(model, candidates)
-    more = layer_matrix_parameters(model, candidates, moe=True) - dense if model.num_experts else 0.0
+    dense = _matrix_entries(model, candidates, moe=False)
+    more = _matrix_entries(model, candidates, moe=True) - dense if model.num_experts else 0.0
     first, last = _layers(stages, dense=dense, more=more)
     holds_extra = not isinstance(candidates, Section) or candidates.holds_output
     depths = candidates.extra_layers if isinstance(candidates, Stage) else holds_extra * model.num_nextn_predict_layers
@@ -111,3 +111,8 @@ def _layers(stages: StageLayers, *, dense: Floats, more: Floats) -> tuple[Floats
     """Of the layers alone: `dense` in each, and `more` in those with experts."""
     first, last = (end.layers * (dense + end.moe_fraction * more) for end in (stages.first, stages.last))
     return first, last
+
+
+def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> Floats:
+    """Entries of one layer's weight matrices besides routed experts' on one rank."""
+    return entries(matrix for matrix in rank_matrices(model, candidates, moe=moe) if not matrix.routed)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.attention import head_widths
 from hp_tool.cost.block import windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
-from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, head_matrices, mlp_matrices, moe_layers
+from hp_tool.cost.matrices import attention_matrices, entries, mlp_matrices
+from hp_tool.cost.parameters import active_expert_matrices, head_matrices
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -44,18 +44,18 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
     if model.architecture == "encoder_decoder":
         return _two_sided_flops(model, workload)
-    query_key, value = head_widths(model)
     layers, extra = float(model.num_hidden_layers), float(model.num_nextn_predict_layers)
-    sparse = moe_layers(model) + (extra if model.num_experts else 0.0)
-    blocks = (layers + extra - sparse) * mlp_matrices(model) + sparse * active_expert_matrices(model)
-    matrices = 2.0 * ((layers + extra) * float(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
+    sparse = model.moe_layers + (extra if model.num_experts else 0.0)
+    blocks = (layers + extra - sparse) * entries(mlp_matrices(model)) + sparse * active_expert_matrices(model)
+    matrices = 2.0 * float((layers + extra) * entries(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
     adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
     attended = windowed_length(model, workload.attended_length)
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))
+    width = model.qk_head_size + model.v_head_size
     return TokenFlops(
         layers=matrices + adapters,
         frozen=(matrices if workload.lora is not None else 0.0) + (logits if workload.freezes_output_layer else 0.0),
-        attention=(layers + extra) * 2.0 * attended * model.num_attention_heads * (query_key + value) * visible,
+        attention=(layers + extra) * 2.0 * attended * model.num_attention_heads * width * visible,
         logits=logits,
     )
 

@@ -217,7 +217,7 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
     if not model.num_experts:
         return (ep > 1) | (etp > 1)
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
-    width = model.moe_intermediate_size or model.ffn_size
+    width = model.expert_size
     broken: Bools = (model.num_experts % ep != 0) | (ranks % (ep * etp) != 0) | (width % etp != 0)
     return broken
 

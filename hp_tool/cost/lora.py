@@ -16,9 +16,8 @@ from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import tensor_ring
-from hp_tool.cost.matrices import Linear, layer_linears
+from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.moe import routed_tokens
-from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -46,7 +45,7 @@ DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 class Adapter:
     """One pair A and B on one rank."""
 
-    linear: Linear
+    matrix: Matrix
     rows: Floats
     """Outputs of W on this rank: those of the part it belongs to."""
     rank: float
@@ -54,10 +53,10 @@ class Adapter:
     @property
     def matrices(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """(rows, columns) of A and of B on this rank."""
-        split = self.linear.split
-        if self.linear.row_parallel:
-            return (self.rank, self.linear.inputs), (self.rows / split, self.rank)
-        return (self.rank / split, self.linear.inputs), (self.rows, self.rank)
+        split = self.matrix.ranks
+        if self.matrix.division == "row":
+            return (self.rank, self.matrix.inputs), (self.rows / split, self.rank)
+        return (self.rank / split, self.matrix.inputs), (self.rows, self.rank)
 
     @property
     def parameters(self) -> Floats:
@@ -65,31 +64,31 @@ class Adapter:
         return sum(rows * columns for rows, columns in self.matrices)
 
 
-def adapters(linear: Linear, lora: LoraSpec) -> Iterator[Adapter]:
+def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
     """The adapters that the targets name: one of a whole matrix, or one for each named part of it."""
     targets = {ALIASES.get(name, name) for name in lora.target_modules or DEFAULT_TARGETS}
     rank = float(lora.rank)
-    if linear.module in targets:
-        yield Adapter(linear=linear, rows=sum(linear.outputs), rank=rank)
+    if matrix.module in targets:
+        yield Adapter(matrix=matrix, rows=matrix.rows, rank=rank)
         return
-    names = PARTS.get(linear.module, ())
-    for aliases, rows in zip(names[-len(linear.outputs) :], linear.outputs, strict=False):
+    names = PARTS.get(matrix.module, ())
+    for aliases, rows in zip(names[-len(matrix.outputs) :], matrix.outputs, strict=False):
         if targets.intersection(aliases):
-            yield Adapter(linear=linear, rows=rows, rank=rank)
+            yield Adapter(matrix=matrix, rows=rows, rank=rank)
 
 
 def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[str]:
     """Every name that a query may give for a matrix of this model."""
-    modules = {linear.module: linear for linear in layer_linears(model, candidates, moe=moe) if linear.module != "router"}
+    modules = {matrix.module: matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.module != "router"}
     aliases = {alias for alias, module in ALIASES.items() if module in modules}
-    parts = (PARTS[name][-len(linear.outputs) :] for name, linear in modules.items() if name in PARTS)
+    parts = (PARTS[name][-len(matrix.outputs) :] for name, matrix in modules.items() if name in PARTS)
     return set(modules) | aliases | {name for several in parts for names in several for name in names}
 
 
 def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Floats:
     """Of one layer on one rank: the routed experts', or all others'."""
-    linears = (linear for linear in layer_linears(model, candidates, moe=moe) if linear.routed == routed)
-    return sum((one.parameters for linear in linears for one in adapters(linear, lora)), 0.0)
+    matrices = (matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.routed == routed)
+    return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
@@ -99,7 +98,7 @@ def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     def layer(*, moe: bool, routed: bool) -> float:
         return float(layer_adapter_parameters(model, lora, alone, moe=moe, routed=routed))
 
-    sparse = moe_layers(model)
+    sparse = model.moe_layers
     dense = (model.num_hidden_layers - sparse) * layer(moe=False, routed=False)
     if not sparse:
         return dense
@@ -112,49 +111,49 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
     save it for the weight gradient alone); one with adapters keeps it in 16 bits for A, whole where sequence parallelism
     gathers it first, and A's output for B. What attention or the activation function keeps anyway is counted there.
     """
-    model, workload = case.model, case.workload
+    workload = case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
     saved = block.saved
     sources: dict[str, bool] = {}
-    for linear in layer_linears(model, candidates, moe=moe):
-        tokens = routed if linear.routed else s.tokens
-        attached = list(adapters(linear, workload.lora))
-        if linear.source not in sources:
-            saved = saved - _kept_input(linear, tokens, s, moe=moe)
-        if attached and not sources.get(linear.source) and linear.source != "core":
-            saved = saved + tokens * linear.inputs * s.e
-        sources[linear.source] = sources.get(linear.source, False) or bool(attached)
+    for matrix in rank_matrices(case.model, candidates, moe=moe):
+        tokens = routed if matrix.routed else s.tokens
+        attached = list(adapters(matrix, workload.lora))
+        if matrix.source not in sources:
+            saved = saved - _kept_input(matrix, tokens, s, moe=moe)
+        if attached and not sources.get(matrix.source) and matrix.source != "core":
+            saved = saved + tokens * matrix.inputs * s.e
+        sources[matrix.source] = sources.get(matrix.source, False) or bool(attached)
         saved = saved + len(attached) * tokens * workload.lora.rank * s.e
     return replace(block, saved=saved)
 
 
-def _kept_input(linear: Linear, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
+def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
     """Bytes that training all weights keeps of a matrix's input, as attention_bytes, mlp_bytes and expert_bytes count it."""
-    whole = tokens * linear.inputs
-    if linear.source in ("activation", "routed_input", "routed_activation"):
+    whole = tokens * matrix.inputs
+    if matrix.source in ("activation", "routed_input", "routed_activation"):
         return whole * s.saved_input
-    if linear.source == "core":
+    if matrix.source == "core":
         return whole * s.saved_input * (s.saved_input < s.e)
-    return whole * (s.e if moe and linear.source == "mlp_input" else s.saved_input) / s.shards
+    return whole * (s.e if moe and matrix.source == "mlp_input" else s.saved_input) / s.shards
 
 
 def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
     """The layer's seconds when only adapters are trained: no weight gradients but theirs, their matmuls, and the sums of
     both paths (forward reads two and writes one output; backward the same for the input's gradient).
     """
-    model, workload = case.model, case.workload
+    workload = case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
     gradient: Floats = 0.0
     matmul, forward, backward = block.matmul, block.elementwise, block.elementwise_backward
-    for linear in layer_linears(model, candidates, moe=moe):
-        tokens = routed if linear.routed else s.tokens
-        for one in adapters(linear, workload.lora):
+    for matrix in rank_matrices(case.model, candidates, moe=moe):
+        tokens = routed if matrix.routed else s.tokens
+        for one in adapters(matrix, workload.lora):
             both, both_gradient = weight_matmuls(tokens, one.matrices, machine=case, precision=wide_precision(workload))
             matmul, gradient = matmul + both, gradient + both_gradient
             forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0)
-            backward = backward + elementwise_seconds(3.0 * s.e * tokens * linear.inputs, machine=case, kernels=2.0)
+            backward = backward + elementwise_seconds(3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0)
     return replace(block, matmul=matmul, weight_gradient=gradient, elementwise=forward, elementwise_backward=backward)
 
 
@@ -170,9 +169,9 @@ def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Sha
     away = s.tokens * s.e * (s.t - 1.0) / s.t
     forward: Floats = 0.0
     backward: Floats = 0.0
-    for linear in layer_linears(case.model, candidates, moe=moe):
-        for one in adapters(linear, workload.lora) if not linear.routed else ():
-            inner = group.seconds(away * one.rank * (2.0 if linear.row_parallel else 1.0))
-            outer = group.seconds(away * one.rows) if linear.row_parallel else 0.0
+    for matrix in rank_matrices(case.model, candidates, moe=moe):
+        for one in adapters(matrix, workload.lora) if not matrix.routed else ():
+            inner = group.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
+            outer = group.seconds(away * one.rows) if matrix.division == "row" else 0.0
             forward, backward = forward + inner + outer, backward + inner + outer * s.sharded
     return forward, backward

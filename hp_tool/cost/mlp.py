@@ -5,6 +5,7 @@ from __future__ import annotations
 from hp_tool.cost.arrays import where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.matrices import mlp_matrices, shapes
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 
@@ -14,7 +15,7 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     the activated gate too.
     """
     hidden = model.ffn_size / s.t
-    gates = 2.0 if model.gated_mlp else 1.0
+    gates = float(model.mlp_inputs)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     split = s.tokens * hidden * (gates * s.e + activated + s.saved_input)
@@ -31,8 +32,8 @@ def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
     """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
     model, workload = case.model, case.workload
     hidden = model.ffn_size / s.t
-    gates = 2.0 if model.gated_mlp else 1.0
-    matrices = [(gates * hidden, s.h), (s.h, hidden)]
+    gates = float(model.mlp_inputs)
+    matrices = shapes(mlp_matrices(model, tensor=s.t))
     matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)

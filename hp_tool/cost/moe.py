@@ -19,27 +19,11 @@ from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.collectives import exchange_seconds, group_ring
+from hp_tool.cost.matrices import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.cost.topology import Group, expert_group, group_size, sharing
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import TrainingWorkload
-
-
-def expert_width(model: ModelSpec) -> float:
-    """Width of one routed expert."""
-    return float(model.moe_intermediate_size or model.ffn_size)
-
-
-def activation_width(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Width of one routed expert on one rank."""
-    return expert_width(model) / candidates.expert_tensor_parallel_size
-
-
-def shared_matrices(model: ModelSpec, s: Shapes) -> list[tuple[Floats, Floats]]:
-    """(output n, input k) of the shared experts' matrices on one rank; they split like a dense MLP."""
-    shared = model.shared_expert_size / s.t
-    return [((2.0 if model.gated_mlp else 1.0) * shared, s.h), (s.h, shared)]
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
@@ -57,9 +41,9 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     shared experts. Not counted: 32 bytes or so for each chosen pair, its probabilities and indices.
     """
     model = case.model
-    gates = 2.0 if model.gated_mlp else 1.0
+    gates = float(model.mlp_inputs)
     routed = routed_tokens(case, candidates, s)
-    width = activation_width(model, candidates)
+    width = model.expert_size / candidates.expert_tensor_parallel_size
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
@@ -83,18 +67,18 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     c = candidates
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
-    gates = 2.0 if model.gated_mlp else 1.0
+    gates = float(model.mlp_inputs)
     local_experts = (model.num_experts or 1) / ep
     routed = routed_tokens(case, candidates, s)
-    width = activation_width(model, c)
-    matrices = [(gates * width, s.h), (s.h, width)]
+    width = model.expert_size / etp
+    matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
     forward, gradient = weight_matmuls(
         routed / local_experts, matrices, machine=case, precision=workload.precision, batch=local_experts
     )
     cast, cast_backward = cast_traffic(workload, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(
-            s.tokens, shared_matrices(model, s), machine=case, precision=workload.precision
+            s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), machine=case, precision=workload.precision
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 

@@ -11,7 +11,7 @@ from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.collectives import group_ring
-from hp_tool.cost.matrices import Linear, layer_linears
+from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import stage_layers
 from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding
@@ -171,24 +171,24 @@ def orthogonalize_seconds(*, case: TrainingCase, candidates: Candidates, shards:
     model = case.model
     stages = stage_layers(model, candidates, framework="megatron-core")
     layers = maximum(maximum(stages.first.layers, stages.last.layers), stages.pace)
-    dense = list(layer_linears(model, candidates))
+    dense = rank_matrices(model, candidates, moe=False)
     if not model.num_experts:
         return _dealt(dense, layers, shards, machine=case)
-    sparse, fraction = list(layer_linears(model, candidates, moe=True)), stages.pace_moe_fraction
-    beside = _dealt([linear for linear in sparse if not linear.routed], layers * fraction, shards, machine=case)
-    experts = _dealt([linear for linear in sparse if linear.routed], layers * fraction, expert_shards, machine=case)
+    sparse, fraction = rank_matrices(model, candidates, moe=True), stages.pace_moe_fraction
+    beside = _dealt([matrix for matrix in sparse if not matrix.routed], layers * fraction, shards, machine=case)
+    experts = _dealt([matrix for matrix in sparse if matrix.routed], layers * fraction, expert_shards, machine=case)
     return _dealt(dense, layers * (1.0 - fraction), shards, machine=case) * (fraction < 1.0) + beside + experts
 
 
-def _dealt(linears: Iterable[Linear], layers: Floats, shards: Floats, *, machine: Machine) -> Floats:
+def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine) -> Floats:
     """Seconds of the rank with the most to do when the matrices of `layers` layers are dealt out to `shards` ranks."""
     work: Floats = 0.0
     longest: Floats = 0.0
-    for linear in linears:
-        parts = linear.outputs if linear.module == "linear_qkv" else (sum(linear.outputs),)
+    for matrix in matrices:
+        parts = matrix.outputs if matrix.module == "linear_qkv" else (matrix.rows,)
         for rows in parts:
-            seconds = newton_schulz_seconds(rows, linear.inputs, machine=machine)
-            work = work + linear.count * seconds
+            seconds = newton_schulz_seconds(rows, matrix.inputs, machine=machine)
+            work = work + matrix.count * seconds
             longest = maximum(longest, seconds)
     return maximum(layers * work / shards, longest)
 

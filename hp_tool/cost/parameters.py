@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, Ints, maximum
+from hp_tool.cost.arrays import Floats, Ints
+from hp_tool.cost.matrices import (
+    attention_matrices,
+    entries,
+    expert_matrices,
+    kv_heads,
+    mlp_matrices,
+    query_heads,
+    router_matrix,
+    shared_expert_matrices,
+)
 from hp_tool.domain.model import ModelSpec
 
-Size = Ints
 
-
-def attention_matrices(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
-    """Weights of one attention block's projections on one rank: h a d + 2 h k d + a d h, heads split t ways.
-
-    With fewer key/value heads than ranks each rank keeps one whole head (Megatron Core). Latent attention (DeepSeek):
-    down-projections are whole on every rank, up-projections split by heads.
-    """
-    t = tensor_parallel_size
-    h, heads = model.hidden_size, model.num_attention_heads / t
-    if model.kv_lora_rank is None:
-        d = model.head_size
-        return h * d * (2.0 * heads + 2.0 * maximum(model.kv_heads / t, 1.0))
-    nope, rope = model.qk_nope_head_dim or 0, model.qk_rope_head_dim or 0
-    value = model.v_head_dim or model.head_size
-    down = h * (model.kv_lora_rank + rope)
-    up = model.kv_lora_rank * heads * (nope + value)
-    if model.q_lora_rank is None:
-        query = h * heads * (nope + rope)
-    else:
-        query = h * model.q_lora_rank + model.q_lora_rank * heads * (nope + rope)
-    return query + down + up + heads * value * h
-
-
-def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, on one rank; norms of
     queries and keys (of all heads: split with them) and sinks where the model has them.
     """
@@ -41,7 +27,7 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) ->
     latent_norms = 0.0
     if model.has_attention_bias:
         d = model.head_size
-        biases = model.num_attention_heads * d / t + 2.0 * d * maximum(model.kv_heads / t, 1.0)
+        biases = model.num_attention_heads * d / t + 2.0 * d * kv_heads(model, t)
     if model.has_attention_output_bias:
         biases = biases + model.hidden_size
     if model.query_key_norm is not None:
@@ -50,32 +36,27 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) ->
         biases = biases + model.num_attention_heads / t
     if model.kv_lora_rank is not None:
         latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
-    return attention_matrices(model, tensor_parallel_size=tensor_parallel_size) + biases + norm_weights(model) + latent_norms
+    return entries(attention_matrices(model, tensor=t)) + biases + norm_weights(model) + latent_norms
 
 
 def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
     """Vectors of d for queries and for keys, or of the local heads' a d / t + k d / t."""
     width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
-        width = model.head_size * (model.num_attention_heads / t + maximum(model.kv_heads / t, 1.0))
+        width = model.head_size * (query_heads(model, t) + kv_heads(model, t))
     return model.vectors_per_norm * width
 
 
-def mlp_matrices(model: ModelSpec) -> float:
-    """Weights of one dense MLP: two matrices of h x ffn, three where gated."""
-    return _matrices(model) * model.hidden_size * model.ffn_size
-
-
-def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """A dense MLP on one rank, and the layer's norms but attention's."""
     t = tensor_parallel_size
     biases: Floats = 0.0
     if model.has_mlp_bias:
-        biases = (_matrices(model) - 1.0) * model.ffn_size / t + model.hidden_size
-    return mlp_matrices(model) / t + biases + _norms_beside_attention(model)
+        biases = model.mlp_inputs * float(model.ffn_size) / t + model.hidden_size
+    return entries(mlp_matrices(model, tensor=t)) + biases + _norms_beside_attention(model)
 
 
-def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """One dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
@@ -83,12 +64,13 @@ def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Flo
 
 def expert_parameters(model: ModelSpec) -> float:
     """All routed experts of one MoE layer."""
-    experts, width = model.num_experts or 0, _expert_width(model)
-    biases = experts * ((_matrices(model) - 1.0) * width + model.hidden_size) if model.expert_bias else 0.0
-    return experts * _matrices(model) * model.hidden_size * width + biases
+    biases = 0.0
+    if model.expert_bias:
+        biases = (model.num_experts or 0) * (float(model.mlp_inputs) * model.expert_size + model.hidden_size)
+    return float(entries(expert_matrices(model))) + biases
 
 
-def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """One MoE layer without its routed experts on one rank: attention, router and shared experts' gate (whole), shared
     experts, norm.
     """
@@ -96,18 +78,13 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -
     router = model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
     router += (model.num_experts or 0) * model.router_bias
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
-    return attention + shared_expert_matrices(model) / t + router + _norms_beside_attention(model)
-
-
-def shared_expert_matrices(model: ModelSpec) -> float:
-    """Weights of the shared experts of one MoE layer."""
-    return _matrices(model) * model.hidden_size * model.shared_expert_size
+    return attention + entries(shared_expert_matrices(model, tensor=t)) + router + _norms_beside_attention(model)
 
 
 def active_expert_matrices(model: ModelSpec) -> float:
     """Weights a token meets in one MoE block: top-k and shared experts, and the router."""
-    width = (model.num_experts_per_tok or 0) * _expert_width(model) + model.shared_expert_size
-    return model.hidden_size * (width * _matrices(model) + (model.num_experts or 0))
+    routed = entries(expert_matrices(model)) * (model.num_experts_per_tok or 0) / (model.num_experts or 1)
+    return float(routed + entries([*shared_expert_matrices(model), router_matrix(model)]))
 
 
 def norm_weights(model: ModelSpec) -> float:
@@ -125,12 +102,7 @@ def _norms_beside_attention(model: ModelSpec) -> float:
     return (model.norms_per_layer - 1) * norm_weights(model)
 
 
-def moe_layers(model: ModelSpec) -> int:
-    """Layers with experts: all but the leading dense ones; none in a dense model."""
-    return max(model.num_hidden_layers - model.first_k_dense_replace, 0) if model.num_experts else 0
-
-
-def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Size = 1) -> Floats:
+def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1) -> Floats:
     """The input embedding on one rank: V h / t; learned positions, token types and norm, which every rank keeps whole."""
     rows = model.token_types
     if model.positions == "learned":
@@ -140,17 +112,17 @@ def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_paral
     return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + whole
 
 
-def output_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
     return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
 
 
-def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Cross attention of one decoder layer on one rank: the same matrices and norm as self-attention's."""
     return attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
-def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> Floats:
+def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """What other architectures have beside the layers, embedding and head of a decoder, on one of t ranks.
 
     encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables of relative positions. encoder
@@ -172,7 +144,7 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Size = 1) -> F
     return whole + _output_bias(model, tensor_parallel_size)
 
 
-def _output_bias(model: ModelSpec, t: Size) -> Floats:
+def _output_bias(model: ModelSpec, t: Ints) -> Floats:
     return model.vocab_size / np.asarray(t) if model.has_output_bias else 0.0
 
 
@@ -186,7 +158,7 @@ def head_matrices(model: ModelSpec) -> float:
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     """Parameters of the whole model; learned positions count max_position_embeddings, else sequence_length rows."""
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
-    sparse = moe_layers(model)
+    sparse = model.moe_layers
     layers = float(special_parameters(model)) + (model.total_layers - sparse) * float(layer_parameters(model))
     layers += sparse * (float(moe_shared_parameters(model)) + expert_parameters(model))
     return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + final_norm_weights(model)
@@ -195,12 +167,4 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     """Parameters of the whole model without the routed experts that a token is not sent to."""
     idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts if model.num_experts else 0.0
-    return total_parameters(model, sequence_length=sequence_length) - moe_layers(model) * idle * expert_parameters(model)
-
-
-def _matrices(model: ModelSpec) -> float:
-    return 3.0 if model.gated_mlp else 2.0
-
-
-def _expert_width(model: ModelSpec) -> float:
-    return float(model.moe_intermediate_size or model.ffn_size)
+    return total_parameters(model, sequence_length=sequence_length) - model.moe_layers * idle * expert_parameters(model)

@@ -17,7 +17,6 @@ from hp_tool.cost.arrays import Floats, Ints, maximum, result, results
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.mixed_gpus import PACED_PARTS, chosen, stage_seconds
-from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.pipeline_stages import Stage
 from hp_tool.cost.step_time import TIME_PARTS, micro_batches, step_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -117,7 +116,7 @@ def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: Mode
 
 def _held(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) -> tuple[tuple[LayoutChunk, ...], int]:
     """A rank's chunks, and how many of their layers are dense ones at the start of a mixture of experts."""
-    leading = model.num_hidden_layers - moe_layers(model) if model.num_experts else 0
+    leading = model.num_hidden_layers - model.moe_layers if model.num_experts else 0
     held = layout.stage(rank, stages=stages)
     return held, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in held)
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
-from hp_tool.cost.parameters import moe_layers
 from hp_tool.cost.schedules.bubble import is_folded
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
@@ -194,7 +193,7 @@ def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) ->
             pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0,
             fewer_first=fewer_first, fewer_last=fewer_last, fewer=fewer,
         )  # fmt: skip
-    dense = model.total_layers - moe_layers(model)
+    dense = model.total_layers - model.moe_layers
     on_first = minimum(dense, each - fewer_first)
     on_last = maximum(dense - (model.total_layers - each + fewer_last), 0.0)
     ends = [End(layers=n, moe_fraction=1.0 - d / maximum(n, NO_LAYERS)) for n, d in ((first, on_first), (last, on_last))]
@@ -227,7 +226,7 @@ def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
     extra = model.num_nextn_predict_layers if c.holds_output else 0
     alone = c.stages == 1
     layers = (c.layers + alone * extra, c.layers + extra)
-    dense = (model.num_hidden_layers - moe_layers(model)) if model.num_experts else 0
+    dense = (model.num_hidden_layers - model.moe_layers) if model.num_experts else 0
     ends = []
     for stage, held in zip((0, c.stages - 1), layers, strict=True):
         leading = minimum(maximum(dense - (c.layers_before + stage * c.layers), 0.0), c.layers)

@@ -6,7 +6,7 @@ The modules that selective recomputation may name are in `modules`, torchtitan's
 from __future__ import annotations
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where, zeros_like
-from hp_tool.cost.attention import core_bytes, head_widths, up_projections
+from hp_tool.cost.attention import core_bytes
 from hp_tool.cost.block import LAYER_AXES, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes
 from hp_tool.cost.candidates import (
     CORE_ATTN,
@@ -23,8 +23,18 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.moe import activation_width, routed_tokens, shared_matrices
-from hp_tool.cost.parameters import active_expert_matrices, mlp_matrices, moe_layers, shared_expert_matrices
+from hp_tool.cost.matrices import (
+    Matrix,
+    attention_matrices,
+    entries,
+    kv_heads,
+    mlp_matrices,
+    query_heads,
+    shapes,
+    shared_expert_matrices,
+)
+from hp_tool.cost.moe import routed_tokens
+from hp_tool.cost.parameters import active_expert_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.domain.model import ModelSpec
@@ -150,19 +160,17 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
     if modules == PER_OP:
         return 2.0 * (model.num_hidden_layers + model.num_nextn_predict_layers) * per_op_matrices(model)
     layers = model.num_hidden_layers + model.num_nextn_predict_layers
-    sparse = moe_layers(model) + (model.num_nextn_predict_layers if model.num_experts else 0)
-    parameters = 0.0
+    sparse = model.moe_layers + (model.num_nextn_predict_layers if model.num_experts else 0)
+    repeated = 0.0
     if modules & MLP:
-        parameters += (layers - sparse) * mlp_matrices(model)
+        repeated += (layers - sparse) * float(entries(mlp_matrices(model)))
     if modules & MOE:
-        parameters += sparse * active_expert_matrices(model)
+        repeated += sparse * float(active_expert_matrices(model))
     elif modules & SHARED_EXPERTS:
-        parameters += sparse * shared_expert_matrices(model)
+        repeated += sparse * float(entries(shared_expert_matrices(model)))
     if modules & MLA_UP_PROJ:
-        qk, v = head_widths(model)
-        rank, nope = float(model.kv_lora_rank or 0), float(model.qk_nope_head_dim or 0)
-        parameters += layers * model.num_attention_heads * (qk * (model.q_lora_rank or model.hidden_size) + rank * (nope + v))
-    return 2.0 * parameters + (attention if modules & CORE_ATTN else 0.0)
+        repeated += layers * float(entries(_up_projections(model, 1)))
+    return 2.0 * repeated + (attention if modules & CORE_ATTN else 0.0)
 
 
 def _has(modules: Ints, bit: int) -> Ints:
@@ -170,9 +178,15 @@ def _has(modules: Ints, bit: int) -> Ints:
     return (modules & bit) // bit
 
 
+def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
+    """Latent attention's matrices for queries, and for keys without rotation and values."""
+    modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
+    return [matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules]
+
+
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
     """Queries, keys and values out of the latents, and the rotation of their parts."""
-    matrices = up_projections(case.model, s)
+    matrices = shapes(_up_projections(case.model, s.t))
     matmul, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
     return matmul + elementwise_seconds(rotated, machine=case, kernels=1.0)
@@ -181,12 +195,12 @@ def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
 def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Floats, Floats]:
     """(shared experts, activation functions of the routed ones), forward."""
     model = case.model
-    gates = 2.0 if model.gated_mlp else 1.0
-    routed = routed_tokens(case, c, s) * activation_width(model, c)
+    gates = float(model.mlp_inputs)
+    routed = routed_tokens(case, c, s) * model.expert_size / c.expert_tensor_parallel_size
     activation = elementwise_seconds((gates + 1.0) * s.e * routed, machine=case, kernels=1.0)
     if not model.num_shared_experts:
         return 0.0, activation
-    matrices = shared_matrices(model, s)
+    matrices = shapes(shared_expert_matrices(model, tensor=s.t))
     shared, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     traffic = (gates + 1.0) * s.e * s.tokens * matrices[1][1]
     return shared + elementwise_seconds(traffic, machine=case, kernels=1.0), activation
@@ -230,4 +244,4 @@ def per_op_matrices(model: ModelSpec) -> float:
 
 def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
     """(query heads, key/value heads, MLP width) of one tensor-parallel rank."""
-    return model.num_attention_heads / s.t, maximum(model.kv_heads / s.t, 1.0), model.ffn_size / s.t
+    return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t

@@ -11,7 +11,27 @@ PositionEmbedding = Literal["learned", "rotary", "relative", "none"]
 Vectors = Literal["none", "weight", "weight_bias"]
 QueryKeyNorm = Literal["head", "all_heads"]
 
+AttentionKind = Literal["grouped", "latent"]
+MlpKind = Literal["dense", "experts"]
+
 _VECTORS: dict[Vectors, int] = {"none": 0, "weight": 1, "weight_bias": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """What one layer is made of; layers of one kind have the same matrices."""
+
+    attention: AttentionKind = "grouped"
+    """grouped: query heads that share key/value heads (MHA, GQA, MQA); latent: multi-head latent attention (DeepSeek)."""
+    mlp: MlpKind = "dense"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun:
+    """Neighbouring layers of one kind."""
+
+    kind: LayerKind
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +159,26 @@ class ModelSpec:
         return self.num_hidden_layers + self.decoder_layers if both else self.num_hidden_layers
 
     @property
+    def attention(self) -> AttentionKind:
+        return "grouped" if self.kv_lora_rank is None else "latent"
+
+    def layer_kind(self, *, moe: bool) -> LayerKind:
+        """The kind of a layer with experts, or of one without."""
+        return LayerKind(attention=self.attention, mlp="experts" if moe else "dense")
+
+    @property
+    def layer_runs(self) -> tuple[LayerRun, ...]:
+        """The layers from first to last, equal neighbours counted together; multi-token prediction's are not among them."""
+        dense = self.total_layers - self.moe_layers
+        runs = ((self.layer_kind(moe=False), dense), (self.layer_kind(moe=True), self.moe_layers))
+        return tuple(LayerRun(kind=kind, count=count) for kind, count in runs if count)
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts: all but the leading dense ones; none in a dense model."""
+        return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
+
+    @property
     def kv_heads(self) -> int:
         return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_attention_heads
 
@@ -147,11 +187,38 @@ class ModelSpec:
         return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_attention_heads
 
     @property
+    def qk_nope_size(self) -> int:
+        """MLA: width of the part of a query or key head without rotary embedding."""
+        return self.qk_nope_head_dim if self.qk_nope_head_dim is not None else self.head_size
+
+    @property
+    def qk_head_size(self) -> int:
+        """Width of a query or key head; of latent attention with its rotary part."""
+        return self.head_size if self.attention == "grouped" else self.qk_nope_size + (self.qk_rope_head_dim or 0)
+
+    @property
+    def v_head_size(self) -> int:
+        """Width of a value head; MLA's default is the part of a key head without rotary embedding, as DeepSeek has it."""
+        if self.attention == "grouped":
+            return self.head_size
+        return self.v_head_dim if self.v_head_dim is not None else self.qk_nope_size
+
+    @property
+    def mlp_inputs(self) -> int:
+        """Matrices that read an MLP's input: up, and its gate where it has one."""
+        return 2 if self.gated_mlp else 1
+
+    @property
+    def expert_size(self) -> int:
+        """Width of one routed expert."""
+        return self.moe_intermediate_size if self.moe_intermediate_size is not None else self.ffn_size
+
+    @property
     def shared_expert_size(self) -> int:
         """Width of the shared experts of a layer together; 0 where there are none."""
         if self.shared_expert_intermediate_size is not None and self.num_shared_experts:
             return self.shared_expert_intermediate_size
-        return self.num_shared_experts * (self.moe_intermediate_size or self.ffn_size)
+        return self.num_shared_experts * self.expert_size
 
     @property
     def ffn_size(self) -> int:

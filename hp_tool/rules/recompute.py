@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.parameters import moe_layers
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeModule
 from hp_tool.domain.workload import TrainingWorkload
@@ -71,7 +70,7 @@ def _check_modules(modules: tuple[RecomputeModule, ...], *, model: ModelSpec, wo
         raise UnsupportedError("recompute.modules of encoder-decoder models are not modelled by this version", field=field)
     if workload.lora is not None:
         raise UnsupportedError("recompute.modules other than core_attn are not modelled under lora", field=field)
-    dense = model.num_hidden_layers > moe_layers(model)
+    dense = model.num_hidden_layers > model.moe_layers
     missing: dict[RecomputeModule, tuple[bool, str]] = {
         "mlp": (dense, "a layer with a dense MLP"),
         "moe": (model.num_experts is not None, "a model with experts"),

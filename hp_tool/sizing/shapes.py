@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from hp_tool.cost.parameters import expert_parameters, moe_layers, total_parameters
+from hp_tool.cost.parameters import expert_parameters, total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.sizing import Choice, ExpertsQuery, Style
 from hp_tool.errors import InputError
@@ -43,7 +43,7 @@ def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     if not model.num_experts:
         return total
     idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts
-    return total - moe_layers(model) * idle * expert_parameters(model)
+    return total - model.moe_layers * idle * expert_parameters(model)
 
 
 def shaped(

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hp_tool.app import estimate
 from hp_tool.catalog import model
-from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.matrices import layer_matrix_parameters
+from hp_tool.cost.matrices import entries, layer_matrices
 from hp_tool.cost.optimizer import bytes_per_parameter, stage_bytes
 from hp_tool.cost.roofline import cast_traffic, quantized_bytes
 from hp_tool.domain.parallel import ParallelConfig
@@ -96,7 +95,8 @@ def test_weights_kept_in_eight_bits_are_as_many_bytes_and_half_the_traffic(
 
 def test_only_matrices_are_kept_in_eight_bits() -> None:
     size = bytes_per_parameter(replace(FP8, precision="mxfp8", parameter_precision="fp8"))
-    matrices = float(layer_matrix_parameters(model("llama-3-8b"), Candidates.alone(ParallelConfig())))
+    shape = model("llama-3-8b")
+    matrices = float(entries(layer_matrices(shape, shape.layer_kind(moe=False))))
     kept = stage_bytes(matrices + 1000.0, matrices=matrices, size=size)
     assert kept.weights == pytest.approx(matrices * 2 * 33 / 32 + 2000)
     assert kept.communicated_weights == pytest.approx(matrices * 33 / 32 + 2000)

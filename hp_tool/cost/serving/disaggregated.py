@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, tokens_per_pass
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
-from hp_tool.cost.serving.weights import cached_width
 
 _HALVINGS = 40
 """Of the interval of b: far below one request."""

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.collectives import send_seconds
+from hp_tool.cost.matrices import (
+    attention_matrices,
+    entries,
+    expert_matrices,
+    mlp_matrices,
+    router_matrix,
+    shapes,
+    shapes_by_source,
+    shared_expert_matrices,
+)
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.serving.operations import (
@@ -16,7 +26,6 @@ from hp_tool.cost.serving.operations import (
     matmuls_seconds,
     thin_roof,
 )
-from hp_tool.cost.serving.weights import attention_matrices, mlp_matrices, moe_layers, moe_width, weights
 from hp_tool.domain.hardware import Precision
 
 
@@ -34,11 +43,11 @@ def imbalance(load: FloatArray, *, ranks: IntArray) -> FloatArray:
     return np.minimum(1.0 + np.sqrt(2.0 * np.log(ranks) / np.maximum(load, 1e-9)), ranks)
 
 
-def expert_weights(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+def expert_weights(nouns: ServingNouns, candidates: ServingCandidates) -> Floats:
     """Routed weights of one layer on one rank: E experts spread over all ranks of the stage, whole or split."""
     model = nouns.model
     ranks = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
-    return (model.num_experts or 0) * weights(mlp_matrices(model, float(moe_width(model)))) / ranks
+    return entries(expert_matrices(model)) / ranks
 
 
 def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
@@ -50,10 +59,10 @@ def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: 
     everyone = tokens * d
     load = everyone * top_k / e
     busiest = load * imbalance(load, ranks=e)
-    expert = weights(mlp_matrices(model, float(moe_width(model)))) / split
+    expert = entries(expert_matrices(model)) / count / split
     local = active_experts(everyone, experts=count, top_k=top_k) / e
     read = nouns.weight_bytes * expert * np.maximum(local, 1.0)
-    moved = busiest * (2.0 * model.hidden_size * ELEMENT_BYTES[nouns.compute_precision] + 6.0 * moe_width(model) / split)
+    moved = busiest * (2.0 * model.hidden_size * ELEMENT_BYTES[nouns.compute_precision] + 6.0 * model.expert_size / split)
     routed = roofline_seconds(
         2.0 * busiest * expert,
         read + moved,
@@ -61,9 +70,9 @@ def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: 
         gpu=gpu,
         peak=peak_flops(gpu, precision=nouns.compute_precision),
     )
-    shared = model.shared_expert_size / t
-    always = matmuls_seconds(nouns, tokens, mlp_matrices(model, shared)) if model.num_shared_experts else 0.0
-    router = matmuls_seconds(nouns, tokens, ((float(count), float(model.hidden_size)),))
+    shared = shapes(shared_expert_matrices(model, tensor=t))
+    always = matmuls_seconds(nouns, tokens, shared) if model.num_shared_experts else 0.0
+    router = matmuls_seconds(nouns, tokens, [router_matrix(model).shape])
     # Beyond the first grouped matmul's launch: the second one, and sorting the tokens by expert and back.
     launches = 3.0 * nouns.profile.gpu.kernel_overhead_s
     return nouns.engine.matmul_slowdown * (routed + launches) + always + router
@@ -85,9 +94,9 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     """
     model, gpu = nouns.model, nouns.cluster.gpu
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    layers, mixtures = model.num_hidden_layers, moe_layers(model)
+    layers, mixtures = model.num_hidden_layers, model.moe_layers
     tokens = batch.tokens
-    projections = matmuls_seconds(nouns, tokens, attention_matrices(model, t))
+    projections = matmuls_seconds(nouns, tokens, shapes_by_source(attention_matrices(model, tensor=t)))
     core = attention_seconds(
         nouns,
         t,
@@ -102,13 +111,13 @@ def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: P
     reduce = all_reduce_seconds(nouns, message, group_size=t)
     seconds = layers * (projections + core + elementwise + reduce)
     if layers > mixtures:
-        dense = matmuls_seconds(nouns, tokens, mlp_matrices(model, model.ffn_size / t)) + reduce
+        dense = matmuls_seconds(nouns, tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
         seconds = seconds + (layers - mixtures) * dense
     if mixtures:
         exchange = _expert_exchange(nouns, candidates, tokens, reduce)
         seconds = seconds + mixtures * (experts_seconds(nouns, candidates, tokens) + exchange)
     rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests
-    output = matmuls_seconds(nouns, rows, ((model.vocab_size / t, float(model.hidden_size)),), precision=_head_precision(nouns),
+    output = matmuls_seconds(nouns, rows, [(model.vocab_size / t, float(model.hidden_size))], precision=_head_precision(nouns),
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
     distance = t * candidates.attention_data_parallel_size
     # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.

@@ -6,7 +6,6 @@ import numpy as np
 
 from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.weights import moe_width
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import ServingConfig
@@ -39,7 +38,7 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
     dense = (model.ffn_size % t != 0) & has_dense
     broken = (
         (model.num_attention_heads % t != 0) | shares_kv,
-        dense | ((moe_width(model) % split != 0) & (experts is not None)),
+        dense | ((model.expert_size % split != 0) & (experts is not None)),
         p > model.num_hidden_layers,
         (t * p * c.data_parallel_size != num_gpus) | (c.data_parallel_size % d != 0),
         (e > 1) if experts is None else ((experts % e != 0) | (t * d % e != 0)),

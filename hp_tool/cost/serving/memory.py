@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray, result
+from hp_tool.cost.matrices import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.serving.forward import expert_weights
-from hp_tool.cost.serving.weights import attention_matrices, cached_width, mlp_matrices, moe_layers, moe_width, weights
 
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations: 16 bits."""
@@ -42,7 +42,7 @@ def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_
     overhead = np.full(len(candidates), nouns.engine.reserve_bytes)
     capacity = memory_fraction * nouns.cluster.gpu.memory_bytes
     return ServingBytes(
-        weights=held,
+        weights=result(held),
         activations=working,
         logits=logits,
         overhead=overhead,
@@ -52,15 +52,15 @@ def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_
     )
 
 
-def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> Floats:
     """A p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both where p = 1)."""
     model = nouns.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    layers, mixtures = model.num_hidden_layers, moe_layers(model)
-    matrices = layers * weights(attention_matrices(model, t))
-    matrices = matrices + (layers - mixtures) * weights(mlp_matrices(model, model.ffn_size / t))
+    layers, mixtures = model.num_hidden_layers, model.moe_layers
+    matrices = layers * entries(attention_matrices(model, tensor=t))
+    matrices = matrices + (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
     if mixtures:
-        shared = weights(mlp_matrices(model, model.shared_expert_size / t))
+        shared = entries(shared_expert_matrices(model, tensor=t))
         matrices = matrices + mixtures * (expert_weights(nouns, candidates) + shared)
     stage = np.ceil(layers / p) / layers * matrices * nouns.weight_bytes
     return stage + _ends(nouns, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
@@ -72,8 +72,8 @@ def activation_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> Floa
     """
     model = nouns.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
-    gates = 3.0 if model.gated_mlp else 2.0
-    width = max(model.ffn_size, (model.num_experts_per_tok or 0) * moe_width(model) if model.num_experts else 0)
+    gates = model.mlp_inputs + 1.0
+    width = max(model.ffn_size, (model.num_experts_per_tok or 0) * model.expert_size if model.num_experts else 0)
     working: FloatArray = tokens * WIDE_BYTES * (4.0 * model.hidden_size + gates * width / t)
     return working
 
