@@ -10,7 +10,7 @@ from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
-from hp_tool.cost.pipeline_stages import Section, Stage, StageLayers
+from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import is_folded, share_of_ends, split_bubble_share, splits_backward
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -51,9 +51,9 @@ class EndsTime:
     """Part of `pacing`: the output layer's tensor-parallel collectives."""
 
 
-def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, stages: StageLayers) -> StageTime:
+def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, pipeline: Pipeline) -> StageTime:
     """The stage's layers, each the mean `layer`."""
-    layers = stages.pace
+    layers = pipeline.critical.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
     compute = layers * (layer.forward + layer.backward)
@@ -67,7 +67,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     held, held_forward = total, forward
     if case.profile.framework.host_layer_s:
         # A pass takes what its host takes; communication runs on meanwhile.
-        launched = launched_layers(layers, moe_fraction=stages.pace_moe_fraction, recomputed_fraction=whole)
+        launched = launched_layers(layers, moe_fraction=pipeline.critical.expert_share, recomputed_fraction=whole)
         in_forward, in_backward = host_waits(
             case=case,
             candidates=candidates,
@@ -93,7 +93,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     )
 
 
-def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage: StageTime, stages: StageLayers) -> EndsTime:
+def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage: StageTime, pipeline: Pipeline) -> EndsTime:
     """The ends add to the first and last stage. The longer one sets the pace, as far as it is longer than the layers that an
     uneven end leaves out; in a folded pipeline the rank that holds both does.
 
@@ -102,12 +102,12 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     c, depths = candidates, model.num_nextn_predict_layers
     collectives = (1.0 + depths) * head.output_communication
     embedding, output = head.embedding, (1.0 + depths) * (head.output + head.output_communication)
-    if depths and not isinstance(c, Stage):  # which counts them among its layers
-        output = output + depths / stages.pace * stage.total
-    if isinstance(c, Section):
-        embedding, output = c.holds_embedding * embedding, c.holds_output * output
+    if pipeline.depths:
+        output = output + pipeline.depths / pipeline.critical.count * stage.total
+    if pipeline.part is not None:
+        embedding, output = pipeline.embedding * embedding, pipeline.output * output
     both = embedding + output
-    longer = maximum(embedding - stages.fewer_first * stage.held_layer, output - stages.fewer_last * stage.held_layer)
+    longer = maximum(embedding - pipeline.fewer_first * stage.held_layer, output - pipeline.fewer_last * stage.held_layer)
     pacing = where(c.pipeline_parallel_size > 1.0, maximum(longer, 0.0), both)
     communication = where(output >= embedding, minimum(pacing, collectives), 0.0)
     if anywhere(is_folded(c)):
@@ -117,21 +117,19 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     return EndsTime(both=both, pacing=pacing, communication=communication)
 
 
-def bubble_seconds(
-    *, candidates: Candidates, layer: LayerTime, stage: StageTime, ends: EndsTime, stages: StageLayers
-) -> Floats:
+def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime, ends: EndsTime, pipeline: Pipeline) -> Floats:
     """What the other stages take for one micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473
-    section 2.2; `schedules.costs` has the share of it that is left where the backward pass is split. Of a section of the
+    section 2.2; `schedules.costs` has the share of it that is left where the backward pass is split. Of a part of the
     pipeline it is what all its stages take.
     """
     c, p = candidates, candidates.pipeline_parallel_size
-    if isinstance(c, Section):
-        others: Floats = c.stages * stage.held + ends.both
+    if pipeline.part is not None:
+        others: Floats = pipeline.part * stage.held + ends.both
     else:
-        others = (p - 1.0) * stage.held + ends.both - stages.fewer * stage.held_layer - ends.pacing
+        others = (p - 1.0) * stage.held + ends.both - pipeline.fewer * stage.held_layer - ends.pacing
     bubble: Floats = others / c.virtual_pipeline_parallel_size
     if anywhere(splits_backward(c)):
-        late = stages.pace * layer.weight_gradient
+        late = pipeline.critical.count * layer.weight_gradient
         share = split_bubble_share(c, forward=stage.forward, whole=stage.total, weight_gradient=late)
         # Folded ranks hold equally much, ends included.
         bubble = where(splits_backward(c), where(is_folded(c), (p - 1.0) * stage.held, others) * share, bubble)

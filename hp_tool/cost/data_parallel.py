@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.model_states import StateCosts
+from hp_tool.cost.model_states import StateTimes
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 
@@ -12,7 +12,7 @@ def data_parallel_seconds(
     *,
     profile: EfficiencyProfile,
     candidates: Candidates,
-    states: StateCosts,
+    states: StateTimes,
     micro_batches: Floats,
     forward: Floats,
     stage: Floats,

@@ -16,7 +16,7 @@ from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.cost.moe import merged_share, merges_passes
-from hp_tool.cost.pipeline_stages import StageLayers
+from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.cost.unique_rows import distinct_rows
@@ -36,15 +36,14 @@ class ModelLayers:
     """The mean layer of the stage that sets the pace."""
     head: HeadTime
 
-    def on_ends(self, stages: StageLayers) -> tuple[LayerBytes, LayerBytes]:
-        """The mean layers of the first and of the last stage."""
+    def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
+        """The mean layer of each representative stage."""
         if self.sparse is None:
-            return self.dense, self.dense
-        first, last = (_mix(self.dense, self.sparse, end.moe_fraction) for end in (stages.first, stages.last))
-        return first, last
+            return [self.dense] * len(pipeline.stages)
+        return [_mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages]
 
 
-def model_layers(*, case: TrainingCase, candidates: Candidates, stages: StageLayers, micro_batches: Floats) -> ModelLayers:
+def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
     """The costs of layers and ends of legal candidates."""
     model, cluster, workload = case.model, case.cluster, case.workload
     kinds, kind_of = distinct_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
@@ -64,7 +63,7 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, stages: StageLay
         if merges_passes(workload):
             merged = _spread(layer_time(case=case, candidates=kinds, split_backward=split, moe=True, merged=True), kind_of)
             sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=micro_batches))
-        times = _mix(times, sparse_times, stages.pace_moe_fraction)
+        times = _mix(times, sparse_times, pipeline.critical.expert_share)
     return ModelLayers(
         dense=_spread(layer_bytes(case=case, candidates=kinds), kind_of),
         sparse=sparse,

@@ -10,9 +10,9 @@ from hp_tool.cost.collectives import send_seconds
 from hp_tool.cost.critical_stage import StageTime, bubble_seconds, ends_time, message_stalls, stage_time
 from hp_tool.cost.data_parallel import data_parallel_seconds
 from hp_tool.cost.embedding_and_head import HeadTime
-from hp_tool.cost.model_states import StateCosts
+from hp_tool.cost.model_states import StateTimes
 from hp_tool.cost.optimizer import activation_seconds
-from hp_tool.cost.pipeline_stages import StageLayers
+from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.topology import dense_group
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -62,9 +62,9 @@ def time_parts(
     case: TrainingCase,
     candidates: Candidates,
     layer: LayerTime,
-    stages: StageLayers,
+    pipeline: Pipeline,
     head: HeadTime,
-    states: StateCosts,
+    states: StateTimes,
     micro_batches: Floats,
     offloaded: Floats = 0.0,
 ) -> dict[str, Floats]:
@@ -77,9 +77,9 @@ def time_parts(
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
     p = c.pipeline_parallel_size
-    stage = stage_time(case=case, candidates=c, layer=layer, stages=stages)
-    ends = ends_time(model=case.model, candidates=c, head=head, stage=stage, stages=stages)
-    bubble = bubble_seconds(candidates=c, layer=layer, stage=stage, ends=ends, stages=stages)
+    stage = stage_time(case=case, candidates=c, layer=layer, pipeline=pipeline)
+    ends = ends_time(model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline)
+    bubble = bubble_seconds(candidates=c, layer=layer, stage=stage, ends=ends, pipeline=pipeline)
     transfer = transfer_seconds(case=case, candidates=c)
     stalled, stalled_once = message_stalls(case=case, candidates=c)
     nothing = zeros_like(p)
@@ -102,7 +102,7 @@ def time_parts(
             micro_batches=m,
             forward=stage.held_forward,
             stage=stage.held,
-            layers=stages.pace,
+            layers=pipeline.critical.count,
         ),
         "optimizer": states.update_s,
         "offload": nothing + _offload_seconds(case, states=states, stage=stage, offloaded=offloaded, micro_batches=m),
@@ -116,7 +116,7 @@ def step_seconds(parts: dict[str, Floats]) -> Floats:
 
 
 def _offload_seconds(
-    case: TrainingCase, *, states: StateCosts, stage: StageTime, offloaded: Floats, micro_batches: Floats
+    case: TrainingCase, *, states: StateTimes, stage: StageTime, offloaded: Floats, micro_batches: Floats
 ) -> Floats:
     """Exposed seconds a step that the host adds: of its update, or of activations' way there and back."""
     workload = case.workload
