@@ -14,7 +14,7 @@ from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
-from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
+from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs

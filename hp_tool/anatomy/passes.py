@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.model_layers import model_layers
 from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.step_time import micro_batches
+from hp_tool.cost.training import model_layers
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.problem import TrainingProblem
 

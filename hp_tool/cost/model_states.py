@@ -33,7 +33,7 @@ from hp_tool.cost.parameters import (
 from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.topology import dense_group, expert_group
-from hp_tool.cost.zero import Sharding, sharding
+from hp_tool.cost.zero import Sharding, StateTimes, sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
@@ -53,32 +53,6 @@ class StageStates:
             weights=self.weights + other.weights,
             gradients=self.gradients + other.gradients,
             optimizer=self.optimizer + other.optimizer,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTimes:
-    """Seconds a step, of the larger end of the pipeline; shape (n,)."""
-
-    reduce_s: Floats
-    """One reduction of the gradients over the shard group, before any of it is hidden."""
-    replica_s: Floats
-    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once a step; 0 without."""
-    gather_s: Floats
-    """One all-gather of the weights, before any of it is hidden."""
-    update_s: Floats
-    """Optimizer step on the device."""
-    offload_s: Floats = 0.0
-    """Optimizer step on the host, with the copies there and back."""
-    tied_reduction_s: Floats = 0.0
-    """All-reduce of a tied embedding's gradient between the pipeline's ends."""
-
-    def __add__(self, other: StateTimes) -> StateTimes:
-        return StateTimes(
-            reduce_s=self.reduce_s + other.reduce_s,
-            replica_s=self.replica_s + other.replica_s,
-            gather_s=self.gather_s + other.gather_s,
-            update_s=self.update_s + other.update_s,
         )
 
 

@@ -307,9 +307,9 @@ def splits(model: ModelSpec, stages: Ints) -> Split:
     of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
     if not isinstance(stages, np.ndarray):
         return of(stages=int(stages))
-    sizes, kind_of = np.unique(stages, return_inverse=True)
+    sizes, inverse = np.unique(stages, return_inverse=True)
     table = np.array([of(stages=int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
-    columns: Any = (column[kind_of].reshape(stages.shape) for column in table.T)
+    columns: Any = (column[inverse].reshape(stages.shape) for column in table.T)
     return Split(*columns)
 
 
