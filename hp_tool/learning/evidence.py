@@ -84,6 +84,7 @@ def _alone(record: MeasurementRecord, *, problem: TrainingProblem) -> Evidence:
 def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
     candidates = Candidates.from_configs(record.parallel for record in records)
     costs = problem.costs(candidates)
+    outcomes = [record.measurement for record in records]
     device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
     return Evidence(
         measurement_ids=tuple(record.id for record in records),
@@ -91,9 +92,9 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem)
         layer_passes=layer_passes(candidates=candidates, model=problem.model, training=problem.workload),
         memory_bytes=allocated_bytes(costs),
         capacity_bytes=device_bytes,
-        measured_step_s=np.array([_number(r.measurement.step_s if r.measurement.status == "ok" else None) for r in records]),
-        measured_memory_bytes=np.array([_number(r.measurement.peak_memory_bytes) for r in records]),
-        out_of_memory=np.array([r.measurement.status == "oom" for r in records], dtype=np.bool_),
+        measured_step_s=np.array([number_or_nan(m.step_s if m.status == "ok" else None) for m in outcomes]),
+        measured_memory_bytes=np.array([number_or_nan(m.peak_memory_bytes) for m in outcomes]),
+        out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
         features=residual_features(
             candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload
         ),
@@ -112,5 +113,6 @@ def is_release(record: MeasurementRecord, release: str) -> bool:
     return known is not None and (known == release or known.startswith(f"{release}."))
 
 
-def _number(value: float | None) -> float:
+def number_or_nan(value: float | None) -> float:
+    """The number; NaN stands for none in arrays."""
     return float("nan") if value is None else float(value)

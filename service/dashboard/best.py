@@ -60,7 +60,7 @@ def _measured(measurement: Measurement, *, arithmetic: str, details: str) -> Bes
         arithmetic=arithmetic,
         details=details,
         measured=True,
-        step_s=measurement.known_step_s,
+        step_s=measurement.objective_s,
         tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
         # A reduced run's memory is another configuration's.
         peak_memory_bytes=measurement.peak_memory_bytes if measurement.fidelity.is_whole else None,

@@ -65,7 +65,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         calibrated_step_s=tuple(step_s for step_s, _, _ in calibrated),
         calibrated_low_s=tuple(low for _, low, _ in calibrated),
         calibrated_high_s=tuple(high for _, _, high in calibrated),
-        measured_step_s=tuple(run.known_step_s for run in runs),
+        measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
         tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
         peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),

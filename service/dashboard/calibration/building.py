@@ -172,7 +172,7 @@ def _lesson_row(lesson: Lesson) -> LessonRow:
 
 def _measurement_row(record: MeasurementRecord) -> MeasurementRow:
     measurement, predicted = record.measurement, record.predicted.get("step_s")
-    measured = measurement.known_step_s
+    measured = measurement.objective_s
     (arithmetic,), (details,) = run_words(record.query, [record.parallel])
     return MeasurementRow(
         short_id=record.id[:8],

@@ -74,7 +74,7 @@ def _measured(run: RunRecord, query: JsonObject) -> tuple[Metric, ...]:
         ]
     else:
         rows = [
-            Metric(name="Step time", value=found.known_step_s, unit="seconds"),
+            Metric(name="Step time", value=found.objective_s, unit="seconds"),
             Metric(name="Tokens/s per GPU", value=found.tokens_per_second_per_gpu, unit="rate"),
         ]
     if run.fidelity.is_whole:  # a reduced run's memory is another configuration's
