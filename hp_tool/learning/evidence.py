@@ -10,6 +10,7 @@ import numpy as np
 from hp_tool.calibration import Evidence, residual_features
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.errors import HpToolError
@@ -77,12 +78,12 @@ def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProble
 
 
 def _alone(record: MeasurementRecord, *, problem: TrainingProblem) -> Evidence:
-    asked, parallel = reduced_problem(problem, parallel=record.parallel, fidelity=record.measurement.fidelity)
+    asked, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=record.measurement.fidelity)
     return _evidence([replace(record, parallel=parallel)], problem=asked)
 
 
 def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
-    candidates = Candidates.from_configs(record.parallel for record in records)
+    candidates = Candidates.from_configs(_trained(record) for record in records)
     costs = problem.costs(candidates)
     outcomes = [record.measurement for record in records]
     device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
@@ -99,6 +100,12 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem)
             candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload
         ),
     )
+
+
+def _trained(record: MeasurementRecord) -> ParallelConfig:
+    """Its configuration: of a query about training, which `by_problem` resolved, a way to train."""
+    assert isinstance(record.parallel, ParallelConfig)
+    return record.parallel
 
 
 def asked_release(record: MeasurementRecord) -> str | None:

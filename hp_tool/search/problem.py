@@ -40,6 +40,7 @@ class Question(ABC):
     table: CandidateTable
     cluster_key: str
     problem_digest: str
+
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
         return {self.digest(row): row for row in range(len(self.candidates))}

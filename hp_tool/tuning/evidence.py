@@ -13,7 +13,7 @@ from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import MeasurementRecord
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, number_or_nan, stored_evidence, teaching
 from hp_tool.learning.series import Series
@@ -81,7 +81,7 @@ def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProble
     configs = list(dict.fromkeys(record.parallel for record in records if isinstance(record.parallel, ServingConfig)))
     candidates = serving_candidates(problem, configs)
     costs = problem.costs(candidates)
-    row_of = {config: row for row, config in enumerate(configs)}
+    row_of: dict[Configuration, int] = {config: row for row, config in enumerate(configs)}
     rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
     outcomes = [record.measurement for record in records]
     evidence = serving_table(problem, candidates, costs).evidence(

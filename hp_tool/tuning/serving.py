@@ -141,9 +141,7 @@ def serving_table(problem: ServingProblem, candidates: ServingCandidates, costs:
     )
 
 
-def _candidates(
-    query: Query, problem: ServingProblem, *, available_gpus: int
-) -> tuple[ServingCandidates, dict[str, int]]:
+def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -> tuple[ServingCandidates, dict[str, int]]:
     """Deployments whose replicas the load can fill, engines accept and the launcher has devices for; and the number of
     rejected ones by reason."""
     inference = query.inference
@@ -153,9 +151,7 @@ def _candidates(
     batches = _values(allowed.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
     tokens = (_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,))[0]
     configs = [
-        ServingConfig(
-            tensor_parallel_size=t, data_parallel_size=num_gpus // t, max_num_seqs=b, max_num_batched_tokens=tokens
-        )
+        ServingConfig(tensor_parallel_size=t, data_parallel_size=num_gpus // t, max_num_seqs=b, max_num_batched_tokens=tokens)
         for t in dict.fromkeys(sizes)
         for b in sorted({min(b, max(-(-load * t // num_gpus), 1)) for b in batches})
         if num_gpus % t == 0

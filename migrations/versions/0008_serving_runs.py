@@ -1,8 +1,8 @@
 """Runs and measurements of serving are stored as what they are. Before, `parallel` held one replica in the words of training
 (`micro_batch_size`: the requests it serves at once), and `step_s` the latency of a request with the penalty of missed targets.
 
-Only values change, in columns that were there. Older code reads them without an error, and newer code leaves out what older code
-writes afterwards; `downgrade` to 0007 and `upgrade` moves that too. Events stay as they were told.
+Only values change, in columns that were there. Older code reads them without an error, and newer code leaves out what older
+code writes afterwards; `downgrade` to 0007 and `upgrade` moves that too. Events stay as they were told.
 """
 
 import hashlib
