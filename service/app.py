@@ -13,7 +13,6 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.learning import MeasurementReport, StoredCalibrations
 from hp_tool.store import open_store
-from service.allowance import Allowance
 from service.answer_cache import AnswerCache, CachedAnswers
 from service.api import (
     batch,
@@ -31,11 +30,12 @@ from service.api import (
     sizings,
 )
 from service.api.dependencies import refuse_unknown_parameters
-from service.conditional import Conditional
 from service.dashboard import pages
+from service.etags import ETags
 from service.keys import Keyring
 from service.metrics import Metrics
-from service.observation import Observer
+from service.request_limits import RequestLimits
+from service.request_log import RequestLog
 from service.security import Gate
 from service.settings import Settings
 
@@ -79,9 +79,9 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache(corrections=app.state.calibrations)
-    app.add_middleware(Allowance, settings=settings)
+    app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
-    app.add_middleware(Conditional)
+    app.add_middleware(ETags)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
-    app.add_middleware(Observer, metrics=metrics, store=opened)  # the last one added is the outermost
+    app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
     return app

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import httpx
 
 from hp_tool.errors import StoreError
-from service import calls
+from service import endpoints
 from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
-from service.calls import Call, JsonObject
 from service.client import connection
-from service.patience import PATIENCE_S, Absence, AsyncPatient
+from service.endpoints import Call, JsonObject
+from service.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         options = connection(server=server, api_key=api_key, timeout_s=timeout_s)
-        self._http = httpx.AsyncClient(**options, transport=AsyncPatient(transport or httpx.AsyncHTTPTransport()))
+        self._http = httpx.AsyncClient(**options, transport=AsyncRetryTransport(transport or httpx.AsyncHTTPTransport()))
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -43,13 +43,13 @@ class AsyncClient:
         await self._http.aclose()
 
     async def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
-        return await self._do(calls.estimate(query=query))
+        return await self._do(endpoints.estimate(query=query))
 
     async def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
-        return await self._do(calls.recommend(query=query, top=top))
+        return await self._do(endpoints.recommend(query=query, top=top))
 
     async def size(self, *, query: Mapping[str, Any]) -> JsonObject:
-        return await self._do(calls.size(query=query))
+        return await self._do(endpoints.size(query=query))
 
     async def submit_search(
         self,
@@ -59,65 +59,67 @@ class AsyncClient:
         webhook: str | None = None,
         priority: int = 0,
     ) -> SearchView:
-        call = calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
+        call = endpoints.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
         return await self._do(call)
 
     async def webhook(self, *, search_id: str) -> WebhookView:
-        return await self._do(calls.webhook(search_id=search_id))
+        return await self._do(endpoints.webhook(search_id=search_id))
 
     async def searches(self, **filters: Any) -> PageView[SearchView]:
-        return await self._do(calls.searches(**filters))
+        return await self._do(endpoints.searches(**filters))
 
     async def search(self, *, search_id: str) -> SearchView:
-        return await self._do(calls.search(search_id=search_id))
+        return await self._do(endpoints.search(search_id=search_id))
 
     async def trials(self, *, search_id: str, **filters: Any) -> TrialsView:
-        return await self._do(calls.trials(search_id=search_id, **filters))
+        return await self._do(endpoints.trials(search_id=search_id, **filters))
 
     async def act(self, *, search_id: str, action: str) -> SearchView:
         """`action`: cancel, pause, resume or clone."""
-        return await self._do(calls.act(search_id=search_id, action=action))
+        return await self._do(endpoints.act(search_id=search_id, action=action))
 
     async def change_budget(
         self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
     ) -> SearchView:
         budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        return await self._do(calls.change_budget(search_id=search_id, **budget))
+        return await self._do(endpoints.change_budget(search_id=search_id, **budget))
 
     async def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
-        call = calls.result(search_id=search_id, wait_s=wait_s)
+        call = endpoints.result(search_id=search_id, wait_s=wait_s)
         response = await self._send(call)
         return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
 
     async def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> AsyncGenerator[EventView]:
-        absence = Absence(patience_s=patience_s)
+        absence = ReconnectPolicy(patience_s=patience_s)
         while True:
-            stream = calls.EventStream()
+            stream = endpoints.EventStream()
             try:
-                connection = self._events(calls.events(search_id=search_id, after=after), stream, absence)
+                connection = self._events(endpoints.events(search_id=search_id, after=after), stream, absence)
                 async with aclosing(connection) as events:
                     async for event in events:
                         after = event.seq
                         yield event
                 if stream.ended:
                     return
-                lost = calls.unreachable(self._http.base_url, "the stream was cut off")
+                lost = endpoints.unreachable(self._http.base_url, "the stream was cut off")
             except StoreError as error:
                 lost = error
             await asyncio.sleep(absence.wait_s(lost))
 
-    async def _events(self, call: Call[EventView], stream: calls.EventStream, absence: Absence) -> AsyncGenerator[EventView]:
+    async def _events(
+        self, call: Call[EventView], stream: endpoints.EventStream, absence: ReconnectPolicy
+    ) -> AsyncGenerator[EventView]:
         try:
             async with self._http.stream(call.method, call.path, **call.options) as response:
                 if not response.is_success:
                     await response.aread()
-                    calls.raise_problem(response)
+                    endpoints.raise_problem(response)
                 absence.over()
                 async for chunk in response.aiter_bytes():
                     for event in stream.feed(chunk):
                         yield event
         except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            raise endpoints.unreachable(self._http.base_url, error) from error
 
     async def wait(
         self,
@@ -126,7 +128,7 @@ class AsyncClient:
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = PATIENCE_S,
     ) -> JsonObject:
-        seen, absence = 0, Absence(patience_s=patience_s)
+        seen, absence = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
             async with aclosing(self.events(search_id=search_id, after=seen, patience_s=patience_s)) as events:
                 async for event in events:
@@ -139,19 +141,19 @@ class AsyncClient:
                 continue
             absence.over()
             if result is not None:
-                return calls.with_result(result)
+                return endpoints.with_result(result)
 
     async def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
-        return await self._do(calls.report_measurement(report=report, idempotency_key=idempotency_key))
+        return await self._do(endpoints.report_measurement(report=report, idempotency_key=idempotency_key))
 
     async def measurements(self, **filters: Any) -> PageView[MeasurementView]:
-        return await self._do(calls.measurements(**filters))
+        return await self._do(endpoints.measurements(**filters))
 
     async def catalog(self, *, kind: str) -> JsonObject:
-        return await self._do(calls.catalog(kind=kind))
+        return await self._do(endpoints.catalog(kind=kind))
 
     async def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> RegistrationView:
-        return await self._do(calls.register(kind=kind, name=name, spec=spec, shared=shared))
+        return await self._do(endpoints.register(kind=kind, name=name, spec=spec, shared=shared))
 
     async def _do(self, call: Call[T]) -> T:
         return call.read(await self._send(call))
@@ -160,4 +162,4 @@ class AsyncClient:
         try:
             return await self._http.request(call.method, call.path, **call.options)
         except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            raise endpoints.unreachable(self._http.base_url, error) from error

@@ -5,7 +5,7 @@ with Client(server="http://127.0.0.1:8000") as client:
     result = client.wait(search_id=search.id, on_event=print)
 
 `service.async_client.AsyncClient` is the same for an event loop. Answers that get lost are asked for again where that does no
-harm, and a key that asks too often waits as long as it is told (`service.patience`).
+harm, and a key that asks too often waits as long as it is told (`service.retries`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import httpx
 
 from hp_tool.errors import HpToolError, InputError, StoreError
-from service import calls
+from service import endpoints
 from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
-from service.calls import BATCH_BYTES, BATCH_LINES, Call, JsonObject
-from service.patience import PATIENCE_S, Absence, Patient
+from service.endpoints import BATCH_BYTES, BATCH_LINES, Call, JsonObject
+from service.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 
 __all__ = ["BATCH_BYTES", "BATCH_LINES", "Client"]
@@ -47,7 +47,7 @@ class Client:
     ) -> None:
         """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no socket."""
         options = connection(server=server, api_key=api_key, timeout_s=timeout_s)
-        self._http = httpx.Client(**options, transport=Patient(transport or httpx.HTTPTransport()))
+        self._http = httpx.Client(**options, transport=RetryTransport(transport or httpx.HTTPTransport()))
 
     def __enter__(self) -> Client:
         return self
@@ -61,15 +61,15 @@ class Client:
 
     def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
         """{id, status, estimate} for the query's one configuration."""
-        return self._do(calls.estimate(query=query))
+        return self._do(endpoints.estimate(query=query))
 
     def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
         """{id, status, recommendations, space, rejections}, best first."""
-        return self._do(calls.recommend(query=query, top=top))
+        return self._do(endpoints.recommend(query=query, top=top))
 
     def size(self, *, query: Mapping[str, Any]) -> JsonObject:
         """{id, status, sizing}: the training that a budget buys."""
-        return self._do(calls.size(query=query))
+        return self._do(endpoints.size(query=query))
 
     def batch(
         self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
@@ -80,7 +80,7 @@ class Client:
         the two, and each would wait for the other to read.
         """
         params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
-        for content in calls.batches(lines):
+        for content in endpoints.batches(lines):
             yield from self._batch(content, params=params, due=content.count(b"\n"))
 
     def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:
@@ -90,13 +90,13 @@ class Client:
         try:
             with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:
                 self._check(response)
-                lines = calls.Lines()
+                lines = endpoints.Lines()
                 for chunk in response.iter_bytes():
                     for answer in lines.feed(chunk):
                         yield answer
                         number += 1
         except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            raise endpoints.unreachable(self._http.base_url, error) from error
         if number != due:
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
 
@@ -113,53 +113,53 @@ class Client:
         `priority`: -100 to 100, higher goes first; above 0 for administrators.
         `webhook`: https URL that is told when it ends; `service.webhooks.verify` tells the service's messages from others'.
         """
-        call = calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
+        call = endpoints.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
         return self._do(call)
 
     def webhook(self, *, search_id: str) -> WebhookView:
         """How far the telling of its end has come."""
-        return self._do(calls.webhook(search_id=search_id))
+        return self._do(endpoints.webhook(search_id=search_id))
 
     def searches(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, **filters: str
     ) -> PageView[SearchView]:
         """A page of searches, newest first; filters: owner, since, until, order."""
-        return self._do(calls.searches(state=state, limit=limit, cursor=cursor, **filters))
+        return self._do(endpoints.searches(state=state, limit=limit, cursor=cursor, **filters))
 
     def search(self, *, search_id: str) -> SearchView:
         """Where one search stands."""
-        return self._do(calls.search(search_id=search_id))
+        return self._do(endpoints.search(search_id=search_id))
 
     def trials(self, *, search_id: str, limit: int | None = None, cursor: str | None = None, **filters: str) -> TrialsView:
         """Its profile runs, predicted and measured side by side; filters: state, status, since, until, order."""
-        return self._do(calls.trials(search_id=search_id, limit=limit, cursor=cursor, **filters))
+        return self._do(endpoints.trials(search_id=search_id, limit=limit, cursor=cursor, **filters))
 
     def cancel(self, *, search_id: str) -> SearchView:
         """Ask its worker to stop for good."""
-        return self._do(calls.act(search_id=search_id, action="cancel"))
+        return self._do(endpoints.act(search_id=search_id, action="cancel"))
 
     def pause(self, *, search_id: str) -> SearchView:
         """Ask its worker to let go until `resume`."""
-        return self._do(calls.act(search_id=search_id, action="pause"))
+        return self._do(endpoints.act(search_id=search_id, action="pause"))
 
     def resume(self, *, search_id: str) -> SearchView:
         """Queue a paused or failed search again."""
-        return self._do(calls.act(search_id=search_id, action="resume"))
+        return self._do(endpoints.act(search_id=search_id, action="resume"))
 
     def clone(self, *, search_id: str) -> SearchView:
         """A new search with the same query."""
-        return self._do(calls.act(search_id=search_id, action="clone"))
+        return self._do(endpoints.act(search_id=search_id, action="clone"))
 
     def change_budget(
         self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
     ) -> SearchView:
         """Let it spend more or less from now on."""
         budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        return self._do(calls.change_budget(search_id=search_id, **budget))
+        return self._do(endpoints.change_budget(search_id=search_id, **budget))
 
     def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
         """The ended search's result, waiting up to wait_s seconds for it; None: not ended yet."""
-        call = calls.result(search_id=search_id, wait_s=wait_s)
+        call = endpoints.result(search_id=search_id, wait_s=wait_s)
         response = self._send(call)
         return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
 
@@ -168,21 +168,21 @@ class Client:
 
         Raises StoreError where the server is away for `patience_s`.
         """
-        absence = Absence(patience_s=patience_s)
+        absence = ReconnectPolicy(patience_s=patience_s)
         while True:
-            stream = calls.EventStream()
+            stream = endpoints.EventStream()
             try:
-                for event in self._events(calls.events(search_id=search_id, after=after), stream, absence):
+                for event in self._events(endpoints.events(search_id=search_id, after=after), stream, absence):
                     after = event.seq
                     yield event
                 if stream.ended:
                     return
-                lost = calls.unreachable(self._http.base_url, "the stream was cut off")
+                lost = endpoints.unreachable(self._http.base_url, "the stream was cut off")
             except StoreError as error:
                 lost = error
             time.sleep(absence.wait_s(lost))
 
-    def _events(self, call: Call[EventView], stream: calls.EventStream, absence: Absence) -> Iterator[EventView]:
+    def _events(self, call: Call[EventView], stream: endpoints.EventStream, absence: ReconnectPolicy) -> Iterator[EventView]:
         """The events of one connection."""
         try:
             with self._http.stream(call.method, call.path, **call.options) as response:
@@ -191,7 +191,7 @@ class Client:
                 for chunk in response.iter_bytes():
                     yield from stream.feed(chunk)
         except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            raise endpoints.unreachable(self._http.base_url, error) from error
 
     def wait(
         self,
@@ -205,7 +205,7 @@ class Client:
         Raises HpToolError where the search ended without any result, as it would have in this process, and StoreError where
         the server is away for `patience_s`.
         """
-        seen, absence = 0, Absence(patience_s=patience_s)
+        seen, absence = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
             for event in self.events(search_id=search_id, after=seen, patience_s=patience_s):
                 seen = event.seq
@@ -217,23 +217,23 @@ class Client:
                 continue
             absence.over()
             if result is not None:
-                return calls.with_result(result)
+                return endpoints.with_result(result)
 
     def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
         """Tell what a real training measured: {query, parallel, measurement}."""
-        return self._do(calls.report_measurement(report=report, idempotency_key=idempotency_key))
+        return self._do(endpoints.report_measurement(report=report, idempotency_key=idempotency_key))
 
     def measurements(self, *, limit: int = 100, cursor: str | None = None, **filters: str) -> PageView[MeasurementView]:
         """Stored measurements, newest first; filters: gpu, model, framework, source, status, search_id, since, until, order."""
-        return self._do(calls.measurements(limit=limit, cursor=cursor, **filters))
+        return self._do(endpoints.measurements(limit=limit, cursor=cursor, **filters))
 
     def catalog(self, *, kind: str) -> JsonObject:
         """What `models`, `gpus` or `clusters` there are."""
-        return self._do(calls.catalog(kind=kind))
+        return self._do(endpoints.catalog(kind=kind))
 
     def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> RegistrationView:
         """Make one of `models` or `clusters` known by a name."""
-        return self._do(calls.register(kind=kind, name=name, spec=spec, shared=shared))
+        return self._do(endpoints.register(kind=kind, name=name, spec=spec, shared=shared))
 
     def _do(self, call: Call[T]) -> T:
         return call.read(self._send(call))
@@ -242,10 +242,10 @@ class Client:
         try:
             return self._http.request(call.method, call.path, **call.options)
         except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            raise endpoints.unreachable(self._http.base_url, error) from error
 
     def _check(self, response: httpx.Response) -> None:
         """Raise the problem of a stream that is none."""
         if not response.is_success:
             response.read()
-            calls.raise_problem(response)
+            endpoints.raise_problem(response)

@@ -18,12 +18,12 @@ from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
-from service.api import examples, openapi, steering
+from service.api import examples, openapi, search_actions
 from service.api.answers import search_answer
 from service.api.bodies import read_body
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
-from service.api.steering import Action, steer
+from service.api.search_actions import Action, apply_action
 from service.api.trials import trials_of
 from service.api.views import PageView, SearchView, TrialsView, WebhookView
 from service.webhooks.policy import LONGEST_URL
@@ -113,7 +113,7 @@ async def _budget(request: Request) -> BudgetChange:
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budget)], store: StoreDep) -> SearchView:
     """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
-    return SearchView.of(steering.change_budget(store, search_id=search_id, **asdict(change)))
+    return SearchView.of(search_actions.change_budget(store, search_id=search_id, **asdict(change)))
 
 
 @router.get("/{search_id}/trials")
@@ -168,13 +168,13 @@ async def get_result(
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-    record = steer(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
+    record = apply_action(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 
 def _route(action: Action) -> Callable[..., SearchView]:
     def act(search_id: str, store: StoreDep) -> SearchView:
-        return SearchView.of(steer(store, search_id=search_id, action=action))
+        return SearchView.of(apply_action(store, search_id=search_id, action=action))
 
     return act
 

@@ -21,9 +21,9 @@ from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
 from service.async_client import AsyncClient
-from service.calls import EventStream, Lines
 from service.client import Client
-from service.patience import Absence
+from service.endpoints import EventStream, Lines
+from service.retries import ReconnectPolicy
 from service.settings import Settings
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import free_port, served, wait_for
@@ -133,7 +133,7 @@ def test_patience_ends(status: int | None) -> None:
 
 def test_an_absence_is_counted_from_when_it_began() -> None:
     now, gone = 0.0, StoreError("gone")
-    absence = Absence(patience_s=10.0, clock=lambda: now)
+    absence = ReconnectPolicy(patience_s=10.0, clock=lambda: now)
     assert absence.wait_s(gone) == 0.2
     now = 3.0
     assert absence.wait_s(gone) == 3.0

@@ -39,7 +39,7 @@ def wait_s(request: httpx.Request, outcome: httpx.Response | httpx.TransportErro
     return None
 
 
-class Absence:
+class ReconnectPolicy:
     """A server that is away, as seen by who follows something on it: when to ask again, and when to give up."""
 
     def __init__(self, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class Absence:
         return min(max(away_s, FIRST_WAIT_S), LONGEST_ABSENT_WAIT_S, self._patience_s)
 
 
-class Patient(httpx.BaseTransport):
+class RetryTransport(httpx.BaseTransport):
     """Waits between attempts."""
 
     def __init__(self, inner: httpx.BaseTransport, *, sleep: Callable[[float], object] = time.sleep) -> None:
@@ -89,7 +89,7 @@ class Patient(httpx.BaseTransport):
         self._inner.close()
 
 
-class AsyncPatient(httpx.AsyncBaseTransport):
+class AsyncRetryTransport(httpx.AsyncBaseTransport):
     """The same for an event loop."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:

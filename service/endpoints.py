@@ -32,7 +32,7 @@ from service.api.views import (
     TrialsView,
     WebhookView,
 )
-from service.patience import AWAY
+from service.retries import AWAY
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
