@@ -9,13 +9,10 @@ from fastapi import Depends, FastAPI
 
 from hp_tool import __version__
 from hp_tool.domain.access_store import AccessStore
-from hp_tool.domain.query import Query
-from hp_tool.domain.sizing import SizingQuery
-from hp_tool.learning import MeasurementReport, StoredCalibrations
+from hp_tool.learning import StoredCalibrations
 from hp_tool.store import open_store
 from service.answer_cache import AnswerCache, CachedAnswers
 from service.api import (
-    batch,
     calibrations,
     catalog,
     estimates,
@@ -27,7 +24,6 @@ from service.api import (
     openapi,
     problems,
     searches,
-    sizings,
 )
 from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
@@ -71,12 +67,11 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, batch, searches, events, measurements, formats, sizings, calibrations, catalog, keys):
+    for module in (estimates, searches, events, measurements, formats, calibrations, catalog, keys):
         app.include_router(module.router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     pages.install(app)
-    bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration, searches.BudgetChange)
-    openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
+    openapi.install(app)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache(corrections=app.state.calibrations)
     app.add_middleware(RequestLimits, settings=settings)

@@ -12,7 +12,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exchange.exports import export
 from hp_tool.queries import schema
-from service.api.answers import json_response
+from service.api import search_actions
+from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
 from service.api.search_actions import Action, apply_action
 from service.dashboard.building import stored_search_page

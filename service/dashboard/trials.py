@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.errors import HpToolError
 from hp_tool.search.serving import Latencies
-from service.api.trials import calibrated_predictions, stored_parallel
+from service.api.search_results import calibrated_predictions, stored_parallel
 from service.dashboard.contexts import Axis, AxisValue, ServingColumns, Tone, TrialTable
 from service.dashboard.replicas import ServingRuns, quantity, run_words, serves
 

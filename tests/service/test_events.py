@@ -22,7 +22,7 @@ from service import keys
 from service.app import create_app
 from service.async_client import AsyncClient
 from service.client import Client
-from service.endpoints import EventStream, Lines
+from service.client_streams import EventStream, Lines
 from service.retries import ReconnectPolicy
 from service.settings import Settings
 from tests.service.coordinator import claim, finish, one_run
@@ -139,7 +139,7 @@ def test_an_absence_is_counted_from_when_it_began() -> None:
     assert absence.wait_s(gone) == 3.0
     now = 9.0
     assert absence.wait_s(gone) == 5.0
-    absence.over()
+    absence.connected()
     now = 100.0
     assert absence.wait_s(gone) == 0.2
     now = 110.0
@@ -154,7 +154,7 @@ def test_lines_end_where_lines_end(server: str, query: Query) -> None:
         (answer,) = client.batch(lines=[json.dumps(query | {"id": name}, ensure_ascii=False).encode()])
         assert json.loads(answer)["id"] == name
     text = 'data: {"seq": 1, "kind": "state", "payload": {"x": "é\u2028"}, "at": "2026-01-01T00:00:00Z"}\nid: 1\n\nevent: end\n'
-    stream = EventStream()
+    stream = EventStream(search_id="s", after=0)
     events = [event for byte in text.encode() for event in stream.feed(bytes([byte]))]
     assert [event.payload for event in events] == [{"x": "é\u2028"}]
     assert stream.ended
