@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import uvicorn
 from fastapi import Depends, FastAPI
 
 from hp_tool import __version__
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.learning import StoredCalibrations
 from hp_tool.store import open_store
+from service import logs
 from service.answer_cache import AnswerCache, CachedAnswers
 from service.api import (
     calibrations,
@@ -80,3 +82,19 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
     return app
+
+
+def serve(*, settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
+    logs.configure(form=settings.log_form, level=settings.log_level)
+    uvicorn.run(
+        create_app(settings),
+        log_config=None,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        # Every worker would be a process with its own pool; the work is short, so one process and threads do.
+        workers=1,
+    )
