@@ -10,10 +10,10 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exchange.exports import export
-from service.api import steering
-from service.api.answers import json_response
+from service.api import search_actions
+from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
-from service.api.steering import Action, steer
+from service.api.search_actions import Action, apply_action
 from service.dashboard.building import stored_search_page
 from service.dashboard.contexts import SearchPage, TrialTable
 from service.dashboard.forms import Form
@@ -75,13 +75,13 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     text = values.get("budget_runs", "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is no number of runs", field="budget_runs")
-    steering.change_budget(store, search_id=search_id, budget_runs=int(text))
+    search_actions.change_budget(store, search_id=search_id, budget_runs=int(text))
     return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 
 def _button(action: Action) -> Callable[..., RedirectResponse]:
     def press(search_id: str, store: StoreDep) -> RedirectResponse:
-        return RedirectResponse(f"/searches/{steer(store, search_id=search_id, action=action).id}", status_code=303)
+        return RedirectResponse(f"/searches/{apply_action(store, search_id=search_id, action=action).id}", status_code=303)
 
     return press
 
