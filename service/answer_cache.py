@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool import catalog
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service import bodies
+from service import asgi_body
 from service.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
@@ -117,7 +117,7 @@ class CachedAnswers:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
             await self.app(scope, receive, send)
             return
-        body = await bodies.whole(receive)
+        body = await asgi_body.whole(receive)
         if body is None:  # the sender hung up
             return
         path: str = scope["path"]
@@ -141,7 +141,7 @@ class CachedAnswers:
                 self.cache.put(key, message.get("body", b""), learnt=state.get("learnt", []))
             await send(message)
 
-        await self.app(scope, bodies.replayed(body, receive), kept)
+        await self.app(scope, asgi_body.replayed(body, receive), kept)
 
 
 def _same(now: CalibratedPredictor | None, before: CalibratedPredictor | None) -> bool:

@@ -15,9 +15,8 @@ from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.imbalance import with_imbalance
-from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
-from hp_tool.cost.mixed_gpus import MixedPipeline
-from hp_tool.cost.pipeline_layout import LaidOutPipeline
+from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
+from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.topology import checked_order
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -44,7 +43,7 @@ class TrainingProblem(TrainingCase):
     constraints: Constraints
     parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
     """The query's."""
-    kinds: tuple[TrainingCase, ...] = ()
+    kinds: tuple[TrainingCase, TrainingCase] | tuple[()] = ()
     """The case on each kind of GPU, if there are two; `profile` is then that of the kind whose predictions scatter more."""
     rows: Rows | None = None
     """What packed rows hold; None if all rows cost the same."""
@@ -53,11 +52,10 @@ class TrainingProblem(TrainingCase):
         """Memory and step time of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
         if self.kinds:
-            first, second = self.kinds
-            return MixedPipeline(kinds=(first, second), memory_headroom_fraction=headroom).costs(candidates)
+            return mixed_costs(self.kinds, candidates, memory_headroom_fraction=headroom)
         layout = self.strategy.pipeline_layout
         if layout is not None:
-            return LaidOutPipeline(case=self, layout=layout, memory_headroom_fraction=headroom).costs(candidates)
+            return laid_out_costs(self, candidates, layout=layout, memory_headroom_fraction=headroom)
         costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
         return costs if self.rows is None else with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
@@ -99,7 +97,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         strategy=strategy,
         constraints=query.constraints,
         parallel=query.parallel,
-        kinds=tuple(cases) if cluster.kinds else (),
+        kinds=(cases[0], cases[1]) if cluster.kinds else (),
         rows=rows,
     )
 

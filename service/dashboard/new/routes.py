@@ -15,7 +15,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
-from service.api.answers import json_response
+from service.api.bodies import json_response
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import resolve
 from service.dashboard.forms import Form, read_form
