@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from hp_tool.cost.topology import checked_order
+from hp_tool.cost.network import checked_order
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
