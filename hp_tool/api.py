@@ -67,7 +67,7 @@ def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: U
     """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
 
     `query`: one, its mapping, or a file; `keys` are laid over it. One that does not fit is an answer with
-    `estimate.feasible` False, its reasons, and what mends it. Raises HpToolError for what cannot be answered.
+    `estimate.feasible` False, its reasons, and its fixes (`mends`). Raises HpToolError for what cannot be answered.
     """
     from hp_tool.answers import estimate_answer
 
@@ -100,13 +100,12 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     """
     from hp_tool import documents
     from hp_tool.budgets import parse_sizing, size_answer
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.queries import schema
 
-    data = schema.parse_mapping(documents.read_text(query)) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))
+    data = documents.read(query) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))
     paths = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
     parsed = parse_sizing(schema.lay(data, {paths.get(key, key): value for key, value in keys.items()}))
-    return size_answer(with_own_files(parsed))
+    return size_answer(schema.with_own_files(parsed))
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
@@ -115,7 +114,7 @@ def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys:
     from hp_tool.queries import schema
 
     if isinstance(query, Path):
-        data = schema.parse_mapping(documents.read_text(query))
+        data = documents.read(query)
     elif query is None or isinstance(query, Mapping):
         data = copy.deepcopy(dict(query or {}))
     else:

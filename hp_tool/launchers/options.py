@@ -42,7 +42,7 @@ def load(adapter: TypeAdapter[T], *, launcher: str, words: str) -> T:
             f"by {_variable(launcher)}, or register the cluster and name it in the query",
             field="search.launcher",
         )
-    return parse(adapter, documents.parse(documents.read_text(path), origin=path), launcher=launcher, origin=str(path))
+    return parse(adapter, documents.read(path), launcher=launcher, origin=str(path))
 
 
 def config_path(launcher: str) -> Path:
