@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
-from service.api import estimates, formats, measurements, searches
+from service.api import catalog, estimates, formats, measurements, searches
 from tests.service.routes import Address, every_route
 
 Json = dict[str, Any]
@@ -129,7 +129,7 @@ def _sizing(place: str, value: str) -> Iterator[Json]:
 
 def _registration(place: str, value: str) -> Iterator[Json]:
     if place == "model":
-        for new in (examples.MODEL, examples.CLUSTER):
+        for new in (catalog.MODEL_EXAMPLE, catalog.CLUSTER_EXAMPLE):
             yield {"json": new | {"spec": new["spec"] | {"gpu": value, "source": value}}}
 
 
