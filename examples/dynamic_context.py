@@ -11,8 +11,7 @@ from __future__ import annotations
 from hp_tool import catalog
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
-from hp_tool.cost.lengths.dynamic import ContextComparison, compare_context_parallelism
-from hp_tool.cost.lengths.micro_batch import MicroBatchClock
+from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload

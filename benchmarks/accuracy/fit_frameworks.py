@@ -26,8 +26,8 @@ from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, tab
 from benchmarks.accuracy.moe_runs import moe_cases, newest
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.critical_stage import without_host
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.recommend import single_config

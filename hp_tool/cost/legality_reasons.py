@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy
+from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy, least_micro_batches, schedule_rule
 from hp_tool.cost.pipeline_stages import splits
-from hp_tool.cost.schedules.legality import least_micro_batches, schedule_rule
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig

@@ -15,9 +15,8 @@ from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.imbalance import MAX_BATCH, with_imbalance
-from hp_tool.cost.lengths.packing import Rows, packed_rows, padded_rows
-from hp_tool.cost.mixed_gpus import MixedPipeline
-from hp_tool.cost.pipeline_layout import LaidOutPipeline
+from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
+from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.topology import checked_order
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -144,16 +143,21 @@ class TrainingProblem(TrainingCase):
         """Memory and step time of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
         if self.cluster.kinds:
-            first, second = (
-                dataclasses.replace(self, cluster=cluster, profile=profile)
-                for cluster, profile in zip(self.cluster.kinds, self.kind_profiles, strict=True)
-            )
-            return MixedPipeline(kinds=(first, second), memory_headroom_fraction=headroom).costs(candidates)
+            return mixed_costs(self.kinds, candidates, memory_headroom_fraction=headroom)
         layout = self.strategy.pipeline_layout
         if layout is not None:
-            return LaidOutPipeline(case=self, layout=layout, memory_headroom_fraction=headroom).costs(candidates)
+            return laid_out_costs(self, candidates, layout=layout, memory_headroom_fraction=headroom)
         costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
         return costs if self.rows is None else with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
+
+    @property
+    def kinds(self) -> tuple[TrainingCase, TrainingCase]:
+        """The case on either kind of GPU, where there are two."""
+        first, second = (
+            TrainingCase(model=self.model, cluster=cluster, workload=self.workload, profile=profile, strategy=self.strategy)
+            for cluster, profile in zip(self.cluster.kinds, self.kind_profiles, strict=True)
+        )
+        return first, second
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""

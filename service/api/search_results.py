@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import ServingConfig, ServingRecommendation
+from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.queries import schema
-from hp_tool.search.serving import replica
+from hp_tool.store.codec import decode_configuration
 from service.api.views import TrialView
 
 
@@ -32,7 +31,7 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
     rows = (record.result or {}).get("recommendations")
     if not rows:
         return None
-    kind = ServingRecommendation if _serves(rows[0]["parallel"]) else Recommendation
+    kind = ServingRecommendation if "max_num_seqs" in rows[0]["parallel"] else Recommendation
     row: Recommendation | ServingRecommendation = schema.adapter(kind).validate_python(rows[0])
     return row
 
@@ -43,25 +42,13 @@ def trials_of(record: SearchRecord, runs: Sequence[RunRecord]) -> list[TrialView
     return [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in runs]
 
 
-def calibrated_predictions(record: SearchRecord) -> dict[ParallelConfig, dict[str, Any]]:
+def calibrated_predictions(record: SearchRecord) -> dict[Configuration, dict[str, Any]]:
     """Predictions by configuration after calibration, as the result of a search states them."""
     return {
-        stored_parallel(row["parallel"]): _prediction(row["calibrated_estimate"])
+        decode_configuration(row["parallel"]): _prediction(row["calibrated_estimate"])
         for row in (record.result or {}).get("recommendations", ())
         if row.get("calibrated_estimate")
     }
-
-
-def stored_parallel(parallel: dict[str, Any]) -> ParallelConfig:
-    """A result's configuration as its run stores it; for serving one replica, see hp_tool.search.serving."""
-    if _serves(parallel):
-        return replica(schema.adapter(ServingConfig).validate_python(parallel))
-    config: ParallelConfig = schema.adapter(ParallelConfig).validate_python(parallel)
-    return config
-
-
-def _serves(parallel: dict[str, Any]) -> bool:
-    return "max_num_seqs" in parallel
 
 
 def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Measurement
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
     CalibrationRecord,
     MeasurementSource,
@@ -19,6 +18,7 @@ from hp_tool.domain.records import (
     SearchRecord,
     SearchState,
 )
+from hp_tool.domain.serving import Configuration
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class TrialView(View):
     """0-based, in order of intent."""
     attempt: int
     state: RunState
-    parallel: ParallelConfig
+    parallel: Configuration
     fidelity: Fidelity
     predicted: dict[str, Any]
     """Before the run."""
@@ -171,7 +171,7 @@ class MeasurementView(View):
     framework: str
     model: str
     query: dict[str, Any]
-    parallel: ParallelConfig
+    parallel: Configuration
     predicted: dict[str, Any]
     measurement: Measurement
     search_id: str | None

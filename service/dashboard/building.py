@@ -16,7 +16,7 @@ from service.api.search_results import recommended
 from service.api.views import SearchView
 from service.dashboard.best import leading_best, recommended_best
 from service.dashboard.contexts import Action, SearchPage, Tone
-from service.dashboard.replicas import quantity, serves
+from service.dashboard.serving_runs import quantity, serves
 
 SEARCH_TONES: dict[SearchState, Tone] = {
     SearchState.QUEUED: "",

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exchange.exports import export
-from hp_tool.queries import schema
 from service.api import search_actions
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
@@ -21,7 +19,6 @@ from service.dashboard.contexts import SearchPage, TrialTable
 from service.dashboard.forms import Form
 from service.dashboard.links import configuration_href
 from service.dashboard.listing import searches_context
-from service.dashboard.replicas import asked_of
 from service.dashboard.trials import trial_table
 from service.dashboard.twins import page_at
 
@@ -55,8 +52,8 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
 def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
     """Look closer at the configuration of a run."""
     query = store.get_search(search_id=search_id).query
-    parallel = store.get_run(search_id=search_id, run_id=run_id).parallel
-    return RedirectResponse(configuration_href(query, parallel=asked_of(query, parallel)), status_code=303)
+    run = store.get_run(search_id=search_id, run_id=run_id)
+    return RedirectResponse(configuration_href(query, parallel=run.parallel), status_code=303)
 
 
 @router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
@@ -64,11 +61,8 @@ def export_text(search_id: str, store: StoreDep, format: str, download: bool = F
     """The best configuration so far in another tool's words."""
     record = store.get_search(search_id=search_id)
     rows = (record.result or {}).get("recommendations") or ()
-    if rows:
-        parallel = rows[0]["parallel"]
-    elif (leading := record.progress.get("best_parallel")) is not None:
-        parallel = schema.to_dict(asked_of(record.query, schema.parse(ParallelConfig, leading)))
-    else:
+    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
+    if parallel is None:
         raise NotFoundError("the search has no best configuration yet", field="search_id")
     text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
     headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}

@@ -8,7 +8,7 @@ import pytest
 
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.critical_stage import FORWARD_LAUNCHES, MOE_LAUNCHES, launched_layers
+from hp_tool.cost.step_time import FORWARD_LAUNCHES, MOE_LAUNCHES, launched_layers
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query

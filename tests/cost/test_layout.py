@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.end_parameters import end_parameters
-from hp_tool.cost.pipeline_layout import stage_kinds
-from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.model_states import stage_parameters
+from hp_tool.cost.pipeline_parts import stage_kinds
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.pipeline_layout import parse_layout
@@ -99,7 +99,7 @@ def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
     assert sum(kind.ranks * kind.layers for kind in kinds) == 61
     assert [kind.dense_layers for kind in kinds if kind.dense_layers] == [3]  # all on the first rank
     (multi_token,) = [kind for kind in kinds if kind.extra_layers]
-    assert (multi_token.stages_before, multi_token.embeddings, multi_token.holds_output) == (14, 1, 0)
+    assert (multi_token.rank, multi_token.embedding_copies, multi_token.output) == (14, 1, 0)
     # Of ranks with 2 + 2 layers every chunk in flight has two; the first rank holds more of its chunk of three.
     assert kinds[0].chunk_layers > 2.5 and kinds[1].chunk_layers == 2.0
 
@@ -107,12 +107,12 @@ def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
 def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
     """On the last stage of equal ones too, where no layout says so."""
     problem = resolve_training(query(None, model="deepseek-v3", gpus=1024, batch=4096, expert_parallel_size=64))
-    model, workload = problem.model, problem.workload
+    model = problem.model
     candidates = Candidates.alone(ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256))
-    stages = stage_layers(model, candidates, framework=workload.framework)
+    tied = dataclasses.replace(problem, model=dataclasses.replace(model, tie_word_embeddings=True))
     with_copy, without = (
-        end_parameters(dataclasses.replace(problem, model=one), candidates, stages=stages)[1]
-        for one in (model, dataclasses.replace(model, tie_word_embeddings=True))  # whose output layer is the copy
+        stage_parameters(case, candidates, whole_pipeline(case, candidates))[1]
+        for case in (problem, tied)  # whose output layer is the copy
     )
     assert float(with_copy - without) == model.vocab_size * model.hidden_size
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.data_parallel import fully_sharded_seconds
+from hp_tool.cost.zero import fully_sharded_seconds
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery

@@ -86,20 +86,6 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
     return pair, *group
 
 
-def folded_ends(
-    c: Candidates, *, plain: tuple[Floats, Floats], layers: tuple[Floats, Floats], ends: Floats
-) -> tuple[Floats, Floats]:
-    """What the first and the last rank hold: `plain` in a pipeline that is not folded; else their share of `layers`, those of
-    the pipeline's two ends, and of `ends`, embedding and output layer together.
-    """
-    if not anywhere(is_folded(c)):
-        return plain
-    first, last = layers
-    both = first + last + ends
-    is_v, is_dual = c.pipeline_schedule == ZBV, c.pipeline_schedule == DUALPIPE
-    return where(is_v, first + ends, where(is_dual, both, plain[0])), where(is_v, last, where(is_dual, both, plain[1]))
-
-
 def share_of_ends(c: Candidates) -> Floats:
     """Share of the micro-batches for which the rank that sets the pace runs embedding and output layer: ZB-V's first rank
     all of them, DualPipe's first and last rank half each.
