@@ -338,7 +338,12 @@ def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, c
 
     Its GPU-seconds are devices x wall seconds by the job's own account, or else `waited_s`.
     """
-    launcher.cancel(run.job_name)
+    try:
+        launcher.cancel(run.job_name)
+    except OSError:  # a runs folder that takes no mark
+        if run.handle is not None or launcher.find(run.job_name) is not None:
+            raise
+        # No job is there. One that a sleeping worker submits after this is ended by that worker, or by the sweep.
     wall_s = _own_account(run, launcher)
     gpu_seconds = (waited_s if wall_s is None else wall_s) * num_gpus(run.parallel, run.fidelity)
     store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
