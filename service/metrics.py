@@ -110,7 +110,7 @@ class StoreCollector(Collector):
         for source in SOURCES:
             ratios = []
             for record in self._store.measurements(source=source, status="ok", limit=RECENT).items:
-                predicted, measured = record.predicted.get("step_s"), record.measurement.known_step_s
+                predicted, measured = record.predicted.get("step_s"), record.measurement.objective_s
                 if predicted and measured:
                     ratios.append(measured / predicted - 1.0)
             if ratios:

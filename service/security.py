@@ -14,10 +14,10 @@ from starlette.types import Scope as AsgiScope
 
 from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, NotFoundError
-from service import bodies
+from service import asgi_body
 from service.api.problems import problem
 from service.keys import Keyring, Principal
-from service.rates import Rates
+from service.rate_limits import RateLimits
 from service.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.settings import Settings
 
@@ -45,7 +45,7 @@ class Gate:
         self.app = app
         self.settings = settings
         self.keyring = keyring
-        self.rates = Rates()
+        self.rates = RateLimits()
         self.hosts = {host.strip("[]").lower() for host in settings.hosts}
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -72,12 +72,12 @@ class Gate:
                 check_scope(principal, method=scope["method"], path=scope["path"])
             limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
             check_announced_size(request, limit)
-            receive = bodies.counted(receive, limit)
+            receive = asgi_body.counted(receive, limit)
             if scope["path"] not in STREAMED:  # read here, so that no layer below meets a body that is too large half-way
-                body = await bodies.whole(receive)
+                body = await asgi_body.whole(receive)
                 if body is None:  # the sender hung up
                     return
-                receive = bodies.replayed(body, receive)
+                receive = asgi_body.replayed(body, receive)
         except HpToolError as error:
             await problem(error)(scope, receive, send_with_headers)
             return
@@ -146,4 +146,4 @@ def check_announced_size(headers: Headers, limit: int) -> None:
     if not announced.isdecimal():
         raise InputError("Content-Length is not a number", code="bad_request")
     if int(announced) > limit:
-        raise bodies.too_large(limit)
+        raise asgi_body.too_large(limit)

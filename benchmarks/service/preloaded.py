@@ -2,6 +2,6 @@
 
 from hp_tool.search import coordinator
 from hp_tool.tuning import run
-from service import app, server, worker
+from service import app, worker
 
-__all__ = ["app", "coordinator", "run", "server", "worker"]
+__all__ = ["app", "coordinator", "run", "worker"]

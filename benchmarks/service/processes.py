@@ -101,11 +101,11 @@ def preload() -> None:
 
 
 def _api(database_url: str, home: str, port: int) -> None:
-    from service import server
+    from service.app import serve
     from service.settings import Settings
 
     _own(home, "api")
-    server.run(settings=Settings(database_url=database_url, port=port))
+    serve(settings=Settings(database_url=database_url, port=port))
 
 
 def _worker(database_url: str, home: str, lease_s: float) -> None:

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
     CalibrationRecord,
     EventRecord,
@@ -34,6 +33,7 @@ from hp_tool.domain.records import (
     SearchState,
 )
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.serving import Configuration
 from hp_tool.domain.webhooks import WebhookRecord
 
 
@@ -256,7 +256,7 @@ class Store(Protocol):
         self,
         *,
         lease: Lease,
-        parallel: ParallelConfig,
+        parallel: Configuration,
         fidelity: Fidelity,
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,

@@ -281,7 +281,7 @@ class Coordinator:
         new = self._problem.new_measurement(run=run, measurement=measurement)
         stored = self._store.finish_run(lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds)
         told = stored.measurement or measurement
-        step = {"step_s": told.known_step_s, "reduced": not run.fidelity.is_whole}
+        step = {"step_s": told.objective_s, "reduced": not run.fidelity.is_whole}
         self._report("run_finished", {**_about(run), "status": told.status, "cause": told.cause, **step})
         self._mended()
 

@@ -21,6 +21,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import Sizes
 from hp_tool.domain.records import RunRecord
+from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 WHOLE = Fidelity()
@@ -68,9 +69,12 @@ def reduced(
     )
 
 
-def num_gpus(parallel: ParallelConfig, fidelity: Fidelity = WHOLE) -> int:
-    """Devices of a run."""
-    model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size
+def num_gpus(parallel: Configuration, fidelity: Fidelity = WHOLE) -> int:
+    """Devices of a run; of a way to serve one replica runs."""
+    model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if isinstance(parallel, ServingConfig):
+        return model_ranks
+    model_ranks *= parallel.context_parallel_size
     return model_ranks * (fidelity.data_parallel_size or parallel.data_parallel_size)
 
 
@@ -96,12 +100,12 @@ def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> 
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
-def standing(runs: Sequence[RunRecord]) -> dict[ParallelConfig, RunRecord]:
+def standing(runs: Sequence[RunRecord]) -> dict[Configuration, RunRecord]:
     """The run whose outcome counts, by configuration: the last whole one that worked, else the last whole, else the last.
 
     What a reduced run implied is void once the whole of it failed.
     """
-    found: dict[ParallelConfig, RunRecord] = {}
+    found: dict[Configuration, RunRecord] = {}
     for run in runs:
         if run.measurement is not None:
             known = found.get(run.parallel)
@@ -139,8 +143,8 @@ def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[Run
 
 def _pairs(runs: Sequence[RunRecord]) -> list[float]:
     """ln(measured whole / extrapolated without bias) of each configuration that ran both ways."""
-    whole: dict[ParallelConfig, float] = {}
-    implied: dict[ParallelConfig, float] = {}
+    whole: dict[Configuration, float] = {}
+    implied: dict[Configuration, float] = {}
     for run in runs:
         if run.measurement is None or run.measurement.step_s is None:
             continue

@@ -10,8 +10,8 @@ from optuna.trial import Trial
 from hp_tool.calibration import Calibration
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.domain.serving import Configuration
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus, standing
 from hp_tool.search.problem import Question
@@ -37,7 +37,7 @@ MIN_REPEAT_GAIN = 0.005
 class NextRun:
     """A run worth doing."""
 
-    parallel: ParallelConfig
+    parallel: Configuration
     fidelity: Fidelity
     predicted: JsonObject
     trial: Trial | None = None
@@ -103,7 +103,7 @@ class Planner:
     def _reduction(
         self,
         runs: Sequence[RunRecord],
-        parallel: ParallelConfig,
+        parallel: Configuration,
         predicted: JsonObject,
         calibration: Calibration,
         *,
@@ -115,7 +115,7 @@ class Planner:
         must = num_gpus(parallel) > self.available_gpus
         if settings.fidelity == "full" or (runs_left < 2 and not must):
             return None
-        reduction = self.problem.reduce(parallel)
+        reduction = self.problem.reduction(parallel)
         if reduction is None or must:
             return reduction
         startup = startup_s(runs, settings=settings)
@@ -183,7 +183,7 @@ def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     """The run with the shortest known step of those that count, and that step's seconds."""
-    timed = [(run, run.measurement.known_step_s) for run in standing(runs).values() if run.measurement is not None]
+    timed = [(run, run.measurement.objective_s) for run in standing(runs).values() if run.measurement is not None]
     return min(((run, step_s) for run, step_s in timed if step_s is not None), key=lambda pair: pair[1], default=None)
 
 

@@ -36,7 +36,7 @@ def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
 
 def standard_error_s(measurement: Measurement) -> float:
     """Of the median step time, from how its steps scattered; 0 where that is not known."""
-    times = measurement.step_times_s
+    times = measurement.repetitions_s
     if len(times) < 2:
         return 0.0
     return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
@@ -47,5 +47,5 @@ def _is_timed(run: RunRecord) -> bool:
 
 
 def _step_s(run: RunRecord) -> float:
-    assert run.measurement is not None and run.measurement.step_s is not None
-    return run.measurement.step_s
+    assert run.measurement is not None and run.measurement.objective_s is not None
+    return run.measurement.objective_s

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Discriminator, Tag, TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import JsonObject
+from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
-ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (ParallelConfig, Fidelity, Measurement)}
+ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Fidelity, Measurement)}
+CONFIGURATIONS: TypeAdapter[Configuration] = TypeAdapter(
+    Annotated[
+        Annotated[ParallelConfig, Tag("training")] | Annotated[ServingConfig, Tag("serving")],
+        Discriminator(lambda value: "serving" if "max_num_seqs" in value else "training"),
+    ]
+)
+"""A way to serve is stored with all of its fields, of which none but its sizes is one of training's."""
 
 
 def encode(value: Any, *, field: str) -> JsonObject:
@@ -53,3 +61,10 @@ def decode_text(kind: type[T], text: str) -> T:
     """The same from the JSON's text, without the detour over Python's own objects."""
     decoded: T = ADAPTERS[kind].validate_json(text, extra="ignore")
     return decoded
+
+
+def decode_configuration(value: JsonObject | str) -> Configuration:
+    """A stored configuration, a JSON object or its text, as what it is: a way to train or a way to serve."""
+    if isinstance(value, str):
+        return CONFIGURATIONS.validate_json(value, extra="ignore")
+    return CONFIGURATIONS.validate_python(value, extra="ignore")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -11,13 +11,13 @@ import sqlalchemy as sa
 
 from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
-from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState, ServedFigures
+from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState
+from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
-from hp_tool.store.codec import decode, decode_text, encode, storable
+from hp_tool.store.codec import decode, decode_configuration, decode_text, encode, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing, fetch_page
 from hp_tool.store.quotas import admit_run, open_runs_on
@@ -30,6 +30,7 @@ WITH_MEASUREMENT = sa.select(
     RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
 ).outerjoin_from(RUN, tables.measurements, tables.measurements.c.run_id == RUN.c.id)
 MEASURED = tables.measurements.c
+LATENCIES = tuple(field.name for field in fields(Latencies))
 FIGURES = sa.select(
     RUN.c.id,
     RUN.c.number,
@@ -49,8 +50,7 @@ FIGURES = sa.select(
     MEASURED.measurement["extrapolated_step_s"].as_float().label("extrapolated_step_s"),
     MEASURED.tokens_per_second_per_gpu,
     MEASURED.peak_memory_bytes,
-    MEASURED.measurement[("serving", "ttft_s")].as_float().label("ttft_s"),
-    MEASURED.measurement[("serving", "output_tokens_per_second")].as_float().label("output_tokens_per_second"),
+    *(MEASURED.measurement[("load", name)].as_float().label(name) for name in (*LATENCIES, "penalised_latency_s")),
     sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
 """Of the JSON only what is asked for leaves the database: a run's logs and lists of steps are most of it."""
@@ -63,7 +63,7 @@ class Runs(StoreBase):
         self,
         *,
         lease: Lease,
-        parallel: ParallelConfig,
+        parallel: Configuration,
         fidelity: Fidelity,
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,
@@ -191,7 +191,7 @@ def run_figures(row: sa.Row[Any]) -> RunFigures:
         id=row.id,
         number=row.number,
         state=RunState(row.state),
-        parallel=decode_text(ParallelConfig, row.parallel),
+        parallel=decode_configuration(row.parallel),
         fidelity=fidelity,
         predicted_step_s=row.predicted_step_s,
         expected_step_s=row.expected_step_s,
@@ -199,20 +199,14 @@ def run_figures(row: sa.Row[Any]) -> RunFigures:
         predicted_memory_bytes=row.predicted_memory_bytes,
         chosen_by=row.chosen_by,
         status=row.status,
-        known_step_s=row.step_s if fidelity.is_whole else row.extrapolated_step_s,
+        objective_s=row.penalised_latency_s or (row.step_s if fidelity.is_whole else row.extrapolated_step_s),
         tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
         peak_memory_bytes=row.peak_memory_bytes,
-        served=_served(row),
+        latencies=None if row.ttft_s is None else Latencies(**{name: getattr(row, name) for name in LATENCIES}),
         cause=row.cause,
         gpu_seconds=row.gpu_seconds,
         finished_at=row.finished_at,
     )
-
-
-def _served(row: sa.Row[Any]) -> ServedFigures | None:
-    if row.ttft_s is None or row.output_tokens_per_second is None:
-        return None
-    return ServedFigures(ttft_s=row.ttft_s, output_tokens_per_second=row.output_tokens_per_second)
 
 
 @lru_cache(maxsize=256)
@@ -225,7 +219,7 @@ def run_record(row: sa.Row[Any]) -> RunRecord:
     """A row of WITH_MEASUREMENT as a record."""
     values = row_dict(row)
     values["state"] = RunState(values["state"])
-    values["parallel"] = decode(ParallelConfig, values["parallel"])
+    values["parallel"] = decode_configuration(values["parallel"])
     values["fidelity"] = decode(Fidelity, values["fidelity"])
     if values["measurement"] is not None:
         values["measurement"] = decode(Measurement, values["measurement"])
@@ -261,6 +255,6 @@ def _told(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunReco
     connection.execute(sa.update(search).where(search.c.id == run.search_id, search.c.lost_claims > 0).values(lost_claims=0))
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
-        payload |= {"status": run.measurement.status, "step_s": run.measurement.known_step_s}
+        payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}
     add_event(connection, search_id=run.search_id, kind="run", payload=payload, at=at)
     return run

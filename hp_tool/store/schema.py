@@ -15,7 +15,7 @@ from hp_tool.store.tables import PREFIX
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest revision, said here too so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"
 UPGRADE_LOCK = 0x68705F746F6F6C

@@ -17,12 +17,11 @@ from hp_tool.queries.schema import to_dict
 from hp_tool.search.coordinator import Outcome, end_run
 from hp_tool.search.progress import progress_of
 from hp_tool.search.spending import open_runs
-from hp_tool.tuning.evidence import earlier_evidence
+from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
 from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.result import TuneResult, make_result
 from hp_tool.tuning.serving import ServingTuning
-from hp_tool.tuning.serving_evidence import LatencyCalibration, stored_lessons
 from hp_tool.tuning.serving_result import make_serving_result
 
 
@@ -79,8 +78,8 @@ def conclude(
         "error": error,
     }
     if isinstance(problem, ServingTuning):
-        lessons = stored_lessons(store=store, series=problem.series)
-        latencies = LatencyCalibration.fitted(lessons, prior=problem.prior)
+        shown = serving_evidence(store=store, series=problem.series)
+        latencies = LatencyCalibration.fitted(shown, prior=problem.prior)
         result = make_serving_result(tuning=problem, calibration=latencies, **account)
     else:
         result = make_result(problem=problem, calibration=calibration, **account)

@@ -9,19 +9,19 @@ import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.search.fidelity import standing
-from hp_tool.search.serving import Latencies, charged, meets, observed
+from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.search.spending import spent_by
-from hp_tool.serving.evaluate import CONFIDENCE, described
+from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
 from hp_tool.training.nearest_infeasible import NEAREST
+from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, SearchSummary, TuneResult, rank
-from hp_tool.tuning.serving import ServingTuning, serving_candidates
-from hp_tool.tuning.serving_evidence import LatencyCalibration
+from hp_tool.tuning.serving import ServingTuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def make_serving_result(
         measured_s={row: float(latency_s[row]) for row in good if row in known.measured},
     )
     shown = [row for place, row in enumerate(order) if place < TOP or row in known.measured]
-    near = [] if shown else sorted(seen, key=lambda row: charged(seen[row], targets=targets))[:NEAREST]
+    near = [] if shown else sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets))[:NEAREST]
     spent = spent_by(list(runs))
     return TuneResult(
         id=tuning.query.id,
@@ -103,11 +103,10 @@ def _known(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: Latenc
         row = tuning.search.row(parallel)
         if row is None or run.measurement is None:
             continue
-        if run.measurement.status != "ok" or run.measurement.serving is None:
+        if (load := run.measurement.load) is None:
             failed.add(row)
             continue
-        latencies = observed(run.measurement.serving, parallel, load=tuning.search.load)
-        measured[row], ttft_s[row], tpot_s[row] = run.measurement, latencies.ttft_s, latencies.tpot_s
+        measured[row], ttft_s[row], tpot_s[row] = run.measurement, load.ttft_s, load.tpot_s
     return Known(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
@@ -119,17 +118,16 @@ def _known(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: Latenc
 
 
 def _describe(tuning: ServingTuning, rows: Sequence[int], known: Known) -> tuple[ServingRecommendation, ...]:
-    configs = [tuning.search.candidates.config(row) for row in range(len(tuning.search.table))]
-    candidates = serving_candidates(tuning.problem, configs, max_num_batched_tokens=tuning.search.max_num_batched_tokens)
+    candidates = tuning.search.candidates
     corrected = _corrected(tuning, known)
     return tuple(
         ServingRecommendation(
             rank=place + 1,
             parallel=candidates.config(row),
-            estimate=described(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
+            estimate=estimate_row(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
             measurement=known.measured.get(row),
             calibrated_estimate=_with_intervals(
-                described(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, known
+                estimate_row(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, known
             ),
         )
         for place, row in enumerate(rows)

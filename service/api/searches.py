@@ -1,30 +1,29 @@
-"""Searches: submit, list, look, steer, and the result."""
+"""Searches: submit, list, inspect, act on, and their results."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import anyio
-from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
+from fastapi import APIRouter, Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
+from hp_tool.domain import query as domain
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.query import Kind
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
-from service.api import examples, openapi, steering
-from service.api.answers import search_answer
-from service.api.bodies import read_body
+from service.api import openapi, search_actions
+from service.api.bodies import json_body
+from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
-from service.api.steering import Action, steer
-from service.api.trials import trials_of
+from service.api.search_actions import Action, apply_action
+from service.api.search_results import search_answer, trials_of
 from service.api.views import PageView, SearchView, TrialsView, WebhookView
 from service.webhooks.policy import LONGEST_URL
 
@@ -35,13 +34,20 @@ IdempotencyKey = Annotated[
     Header(min_length=1, max_length=200, description="The same key and body again answer what the first did"),
 ]
 
+EXAMPLE: dict[str, Any] = {
+    "kind": "training",
+    "model": MODEL_EXAMPLE["spec"],
+    "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
+    "search": {"budget_runs": 4, "run_timeout_s": 120.0},
+}
 KEY_REUSED = "The Idempotency-Key came with another request before"
 
 
 @router.post(
     "",
     status_code=status.HTTP_202_ACCEPTED,
-    openapi_extra=openapi.body("Query", example=examples.SEARCH),
+    openapi_extra=openapi.body(domain.Query, example=EXAMPLE),
     responses=openapi.conflict(KEY_REUSED),
 )
 def submit(
@@ -74,13 +80,13 @@ def list_searches(
     paging: PagingDep,
     state: SearchState | None = None,
     owner: Annotated[str | None, Query(max_length=200, description="Whose (administrators; others see their own)")] = None,
-    kind: Annotated[Kind | None, Query(description="What they search for a way to do")] = None,
+    kind: Annotated[domain.Kind | None, Query(description="What they search for a way to do")] = None,
     model: Annotated[str | None, Query(max_length=200, description="Of this model, as the query names it")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Every filter given must hold."""
     page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
-    return PageView(items=[SearchView.of(record) for record in page.items], next_cursor=page.next_cursor)
+    return PageView.of(page, SearchView.of)
 
 
 @router.get("/{search_id}")
@@ -101,19 +107,14 @@ class BudgetChange:
     """Device seconds of profile runs at most, spent ones included."""
 
 
-async def _budget(request: Request) -> BudgetChange:
-    change: BudgetChange = await read_body(request, partial(schema.parse, BudgetChange))
-    return change
-
-
 @router.patch(
     "/{search_id}",
-    openapi_extra=openapi.body("BudgetChange", example=examples.BUDGET),
+    openapi_extra=openapi.body(BudgetChange, example={"budget_runs": 8}),
     responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
 )
-def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budget)], store: StoreDep) -> SearchView:
+def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
     """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
-    return SearchView.of(steering.change_budget(store, search_id=search_id, **asdict(change)))
+    return SearchView.of(search_actions.change_budget(store, search_id=search_id, **asdict(change)))
 
 
 @router.get("/{search_id}/trials")
@@ -168,13 +169,13 @@ async def get_result(
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-    record = steer(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
+    record = apply_action(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 
 def _route(action: Action) -> Callable[..., SearchView]:
     def act(search_id: str, store: StoreDep) -> SearchView:
-        return SearchView.of(steer(store, search_id=search_id, action=action))
+        return SearchView.of(apply_action(store, search_id=search_id, action=action))
 
     return act
 

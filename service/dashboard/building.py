@@ -12,11 +12,11 @@ from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.exchange.exports import TRAINING
 from hp_tool.formats.engines import ENGINES
-from service.api.trials import recommended
+from service.api.search_results import recommended
 from service.api.views import SearchView
 from service.dashboard.best import leading_best, recommended_best
 from service.dashboard.contexts import Action, SearchPage, Tone
-from service.dashboard.replicas import quantity, serves
+from service.dashboard.serving_runs import quantity, serves
 
 SEARCH_TONES: dict[SearchState, Tone] = {
     SearchState.QUEUED: "",

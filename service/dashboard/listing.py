@@ -9,17 +9,16 @@ from urllib.parse import urlencode
 from fastapi import Depends, Query, Request
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.store.codec import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.views import SearchView
 from service.dashboard.building import SEARCH_TONES, budget_runs_of, subject
 from service.dashboard.contexts import SearchesPage, SearchFilters, SearchRow
-from service.dashboard.replicas import run_words, serves
+from service.dashboard.serving_runs import serves, words
 
 ROWS_A_PAGE = 50
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -99,7 +98,7 @@ def _row(view: SearchView) -> SearchRow:
         subject=subject(view.query),
         model=model_of(view.query),
         owner=view.owner,
-        best=run_words(view.query, [schema.parse(ParallelConfig, best)])[0][0] if best else None,
+        best=words(decode_configuration(best))[0] if best else None,
         best_step_s=view.progress.get("best_step_s"),
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),

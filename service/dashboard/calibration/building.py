@@ -25,7 +25,7 @@ from service.dashboard.calibration.contexts import (
 )
 from service.dashboard.calibration.plots import agreement, drift, versions_plot
 from service.dashboard.links import configuration_href
-from service.dashboard.replicas import asked_of, run_words
+from service.dashboard.serving_runs import words
 from service.dashboard.trials import TONES
 
 STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
@@ -151,7 +151,7 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
 
 def _lesson_row(lesson: Lesson) -> LessonRow:
     record = lesson.record
-    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
+    arithmetic, details = words(record.parallel)
     return LessonRow(
         model=record.model,
         arithmetic=arithmetic,
@@ -172,8 +172,8 @@ def _lesson_row(lesson: Lesson) -> LessonRow:
 
 def _measurement_row(record: MeasurementRecord) -> MeasurementRow:
     measurement, predicted = record.measurement, record.predicted.get("step_s")
-    measured = measurement.known_step_s
-    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
+    measured = measurement.objective_s
+    arithmetic, details = words(record.parallel)
     return MeasurementRow(
         short_id=record.id[:8],
         model=record.model,
@@ -200,6 +200,6 @@ def _configuration(record: MeasurementRecord) -> str | None:
     if not record.query:
         return None
     try:
-        return configuration_href(record.query, parallel=asked_of(record.query, record.parallel))
+        return configuration_href(record.query, parallel=record.parallel)
     except HpToolError:  # a query of another version
         return None

@@ -11,7 +11,7 @@ BURST_S = 5.0
 """A bucket holds this many seconds' worth of requests: a page with its pictures, a script that starts."""
 
 
-class Rates:
+class RateLimits:
     """Buckets by key; used on one event loop only, so nothing is locked."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,7 +31,7 @@ SLOW_S = 1.0
 """Quick successful reads are logged at level debug only: a service that is asked a thousand times a second drowns in them."""
 
 
-class Observer:
+class RequestLog:
     """The outermost layer: it sees what the gate refuses, too."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, store: AccessStore) -> None:

@@ -24,7 +24,7 @@ _SEEN_S: ContextVar[float] = ContextVar("seen_s")
 """Processor time of this thread when it was last looked at. Every hop to a thread has a copy of the context, so its own."""
 
 
-class Allowance:
+class RequestLimits:
     """The layer next to the routes. What the cache answers does not come here."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:

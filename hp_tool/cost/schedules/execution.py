@@ -8,7 +8,8 @@ ZB-H1 and ZB-V 2401.10241 sections 2 and 6; DualPipe 2412.19437 section 3.2.1 an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "W", "BW"]
@@ -172,3 +173,61 @@ class _Rank:
         if word[:-1] == "B":
             self.waiting.append(Operation("W", stage, micro_batch))
         return Operation("F" if word[0] == "F" else "BW" if word[:-1] == "BW" else "B", stage, micro_batch)
+
+
+# When each operation starts and ends: the order, executed.
+
+
+_Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One block in time; seconds from the start of the step."""
+
+    block: Block
+    start_s: float
+    end_s: float
+
+
+def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0) -> list[list[Span]]:
+    """The spans of each rank. A block starts when its rank is free and all its inputs have arrived: of a forward pass the
+    previous stage's output, of a backward pass its own forward pass and the next stage's gradient; it takes as long as its
+    operations one after the other. `transfer_s` is the way from one rank to another.
+
+    Raises ValueError where the ranks wait for each other in a circle.
+    """
+    last_stage = max(operation.stage for order in orders for block in order for operation in block)
+    done: dict[_Key, tuple[float, int]] = {}
+    spans: list[list[Span]] = [[] for _ in orders]
+    left = sum(len(order) for order in orders)
+    while left:
+        before = left
+        for rank, order in enumerate(orders):
+            for block in order[len(spans[rank]) :]:
+                inputs = [done.get(key) for operation in block for key in _inputs(operation, last_stage)]
+                if None in inputs:
+                    break
+                arrived = [end + (transfer_s if source != rank else 0.0) for end, source in filter(None, inputs)]
+                start = max([spans[rank][-1].end_s if spans[rank] else 0.0, *arrived])
+                end = start + sum(seconds(operation) for operation in block)
+                spans[rank].append(Span(block=block, start_s=start, end_s=end))
+                done |= {_key(operation): (end, rank) for operation in block}
+                left -= 1
+        if left == before:
+            raise ValueError("the ranks of this schedule wait for each other in a circle")
+    return spans
+
+
+def _key(operation: Operation) -> _Key:
+    kind, stage, micro_batch = operation
+    return ("B" if kind == "BW" else kind), stage, micro_batch
+
+
+def _inputs(operation: Operation, last_stage: int) -> list[_Key]:
+    kind, stage, micro_batch = operation
+    if kind == "F":
+        return [("F", stage - 1, micro_batch)] if stage else []
+    if kind == "W":
+        return [("B", stage, micro_batch)]
+    return [("F", stage, micro_batch)] + ([("B", stage + 1, micro_batch)] if stage < last_stage else [])

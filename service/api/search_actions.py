@@ -50,7 +50,7 @@ def change_budget(
     return store.change_budget(search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds)
 
 
-def steer(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
+def apply_action(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
     """The search after the action; for a clone the new one, or with a key that was given before the one that it made.
 
     Raises:

@@ -12,7 +12,7 @@ UNTAGGED = ("/v1/keys", "/v1/audit")
 """Not to be kept by anyone."""
 
 
-class Conditional:
+class ETags:
     """Tags JSON answers to GET requests of the API by their bytes. Streams pass untouched."""
 
     def __init__(self, app: ASGIApp) -> None:
