@@ -75,7 +75,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     pages.install(app)
     openapi.install(app)
     app.state.metrics = metrics = Metrics(store=opened)
-    app.state.answers = AnswerCache(corrections=app.state.calibrations)
+    app.state.answers = AnswerCache(calibrations=app.state.calibrations)
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(ETags)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.budgets.asked import parse_sizing
+from hp_tool.budgets import parse_sizing
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
 from hp_tool.domain.own_files import OwnFile

@@ -14,10 +14,10 @@ from hp_tool.cost.attention import core_bytes, core_seconds
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
 from hp_tool.cost.matrices import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
+from hp_tool.cost.network import tensor_ring
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload

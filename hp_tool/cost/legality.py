@@ -236,9 +236,9 @@ def _shards_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
     """How many candidates broke each rule; one that broke two counts in both, and as often as its weight says."""
-    found = np.bincount(codes, weights=weights)
-    broken = np.flatnonzero(found)
-    counts = {name: int(found[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)}
+    counted = np.bincount(codes, weights=weights)
+    broken = np.flatnonzero(counted)
+    counts = {name: int(counted[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}
 
 

@@ -15,9 +15,9 @@ from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.moe import routed_tokens
+from hp_tool.cost.network import tensor_ring
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig

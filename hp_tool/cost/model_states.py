@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from hp_tool.cost.arrays import Floats, anywhere, maximum, where, zeros_like
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import group_ring, ring
 from hp_tool.cost.lora import layer_adapter_parameters
 from hp_tool.cost.matrices import entries, rank_matrices
+from hp_tool.cost.network import dense_group, expert_group, group_ring, ring
 from hp_tool.cost.optimizer import (
     BytesPerParameter,
     StageBytes,
@@ -32,7 +32,6 @@ from hp_tool.cost.parameters import (
 )
 from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
-from hp_tool.cost.topology import dense_group, expert_group
 from hp_tool.cost.zero import Sharding, StateTimes, sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
@@ -161,12 +160,12 @@ def _expert_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline
     """Routed experts on one rank of each stage in bytes."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     adapters = _adapters(case, candidates, pipeline, routed=True)
-    found = []
+    sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
         kept = [layers for layers in (stage.layers, stage.mirrored) if layers is not None]
         routed: Floats = sum(layers.count * layers.expert_share * expert_parameters(case.model) / ranks for layers in kept)
-        found.append(stage_bytes(routed, matrices=routed, adapters=added, size=size))
-    return found
+        sizes.append(stage_bytes(routed, matrices=routed, adapters=added, size=size))
+    return sizes
 
 
 def _adapters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool) -> Sequence[Floats | None]:

@@ -9,8 +9,8 @@ from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
-from hp_tool.cost.collectives import group_ring
 from hp_tool.cost.matrices import Matrix, rank_matrices
+from hp_tool.cost.network import group_ring
 from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding

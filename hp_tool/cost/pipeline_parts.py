@@ -21,7 +21,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
 STAGE_PARTS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
-"""Parts that a stage repeats for each micro-batch; the slowest stage sets their pace."""
+"""Parts that a stage repeats for each micro-batch; those of the critical stage count."""
 CRITICAL_PARTS = (*STAGE_PARTS, "overhead")
 """Also waits for the host."""
 
@@ -114,7 +114,7 @@ def mixed_costs(
     return _chosen(better, up, down)
 
 
-def stages_by_kind(kinds: tuple[TrainingCase, TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
+def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
     """Stages of each kind: its share of the devices."""
     p = c.pipeline_parallel_size
     first = p * kinds[0].cluster.num_gpus // sum(kind.cluster.num_gpus for kind in kinds)
@@ -280,4 +280,4 @@ def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
     passes[0] += max(more - stages, 0)
     if len(layers) == 1:
         return float(layers[0])
-    return sum(count * held for count, held in zip(passes, layers, strict=True)) / sum(passes)
+    return sum(count * layers_held for count, layers_held in zip(passes, layers, strict=True)) / sum(passes)

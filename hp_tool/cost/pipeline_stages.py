@@ -75,7 +75,7 @@ class Pipeline:
     (Llama 3.1 405B at TP 8 and PP 16 needs 6 % more memory there), and the last but one.
     """
     critical: StageLayers
-    """Layers of the stage that sets the pace: one between the ends, where there is one."""
+    """Layers of the critical stage, which takes longest: one between the ends, where there is one."""
     fewer_first: Floats | Ints = 0
     """Layers by which the first stage has fewer than that."""
     fewer_last: Floats | Ints = 0
@@ -241,7 +241,6 @@ def _ends(
 
 # Pipeline stages filled by weight instead of by number of layers, as nanotron fills them.
 
-
 TAIL_BLOCKS = 2
 """Blocks without weights after the output layer: the cast to fp32 and the loss."""
 
@@ -264,9 +263,13 @@ class Split(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
     """The split of `filled` in a few numbers."""
-    held, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
+    counts, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
     return Split(
-        first=held[0], most=max(held), output=held[output_at], output_from_end=stages - 1 - output_at, empty=blocks.count(0)
+        first=counts[0],
+        most=max(counts),
+        output=counts[output_at],
+        output_from_end=stages - 1 - output_at,
+        empty=blocks.count(0),
     )
 
 
@@ -280,25 +283,25 @@ def filled(*, layers: int, layer_weight: float, output_weight: float, stages: in
     """
     weights = [0.0, *[layer_weight] * layers, 0.0, output_weight, *[0.0] * TAIL_BLOCKS]
     total, running, stage = sum(weights), 0.0, 0
-    held, blocks, output_at = [0] * stages, [0] * stages, 0
+    counts, blocks, output_at = [0] * stages, [0] * stages, 0
     for index, weight in enumerate(weights):
         running += weight
         blocks[stage] += 1
-        held[stage] += 1 <= index <= layers
+        counts[stage] += 1 <= index <= layers
         if index == layers + 2:
             output_at = stage
         if running > total * ((stage + 1) / stages) and stage < stages - 1:
             stage += 1
-    return held, blocks, output_at
+    return counts, blocks, output_at
 
 
 def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
     """(layers of each stage, the stage with the output layer)."""
     layer_weight, output_weight = _weights(model)
-    held, _, output_at = filled(
+    counts, _, output_at = filled(
         layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
-    return held, output_at
+    return counts, output_at
 
 
 def splits(model: ModelSpec, stages: Ints) -> Split:
@@ -323,13 +326,13 @@ def _weights(model: ModelSpec) -> tuple[float, float]:
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
     """Dense layers and the output layer, split by weight."""
-    p, found = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
-    first, last = StageLayers(count=found.first), StageLayers(count=found.output)
+    p, split = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
+    first, last = StageLayers(count=split.first), StageLayers(count=split.output)
     return Pipeline(
-        stages=_whole_ends(model, c, (first, last), output_from_end=found.output_from_end),
-        critical=StageLayers(count=found.most),
-        fewer_first=found.most - found.first,
-        fewer_last=found.most - found.output,
-        fewer=p * found.most - model.num_hidden_layers,
+        stages=_whole_ends(model, c, (first, last), output_from_end=split.output_from_end),
+        critical=StageLayers(count=split.most),
+        fewer_first=split.most - split.first,
+        fewer_last=split.most - split.output,
+        fewer=p * split.most - model.num_hidden_layers,
         depths=model.num_nextn_predict_layers,
     )

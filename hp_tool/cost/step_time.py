@@ -9,13 +9,12 @@ from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where, zeros
 from hp_tool.cost.block import LayerTime, activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import send_seconds
 from hp_tool.cost.embedding_and_head import HeadTime
+from hp_tool.cost.network import dense_group, send_seconds
 from hp_tool.cost.optimizer import activation_seconds
 from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import is_folded, share_of_ends, split_bubble_share, splits_backward
-from hp_tool.cost.topology import dense_group
 from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.model import ModelSpec
@@ -30,7 +29,7 @@ def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> Floa
 def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     """One micro-batch's activations to the next stage: each tensor-parallel rank sends its share, e T h / t
     (Megatron's scatter-gather, arXiv 2104.04473 section 4.1; with SP they are sharded already). Some neighbours are in
-    different NVLink domains wherever one domain does not hold all stages, and those set the pace.
+    different NVLink domains wherever one domain does not hold all stages, and the slowest decide.
     """
     cluster, workload = case.cluster, case.workload
     c = candidates
@@ -92,7 +91,7 @@ def time_parts(
     if framework.host_layer_s:
         overhead = overhead + m * stage.host_waits
     return {
-        "compute": m * (stage.compute + ends.pacing - ends.communication),
+        "compute": m * (stage.compute + ends.critical - ends.communication),
         "recompute": m * stage.recompute,
         "tensor_parallel": m * (stage.tensor + ends.communication),
         "context_parallel": m * stage.context + nothing,
@@ -105,8 +104,8 @@ def time_parts(
             candidates=c,
             states=states,
             micro_batches=m,
-            forward=stage.held_forward,
-            stage=stage.held,
+            forward=stage.occupied_forward,
+            stage=stage.occupied,
             layers=pipeline.critical.count,
         ),
         "optimizer": states.update_s,
@@ -138,7 +137,7 @@ def _offload_seconds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """Seconds of one micro-batch through the layers of the stage that sets the pace; shape (n,)."""
+    """Seconds of one micro-batch through the layers of the critical stage; shape (n,)."""
 
     compute: Floats
     recompute: Floats
@@ -151,12 +150,12 @@ class StageTime:
     """The five together."""
     host_waits: Floats
     """What the device waits for its host besides, in both passes."""
-    held_forward: Floats
+    occupied_forward: Floats
     """`forward` with its waits."""
-    held: Floats
+    occupied: Floats
     """`total` with its waits: how long the stage is taken."""
-    held_layer: Floats
-    """One layer's part of `held`."""
+    occupied_layer: Floats
+    """One layer's part of `occupied`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +163,10 @@ class EndsTime:
     """Seconds of one micro-batch in embedding and output layer; shape (n,)."""
 
     both: Floats
-    pacing: Floats
-    """What they add to the stage that sets the pace."""
+    critical: Floats
+    """What they add to the critical stage."""
     communication: Floats
-    """Part of `pacing`: the output layer's tensor-parallel collectives."""
+    """Part of `critical`: the output layer's tensor-parallel collectives."""
 
 
 def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, pipeline: Pipeline) -> StageTime:
@@ -183,7 +182,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     total = compute + recompute + tensor + context + expert
     forward = layers * forward_layer
     waits: Floats = 0.0
-    held, held_forward = total, forward
+    occupied, occupied_forward = total, forward
     if case.profile.framework.host_layer_s:
         # A pass takes what its host takes; communication runs on meanwhile.
         launched = launched_layers(layers, moe_fraction=pipeline.critical.expert_share, recomputed_fraction=whole)
@@ -196,7 +195,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
             backward_s=total - forward,
         )
         waits = in_forward + in_backward
-        held, held_forward = total + waits, forward + in_forward
+        occupied, occupied_forward = total + waits, forward + in_forward
     return StageTime(
         compute=compute,
         recompute=recompute,
@@ -206,14 +205,14 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
         forward=forward,
         total=total,
         host_waits=waits,
-        held_forward=held_forward,
-        held=held,
-        held_layer=held / layers,
+        occupied_forward=occupied_forward,
+        occupied=occupied,
+        occupied_layer=occupied / layers,
     )
 
 
 def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage: StageTime, pipeline: Pipeline) -> EndsTime:
-    """The ends add to the first and last stage. The longer one sets the pace, as far as it is longer than the layers that an
+    """The ends add to the first and last stage. The longer one is critical, as far as it is longer than the layers that an
     uneven end leaves out; in a folded pipeline the rank that holds both does.
 
     Multi-token prediction: each depth is one more layer and one more pass through the output layer.
@@ -226,14 +225,16 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     if pipeline.part is not None:
         embedding, output = pipeline.embedding * embedding, pipeline.output * output
     both = embedding + output
-    longer = maximum(embedding - pipeline.fewer_first * stage.held_layer, output - pipeline.fewer_last * stage.held_layer)
-    pacing = where(c.pipeline_parallel_size > 1.0, maximum(longer, 0.0), both)
-    communication = where(output >= embedding, minimum(pacing, collectives), 0.0)
+    longer = maximum(
+        embedding - pipeline.fewer_first * stage.occupied_layer, output - pipeline.fewer_last * stage.occupied_layer
+    )
+    critical = where(c.pipeline_parallel_size > 1.0, maximum(longer, 0.0), both)
+    communication = where(output >= embedding, minimum(critical, collectives), 0.0)
     if anywhere(is_folded(c)):
         folded, share = is_folded(c), share_of_ends(c)
-        pacing = where(folded, share * both, pacing)
+        critical = where(folded, share * both, critical)
         communication = where(folded, share * collectives, communication)
-    return EndsTime(both=both, pacing=pacing, communication=communication)
+    return EndsTime(both=both, critical=critical, communication=communication)
 
 
 def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime, ends: EndsTime, pipeline: Pipeline) -> Floats:
@@ -243,15 +244,15 @@ def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime
     """
     c, p = candidates, candidates.pipeline_parallel_size
     if pipeline.part is not None:
-        others: Floats = pipeline.part * stage.held + ends.both
+        others: Floats = pipeline.part * stage.occupied + ends.both
     else:
-        others = (p - 1.0) * stage.held + ends.both - pipeline.fewer * stage.held_layer - ends.pacing
+        others = (p - 1.0) * stage.occupied + ends.both - pipeline.fewer * stage.occupied_layer - ends.critical
     bubble: Floats = others / c.virtual_pipeline_parallel_size
     if anywhere(splits_backward(c)):
         late = pipeline.critical.count * layer.weight_gradient
         share = split_bubble_share(c, forward=stage.forward, whole=stage.total, weight_gradient=late)
         # Folded ranks hold equally much, ends included.
-        bubble = where(splits_backward(c), where(is_folded(c), (p - 1.0) * stage.held, others) * share, bubble)
+        bubble = where(splits_backward(c), where(is_folded(c), (p - 1.0) * stage.occupied, others) * share, bubble)
     return bubble
 
 

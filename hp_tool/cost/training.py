@@ -156,7 +156,7 @@ class ModelLayers:
     sparse: LayerBytes | None
     """A layer with experts, where the model has any."""
     time: LayerTime
-    """The mean layer of the stage that sets the pace."""
+    """The mean layer of the critical stage."""
     head: HeadTime
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:

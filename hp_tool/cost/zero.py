@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.collectives import group_ring
-from hp_tool.cost.topology import Group, group_size, line, split
+from hp_tool.cost.network import Group, group_ring, group_size, line, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from hp_tool import training
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.measurement import Hardware, Measurement
@@ -17,7 +18,6 @@ from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 TRUST: dict[MeasurementSource, float] = {"reported": 0.5, "file": 1.0}
@@ -51,7 +51,7 @@ def read_report(
     query = resolve(replace(report.query, parallel=report.parallel))
     query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)
-    estimate = _legal(app.estimate(query=query))
+    estimate = _legal(training.estimate(query=query))
     measurement, hardware = _checked(report.measurement, problem)
     check_plausible(measurement, problem=problem, estimate=estimate)
     assert estimate.parallel is not None

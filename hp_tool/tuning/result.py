@@ -22,12 +22,11 @@ from hp_tool.errors import HpToolError
 from hp_tool.pareto import undominated
 from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.fidelity import standing
-from hp_tool.training.calibrated import Correction, corrected_estimate
+from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.limits import longest_step_s
-from hp_tool.training.nearest_infeasible import NEAREST, nearest
+from hp_tool.training.nearest_infeasible import NEAREST, nearest, nearest_recommendations
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
-from hp_tool.training.recommend import described_misses
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10
@@ -146,7 +145,7 @@ def nothing_feasible(
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
-        nearest_misses=described_misses(nearest(space, problem=problem).candidates, problem),
+        nearest_misses=nearest_recommendations(nearest(space, problem=problem).candidates, problem=problem),
         search=SearchSummary(
             id=search_id,
             state=SearchState.SUCCEEDED,
@@ -219,22 +218,20 @@ def _describe(
     training = problem.training
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
-    correction = Correction(calibration=calibration)
-    described = []
+    predictor = CalibratedPredictor(calibration=calibration)
+    rows_in_full = []
     for place, row in enumerate(rows):
         estimate = estimate_row(place, case=training, costs=costs, candidates=candidates)
-        described.append(
+        rows_in_full.append(
             Recommendation(
                 rank=place + 1,
                 parallel=candidates.config(place),
                 estimate=estimate,
                 measurement=measured.get(row),
-                calibrated_estimate=corrected_estimate(
-                    place, costs=costs, candidates=candidates, problem=training, correction=correction
-                ),
+                calibrated_estimate=predictor.estimate(place, costs=costs, candidates=candidates, problem=training),
             )
         )
-    return tuple(described)
+    return tuple(rows_in_full)
 
 
 def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray) -> float | None:

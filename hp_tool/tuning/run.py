@@ -76,7 +76,7 @@ def run_search(
         known = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
         asked: dict[str, Any] = {"query": query, "query_json": record.query, "hardware": hardware}
         serves = query.kind == "inference"
-        problem = build_serving(**asked) if serves else build_problem(**asked, corrections=known)
+        problem = build_serving(**asked) if serves else build_problem(**asked, calibrations=known)
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             training = resolve_training_search(query)

@@ -17,7 +17,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
-from hp_tool.serving.evaluate import CONFIDENCE, described
+from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
 from hp_tool.training.nearest_infeasible import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, SearchSummary, TuneResult, rank
@@ -124,10 +124,10 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], known: Known) -> tuple
         ServingRecommendation(
             rank=place + 1,
             parallel=candidates.config(row),
-            estimate=described(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
+            estimate=estimate_row(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
             measurement=known.measured.get(row),
             calibrated_estimate=_with_intervals(
-                described(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, known
+                estimate_row(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, known
             ),
         )
         for place, row in enumerate(rows)

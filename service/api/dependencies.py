@@ -16,13 +16,12 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
-from hp_tool.answers import uncalibrated
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.errors import InputError
 from hp_tool.queries.registered import Find
-from hp_tool.training.calibrated import Correction, Corrections
+from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
 from service.answer_cache import Learnt
 from service.keys import Principal
@@ -65,26 +64,28 @@ async def get_find(store: Annotated[Store, Depends(get_store)]) -> Find:
     return find
 
 
-async def get_corrections(
+async def get_calibrations(
     request: Request,
     calibration: Annotated[bool, Query(description="Correct predictions by what is known of the cluster")] = True,
-) -> Corrections:
-    """The newest stored calibrations, unless the request wants the cost model alone."""
-    stored: Corrections = request.app.state.calibrations
-    return stored if calibration else uncalibrated
+) -> Calibrations | None:
+    """The newest stored calibrations; None if the request wants the cost model alone."""
+    stored: Calibrations = request.app.state.calibrations
+    return stored if calibration else None
 
 
-async def get_recorded(request: Request, corrections: Annotated[Corrections, Depends(get_corrections)]) -> Corrections:
+async def get_recorded(
+    request: Request, calibrations: Annotated[Calibrations | None, Depends(get_calibrations)]
+) -> Calibrations | None:
     """The same, with a note of what the answer took from them, by which its copy in the cache is judged later."""
     learnt: Learnt = []
     request.state.learnt = learnt
-    if corrections is uncalibrated:
-        return corrections
+    if calibrations is None:
+        return None
 
-    def recorded(problem: TrainingProblem) -> Correction | None:
-        correction = corrections(problem)
-        learnt.append((problem, correction))
-        return correction
+    def recorded(problem: TrainingProblem) -> CalibratedPredictor | None:
+        predictor = calibrations(problem)
+        learnt.append((problem, predictor))
+        return predictor
 
     return recorded
 
@@ -173,5 +174,5 @@ StoreDep = Annotated[Store, Depends(get_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
-RecordedDep = Annotated[Corrections, Depends(get_recorded)]
-CorrectionsDep = Annotated[Corrections, Depends(get_corrections)]
+RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
+CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]

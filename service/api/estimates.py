@@ -21,7 +21,7 @@ from hp_tool.domain.sizing import SizingAnswer, SizingQuery
 from hp_tool.queries.registered import names_registered, with_registered
 from service.api import openapi
 from service.api.bodies import json_response, read_body
-from service.api.dependencies import CorrectionsDep, FindDep, RecordedDep
+from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep
 from service.api.queries import QueryBody, read_query
 from service.api.streaming import stream_answers
 
@@ -50,9 +50,9 @@ async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -
 
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
-async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
+async def estimates(query: QueryBody, calibrations: RecordedDep) -> Response:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
-    return await _in_turn(lambda: estimate_answer(query, corrections=corrections), ESTIMATES)
+    return await _in_turn(lambda: estimate_answer(query, calibrations=calibrations), ESTIMATES)
 
 
 @router.post(
@@ -60,7 +60,7 @@ async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
 )
 async def recommendations(
     query: QueryBody,
-    corrections: RecordedDep,
+    calibrations: RecordedDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
     pareto: Annotated[
         Front | None,
@@ -68,7 +68,7 @@ async def recommendations(
     ] = None,
 ) -> Response:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return await _in_turn(lambda: recommend_answer(query, top=top, corrections=corrections, pareto=pareto), RECOMMENDATIONS)
+    return await _in_turn(lambda: recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto), RECOMMENDATIONS)
 
 
 async def _sizing(request: Request, find: FindDep) -> SizingQuery:
@@ -79,11 +79,11 @@ async def _sizing(request: Request, find: FindDep) -> SizingQuery:
 
 
 @router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body(SizingQuery, example=SIZING_EXAMPLE))
-def sizings(query: Annotated[SizingQuery, Depends(_sizing)], corrections: CorrectionsDep) -> Any:
+def sizings(query: Annotated[SizingQuery, Depends(_sizing)], calibrations: CalibrationsDep) -> Any:
     """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
     devices for a deadline.
     """
-    return json_response(size_answer(query, corrections=corrections))
+    return json_response(size_answer(query, calibrations=calibrations))
 
 
 @router.post(
@@ -94,11 +94,11 @@ def sizings(query: Annotated[SizingQuery, Depends(_sizing)], corrections: Correc
 )
 async def batch(
     request: Request,
-    corrections: CorrectionsDep,
+    calibrations: CalibrationsDep,
     find: FindDep,
     task: Annotated[Task, Query(description="What to do with every line")] = "estimate",
     top: Annotated[int, Query(ge=1, le=1000, description="recommend: rows per answer")] = 10,
 ) -> StreamingResponse:
     """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
     read = functools.partial(read_query, find=find)
-    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, corrections=corrections))
+    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, calibrations=calibrations))

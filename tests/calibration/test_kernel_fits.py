@@ -12,7 +12,7 @@ from hp_tool.calibration.microbenchmarks import fit_machine, plan_operations
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.case import Machine
-from hp_tool.cost.collectives import ring
+from hp_tool.cost.network import ring
 from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery

@@ -14,7 +14,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 
 
 def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:

@@ -19,8 +19,9 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from hp_tool.training import estimate
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate, single_config
 from hp_tool.tuning import resolve_search
 from tests.cost.cases import columns
 
@@ -34,7 +35,7 @@ def query(layout: str | None, *, model: str = "llama-3-8b", gpus: int = 64, batc
 
 
 def asked(layout: str | None, **said: Any) -> Estimate:
-    return estimate(query=query(layout, **said), with_mends=False)
+    return estimate(query=query(layout, **said), with_fixes=False)
 
 
 EQUAL = [
@@ -121,7 +122,7 @@ def test_many_candidates_and_one_alone_agree() -> None:
     layout = "Et*5|t*4|t*4|t*4|t*4|t*4|t*4|t*3L"
     problem = resolve_training(query(layout))
     configs = [
-        single_config(
+        resolve_config(
             ParallelQuery(pipeline_parallel_size=p, tensor_parallel_size=t, micro_batch_size=1, pipeline_layout=layout),
             num_gpus=64,
         )

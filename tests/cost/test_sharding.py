@@ -17,7 +17,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import config_query, estimate, recommend
+from hp_tool.training import config_query, estimate, recommend
 from tests.cost.cases import Problem, columns, problems
 from tests.cost.test_primitives import NETWORK, NVLINK, plain_profile
 

@@ -18,8 +18,8 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes
+from hp_tool.training import estimate
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate
 from tests.cost.cases import case_of
 
 WORKLOAD = TrainingWorkload(sequence_length=8192, global_batch_size=512)

@@ -66,7 +66,7 @@ class _MicroBatches:
     """Context-parallel ranks."""
     tokens: FloatArray
     seconds: FloatArray
-    """On the stage that sets the pace."""
+    """On the critical stage."""
     between_s: FloatArray
     """On a stage between the pipeline's ends: what fills and drains the pipeline."""
 
@@ -89,7 +89,7 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
         raise InputError("packed rows are micro-batches: micro_batch_size must be 1", field="parallel.micro_batch_size")
     short = distribution.cut(clock.case.workload.sequence_length)
     totals = np.zeros(3)
-    held: dict[int, float] = {}
+    tokens_by_size: dict[int, float] = {}
     for step in range(STEPS):
         lengths, rows = _step_sequences(short, clock=clock, seed=SEED + step)
         static = _timed(lengths, rows, size=clock.config.context_parallel_size, clock=clock)
@@ -97,14 +97,14 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
         balanced = min(arrival, _balanced(static, clock=clock))
         best, best_s = static, balanced
         for smallest in _sizes(clock)[1:]:
-            found = _smallest_groups(lengths, smallest=smallest, clock=clock)
-            if (seconds := _balanced(found, clock=clock)) < best_s:
-                best, best_s = found, seconds
+            groups = _smallest_groups(lengths, smallest=smallest, clock=clock)
+            if (seconds := _balanced(groups, clock=clock)) < best_s:
+                best, best_s = groups, seconds
         totals += arrival, balanced, best_s
         for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
-            held[size] = held.get(size, 0.0) + tokens
+            tokens_by_size[size] = tokens_by_size.get(size, 0.0) + tokens
     packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
-    shares = {size: held[size] / sum(held.values()) for size in sorted(held)}
+    shares = {size: tokens_by_size[size] / sum(tokens_by_size.values()) for size in sorted(tokens_by_size)}
     return ContextComparison(packed_s=packed_s, balanced_s=balanced_s, dynamic_s=dynamic_s, token_share=shares)
 
 
@@ -200,7 +200,7 @@ class MicroBatchClock:
             raise UnsupportedError("packed rows need attention: flash", field="training.attention")
 
     def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n,) seconds, forward, backward and recomputation, of the stage that sets the pace, and of one between the ends.
+        """(n,) seconds, forward, backward and recomputation, of the critical stage, and of one between the ends.
 
         `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks, `squares` the sum of l^2
         over its sequences. Embedding and output layer grow with the tokens.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
-from hp_tool.cost.topology import Axis, Group, dense_group
+from hp_tool.cost.network import Axis, Group, dense_group
 
 
 def splits_backward(c: Candidates) -> Bools:
@@ -54,12 +54,12 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     plain = from_end + 1
     interleaved = plain + from_end + (v - 1) * p
-    held = minimum(where(v > 1, interleaved, plain), m * v)
+    chunks = minimum(where(v > 1, interleaved, plain), m * v)
     schedule = c.pipeline_schedule
     if not anywhere(schedule):
-        return held
-    held = where(schedule == GPIPE, m, held)
-    return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, held))
+        return chunks
+    chunks = where(schedule == GPIPE, m, chunks)
+    return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, chunks))
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
@@ -87,7 +87,7 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
 
 
 def share_of_ends(c: Candidates) -> Floats:
-    """Share of the micro-batches for which the rank that sets the pace runs embedding and output layer: ZB-V's first rank
+    """Share of the micro-batches for which the critical rank runs embedding and output layer: ZB-V's first rank
     all of them, DualPipe's first and last rank half each.
     """
     return where(c.pipeline_schedule == ZBV, 1.0, 0.5)

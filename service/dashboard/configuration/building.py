@@ -6,18 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hp_tool import anatomy, serving
+from hp_tool import anatomy, training
 from hp_tool.anatomy import StageAnatomy
+from hp_tool.answers import estimate_answer
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.training import recommend as app
-from hp_tool.training.calibrated import Corrections
-from hp_tool.training.evaluate import calibrated, predicted, single
-from hp_tool.training.problem import resolve_training
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
 from service.dashboard import formats
 from service.dashboard.configuration.contexts import ConfigurationPage, ConfigurationView
 from service.dashboard.configuration.facts import facts_of
@@ -32,17 +31,18 @@ MAX_STAGES = 16
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 
 
-def configuration_page(query: Query, *, corrections: Corrections) -> ConfigurationPage:
+def configuration_page(query: Query, *, calibrations: Calibrations | None) -> ConfigurationPage:
     """The page of the one configuration that the query describes. Raises HpToolError."""
-    view, found = configuration_view(query, corrections=corrections)
+    configuration = None if query.kind == "inference" else resolve_configuration(query)
+    view, found = configuration_view(query, configuration=configuration, calibrations=calibrations)
     text = configuration_text(query)
     schedule = placement = bubble = None
-    if isinstance(found, Estimate) and found.parallel is not None and found.time is not None:
-        problem = resolve_training(query)
-        each = anatomy.stages(problem=problem, config=found.parallel)
-        schedule = anatomy.schedule(problem=problem, config=found.parallel, each=each)
+    if configuration is not None and isinstance(found, Estimate) and found.time is not None:
+        problem, config = configuration.problem, configuration.config
+        each = anatomy.stages(problem=problem, config=config)
+        schedule = anatomy.schedule(problem=problem, config=config, each=each)
         bubble = found.time.parts_s["pipeline_bubble"] / found.time.step_s
-        placement = anatomy.placement(config=found.parallel, cluster=problem.cluster)
+        placement = anatomy.placement(config=config, cluster=problem.cluster)
     return ConfigurationPage(
         title=f"{view.heading}, {view.subject}",
         json_href=configuration_href(query).replace("/configurations?", "/configurations.json?"),
@@ -57,25 +57,30 @@ def configuration_page(query: Query, *, corrections: Corrections) -> Configurati
 
 
 def configuration_view(
-    query: Query, *, corrections: Corrections, with_mends: bool = True
+    query: Query,
+    *,
+    configuration: ResolvedConfiguration | None = None,
+    calibrations: Calibrations | None,
+    with_fixes: bool = True,
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
-    """What is shown of a configuration wherever it is shown, and the estimate it comes from."""
-    if query.kind == "inference":
-        served = serving.estimate(query=query, with_mends=with_mends)
-        return _serving_view(query, served), served
-    asked = single(query)
-    found = predicted(asked=asked)
-    if with_mends:
-        found = app.with_mends_of(asked=asked, found=found)
-    learnt = calibrated(asked=asked, corrections=corrections)
-    return _training_view(query, found, learnt), found
+    """What is shown of a configuration wherever it is shown, and the estimate it comes from. `configuration`: the training
+    query's, if it was resolved earlier.
+    """
+    if configuration is None and query.kind == "training":
+        configuration = resolve_configuration(query)
+    answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
+    if isinstance(answer.estimate, InferenceEstimate):
+        return _serving_view(query, answer.estimate), answer.estimate
+    assert configuration is not None
+    return _training_view(configuration, answer.estimate, answer.calibrated_estimate), answer.estimate
 
 
-def _training_view(query: Query, found: Estimate, learnt: Estimate | None) -> ConfigurationView:
+def _training_view(configuration: ResolvedConfiguration, found: Estimate, learnt: Estimate | None) -> ConfigurationView:
     assert found.parallel is not None
+    query = configuration.query
     memory, shown, stages = None, 0, 0
     if found.memory is not None:
-        each = anatomy.stages(problem=resolve_training(query), config=found.parallel)
+        each = anatomy.stages(problem=configuration.problem, config=found.parallel)
         memory, shown, stages = _memory(each), min(len(each), MAX_STAGES), len(each)
     verdict, tone = _verdict(found)
     return ConfigurationView(
@@ -198,7 +203,7 @@ def _with_the_best(query: Query, found: Estimate | InferenceEstimate, asked: str
     if isinstance(found, InferenceEstimate) or query.objective == "min_gpus":
         return None
     free = replace(query, parallel=type(query.parallel)())
-    best = app.recommend(query=free, top=1).recommendations
+    best = training.recommend(query=free, top=1).recommendations
     if not best or best[0].parallel == found.parallel:
         return None
     return compare_href(asked, configuration_text(free, parallel=best[0].parallel))

@@ -10,8 +10,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.training.calibrated import Corrections
-from hp_tool.training.fix_words import LABELS
+from hp_tool.render.words import LABELS
+from hp_tool.training.calibrated import Calibrations
 from service.dashboard.configuration.building import configuration_view
 from service.dashboard.configuration.contexts import ComparedRun, ComparePage, ConfigurationView, Difference, Metric, MetricPair
 from service.dashboard.configuration.metrics import LESS_IS_BETTER
@@ -26,7 +26,7 @@ def compare_page(
     first: Query,
     second: Query,
     *,
-    corrections: Corrections,
+    calibrations: Calibrations | None,
     runs: tuple[ComparedRun, ...] = (),
     search_href: str | None = None,
     json_href: str | None = None,
@@ -35,7 +35,7 @@ def compare_page(
     if first.kind != second.kind:
         raise InputError("a training and a serving configuration cannot be compared", field="second")
     (one, one_found), (two, two_found) = (
-        configuration_view(query, corrections=corrections, with_mends=False) for query in (first, second)
+        configuration_view(query, calibrations=calibrations, with_fixes=False) for query in (first, second)
     )
     texts = configuration_text(first), configuration_text(second)
     return ComparePage(

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from hp_tool.domain.records import RunRecord
 from hp_tool.errors import HpToolError
-from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import read_query
 from service.dashboard.configuration.comparing import compare_page, failed_comparison
 from service.dashboard.configuration.contexts import ComparedRun, ComparePage, Metric
@@ -21,7 +21,7 @@ router = APIRouter(tags=["dashboard"])
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=answered)
 def compare_runs_context(
-    search_id: str, a: str, b: str, store: StoreDep, corrections: CorrectionsDep, find: FindDep
+    search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep
 ) -> ComparePage:
     """Two runs of a search side by side, as their page shows them; one that the caller may not see is not found."""
     query = store.get_search(search_id=search_id).query
@@ -34,7 +34,7 @@ def compare_runs_context(
         return compare_page(
             first,
             second,
-            corrections=corrections,
+            calibrations=calibrations,
             runs=(one, two),
             search_href=f"/searches/{search_id}",
             json_href=json_href,

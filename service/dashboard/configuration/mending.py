@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hp_tool.catalog import cluster
-from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
@@ -19,10 +16,7 @@ def mend_rows(query: Query, found: Estimate | InferenceEstimate) -> tuple[MendRo
 
 
 def _row(query: Query, mend: Mend | ServingMend) -> MendRow:
-    grown = query
-    if mend.num_gpus != cluster(query.cluster).num_gpus:
-        named = ClusterQuery(node_type=query.cluster) if isinstance(query.cluster, str) else query.cluster
-        grown = replace(query, cluster=replace(named, num_gpus=mend.num_gpus))
+    grown = query if mend.num_gpus == cluster(query.cluster).num_gpus else query.with_num_gpus(mend.num_gpus)
     return MendRow(
         change=mend.change,
         href=configuration_href(grown, parallel=mend.parallel),

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from hp_tool.errors import HpToolError
-from service.api.dependencies import CorrectionsDep, FindDep
+from service.api.dependencies import CalibrationsDep, FindDep
 from service.api.queries import read_query
 from service.dashboard.configuration.building import configuration_page
 from service.dashboard.configuration.comparing import compare_page, failed_comparison
@@ -21,10 +21,10 @@ Text = Annotated[str, Query(max_length=MAX_QUERY, description="A query of one co
 
 
 @page_at(router, "/configurations", template="configuration.html", section="Explorer", status=answered)
-def configuration_context(query: Text, corrections: CorrectionsDep, find: FindDep) -> ConfigurationPage:
+def configuration_context(query: Text, calibrations: CalibrationsDep, find: FindDep) -> ConfigurationPage:
     """One configuration as its page shows it."""
     try:
-        return configuration_page(read_query(query.encode(), find=find), corrections=corrections)
+        return configuration_page(read_query(query.encode(), find=find), calibrations=calibrations)
     except HpToolError as error:
         return ConfigurationPage(
             title="A configuration",
@@ -40,10 +40,10 @@ def configuration_context(query: Text, corrections: CorrectionsDep, find: FindDe
 
 
 @page_at(router, "/compare", template="compare.html", section="Explorer", status=answered)
-def compare_context(first: Text, second: Text, corrections: CorrectionsDep, find: FindDep) -> ComparePage:
+def compare_context(first: Text, second: Text, calibrations: CalibrationsDep, find: FindDep) -> ComparePage:
     """Two configurations as their page shows them."""
     try:
         one, two = (read_query(text.encode(), find=find) for text in (first, second))
-        return compare_page(one, two, corrections=corrections)
+        return compare_page(one, two, calibrations=calibrations)
     except HpToolError as error:
         return failed_comparison(error)

@@ -8,16 +8,17 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
+from hp_tool import training
 from hp_tool.catalog import gpu as catalogue_gpu
 from hp_tool.domain.parallel import ParallelConfig, RecomputeName, recompute_name
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Recommendation
+from hp_tool.domain.result import Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
-from hp_tool.training.calibrated import Corrections
+from hp_tool.training import config_query
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import RecommendationResult, config_query
 from service.dashboard import formats
 from service.dashboard.configuration.building import configuration_view
 from service.dashboard.explorer.contexts import ExplorerPage, FastRow, Settings
@@ -43,7 +44,7 @@ Resolve = Callable[[Query], Query]
 
 
 def explorer_page(
-    settings: Settings, *, models: Sequence[str], gpus: Sequence[str], resolve: Resolve, corrections: Corrections
+    settings: Settings, *, models: Sequence[str], gpus: Sequence[str], resolve: Resolve, calibrations: Calibrations | None
 ) -> ExplorerPage:
     """The page; what cannot be answered stands in its `error`, with the controls as far as they are known."""
     page = ExplorerPage(
@@ -65,30 +66,30 @@ def explorer_page(
         error=None,
     )
     try:
-        return _filled(page, settings, resolve=resolve, corrections=corrections)
+        return _filled(page, settings, resolve=resolve, calibrations=calibrations)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
 
 
-def _filled(page: ExplorerPage, settings: Settings, *, resolve: Resolve, corrections: Corrections) -> ExplorerPage:
+def _filled(page: ExplorerPage, settings: Settings, *, resolve: Resolve, calibrations: Calibrations | None) -> ExplorerPage:
     free = resolve(schema.parse_query(settings.workload()))
-    known = corrections(resolve_training(free))
+    known = None if calibrations is None else calibrations(resolve_training(free))
     identity = str(known.provenance.get("id")) if known is not None else None
-    found = _fastest(schema.to_json(free), _Learnt(calibration=identity, corrections=corrections))
+    found = _fastest(schema.to_json(free), _Learnt(calibration=identity, calibrations=calibrations))
     asked = settings.parallel()
     if not asked and (best := found.recommendations or found.nearest_misses):
         asked = schema.to_dict(config_query(best[0].parallel))
     query = resolve(schema.parse_query(settings.workload() | {"parallel": asked}))
-    problem = resolve_training(query)
-    shown = app.single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
-    view, _ = configuration_view(query, corrections=corrections)
+    configuration = resolve_configuration(query)
+    shown = configuration.config
+    view, _ = configuration_view(query, calibrations=calibrations)
     memory, time = _effects(query, shown, settings)
     rows = _of_each_layout(found.recommendations) or found.nearest_misses
     return replace(
         page,
         json_href=f"/explorer.json?{_address(_at(settings, shown))}",
         settings=_at(settings, shown),
-        controls=controls(settings, model=problem.model, shown=shown),
+        controls=controls(settings, model=configuration.problem.model, shown=shown),
         view=view,
         configuration_href=configuration_href(query, parallel=shown),
         fastest=tuple(_row(row, query, settings, shown) for row in rows),
@@ -105,13 +106,13 @@ class _Learnt:
     """What is known of the cluster; the same wherever it is the same stored calibration."""
 
     calibration: str | None
-    corrections: Corrections = field(compare=False)
+    calibrations: Calibrations | None = field(compare=False)
 
 
 @lru_cache(maxsize=64)
-def _fastest(query: str, learnt: _Learnt) -> RecommendationResult:
+def _fastest(query: str, learnt: _Learnt) -> Ranking[Recommendation]:
     """Moving a slider asks the same again and again."""
-    return app.recommend(query=schema.parse_query(query), top=WEIGHED, corrections=learnt.corrections)
+    return training.recommend(query=schema.parse_query(query), top=WEIGHED, calibrations=learnt.calibrations)
 
 
 def _of_each_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
@@ -149,7 +150,7 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
         if sharded and shown.tensor_parallel_size == 1:
             continue  # there is nothing to share norms and dropout with
         changed = replace(shown, sequence_parallel=sharded, recompute=recompute)
-        found = app.estimate(query=replace(query, parallel=config_query(changed)), with_mends=False)
+        found = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
         if found.memory is None or found.time is None:
             continue
         href = f"/explorer?{_address(_at(settings, changed))}"

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 
 from hp_tool import catalog
 from hp_tool.domain.workload import AttentionKind
-from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import resolve
 from service.dashboard.explorer.building import explorer_page
 from service.dashboard.explorer.contexts import ExplorerPage, Recomputation, Settings
@@ -49,7 +49,7 @@ def settings(
 
 @page_at(router, "/explorer", template="explorer.html", section="Explorer")
 def explorer_context(
-    asked: Annotated[Settings, Depends(settings)], store: StoreDep, find: FindDep, corrections: CorrectionsDep
+    asked: Annotated[Settings, Depends(settings)], store: StoreDep, find: FindDep, calibrations: CalibrationsDep
 ) -> ExplorerPage:
     """The explorer as its page shows it."""
     registered = {record.name for record in store.list_registrations(kind="model")}
@@ -58,5 +58,5 @@ def explorer_context(
         models=sorted({*catalog.models(), *registered}),
         gpus=catalog.gpus(),
         resolve=partial(resolve, find=find),
-        corrections=corrections,
+        calibrations=calibrations,
     )

@@ -18,7 +18,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.training.calibrated import Corrections
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import resolve_search
 from service.api.queries import resolve
 from service.dashboard.formats import arithmetic, details
@@ -31,13 +31,13 @@ ROWS = 8
 DRAWN = 60
 
 
-def preview(values: Mapping[str, str], *, find: Find, corrections: Corrections, server: str) -> Preview:
+def preview(values: Mapping[str, str], *, find: Find, calibrations: Calibrations | None, server: str) -> Preview:
     """What is known of the question; what is wrong with it is an answer too."""
     try:
         asked = schema.parse_query(to_query(values))
         query = resolve(asked, find=find)
         answer = recommend_answer(
-            query, top=DRAWN, corrections=corrections, pareto=None if query.kind == "inference" else "memory"
+            query, top=DRAWN, calibrations=calibrations, pareto=None if query.kind == "inference" else "memory"
         )
         figure = _figure(query, answer)
     except HpToolError as error:

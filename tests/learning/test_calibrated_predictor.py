@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hp_tool import training
 from hp_tool.batch import answer_line, answer_lines
 from hp_tool.calibration import fit_calibration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.learning.evidence import evidence_of
 from hp_tool.learning.reports import read_report
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
-from hp_tool.training.calibrated import Correction, corrected_costs, corrected_estimate
+from hp_tool.training.calibrated import CalibratedPredictor
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
 
@@ -27,7 +28,7 @@ def problem():
 @pytest.fixture(scope="module")
 def candidates():
     asked = [schema.parse_query(QUERY | {"parallel": parallel}).parallel for parallel in CONFIGURATIONS]
-    return Candidates.from_configs(app.single_config(parallel, num_gpus=16) for parallel in asked)
+    return Candidates.from_configs(resolve_config(parallel, num_gpus=16) for parallel in asked)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,13 @@ def learnt(problem, candidates):
 
 def test_knowing_nothing_changes_nothing(problem, candidates):
     costs = problem.costs(candidates)
-    same = corrected_costs(costs, candidates=candidates, problem=problem, calibration=fit_calibration())
+    same = CalibratedPredictor(calibration=fit_calibration()).costs(costs, candidates=candidates, problem=problem)
     np.testing.assert_allclose(same.step_s, costs.step_s, rtol=1e-12)
     np.testing.assert_allclose(same.memory_total_bytes, costs.memory_total_bytes, rtol=1e-12)
 
 
 def test_corrected_parts_sum_to_corrected_totals(problem, candidates, learnt):
-    costs = corrected_costs(problem.costs(candidates), candidates=candidates, problem=problem, calibration=learnt)
+    costs = CalibratedPredictor(calibration=learnt).costs(problem.costs(candidates), candidates=candidates, problem=problem)
     np.testing.assert_allclose(np.sum(list(costs.parts.values()), axis=0), costs.step_s)
     np.testing.assert_allclose(np.sum(list(costs.memory_parts.values()), axis=0), costs.memory_total_bytes)
     measured = [report(parallel)["measurement"]["step_s"] for parallel in CONFIGURATIONS]
@@ -57,10 +58,10 @@ def test_corrected_parts_sum_to_corrected_totals(problem, candidates, learnt):
 
 def test_a_corrected_estimate_is_one_row_of_the_corrected_costs(problem, candidates, learnt):
     costs = problem.costs(candidates)
-    whole = corrected_costs(costs, candidates=candidates, problem=problem, calibration=learnt, residuals=True)
+    whole = CalibratedPredictor(calibration=learnt).costs(costs, candidates=candidates, problem=problem, residuals=True)
     for row in range(len(candidates)):
-        correction = Correction(calibration=learnt)
-        one = corrected_estimate(row, costs=costs, candidates=candidates, problem=problem, correction=correction)
+        predictor = CalibratedPredictor(calibration=learnt)
+        one = predictor.estimate(row, costs=costs, candidates=candidates, problem=problem)
         assert one.time.step_s == pytest.approx(whole.step_s[row])
         assert one.memory.total_bytes == pytest.approx(whole.memory_total_bytes[row])
         assert one.feasible == bool(whole.feasible[row])
@@ -77,8 +78,8 @@ def test_what_is_learnt_can_make_a_configuration_infeasible(problem, candidates,
     tight = replace(problem, constraints=replace(problem.constraints, memory_headroom_fraction=headroom))
     costs = tight.costs(candidates)
     assert costs.feasible[row]
-    correction = Correction(calibration=learnt)
-    one = corrected_estimate(row, costs=costs, candidates=candidates, problem=tight, correction=correction)
+    predictor = CalibratedPredictor(calibration=learnt)
+    one = predictor.estimate(row, costs=costs, candidates=candidates, problem=tight)
     assert not one.feasible
     assert one.reasons[0].code == "memory"
 
@@ -86,7 +87,7 @@ def test_what_is_learnt_can_make_a_configuration_infeasible(problem, candidates,
 def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, candidates):
     """No factor explains one configuration that is a third slower than the rest: what is known of those alike does."""
     query = schema.parse_query(QUERY)
-    first = app.recommend(query=query, top=1).recommendations[0].parallel
+    first = training.recommend(query=query, top=1).recommendations[0].parallel
     slow = report(schema.to_dict(first))
     slow["measurement"]["step_s"] *= 1.35
     rows = []
@@ -94,12 +95,12 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
         new = read_report(schema.to_json(told).encode(), source="file")
         values = {name: getattr(new, name) for name in ("parallel", "measurement")}
         rows.append(type("Record", (), {"id": str(number), **values})())
-    correction = Correction(calibration=fit_calibration(evidence=evidence_of(rows, problem=problem)))
+    predictor = CalibratedPredictor(calibration=fit_calibration(evidence=evidence_of(rows, problem=problem)))
 
     one = Candidates.from_configs([first])
-    found = corrected_estimate(0, costs=problem.costs(one), candidates=one, problem=problem, correction=correction)
+    found = predictor.estimate(0, costs=problem.costs(one), candidates=one, problem=problem)
     assert found.time.step_s == pytest.approx(slow["measurement"]["step_s"], rel=0.08)
-    ranked = app.recommend(query=query, top=40, corrections=lambda asked: correction).recommendations
+    ranked = training.recommend(query=query, top=40, calibrations=lambda asked: predictor).recommendations
     steps = [row.calibrated_estimate.time.step_s for row in ranked]
     assert steps == sorted(steps)
     assert ranked[0].parallel != first
@@ -107,7 +108,7 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
 
 def test_lines_of_a_batch_are_corrected_as_each_is_alone(learnt):
     lines = [schema.to_json(schema.parse_query(QUERY | {"parallel": parallel})).encode() for parallel in CONFIGURATIONS] * 2
-    told = {"task": "estimate", "top": 1, "corrections": lambda problem: Correction(calibration=learnt)}
+    told = {"task": "estimate", "top": 1, "calibrations": lambda problem: CalibratedPredictor(calibration=learnt)}
     answers = answer_lines(lines, **told)
     assert answers == [answer_line(line, **told) for line in lines]
     assert all('"calibrated_estimate":{' in answer for answer in answers)

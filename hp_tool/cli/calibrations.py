@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hp_tool.training.calibrated import Corrections
+    from hp_tool.training.calibrated import Calibrations
 
 CalibrationOption = Annotated[
     bool,
@@ -22,20 +22,19 @@ CalibrationOption = Annotated[
 
 
 @contextmanager
-def stored_corrections(*, wanted: bool) -> Iterator[Corrections]:
-    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if a search ever made it; else the model alone.
+def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
+    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if a search ever made it; else None.
 
-    A database that does not answer is said on standard error and costs the correction, not the answer. One that knows nothing
-    yet costs a millisecond: SQLAlchemy would take longer to load than the answer takes to find.
+    If the database does not answer, standard error says so, and answers are not calibrated. One that holds none yet costs a
+    millisecond: loading SQLAlchemy would take longer than the answer.
     """
-    from hp_tool.answers import uncalibrated
     from hp_tool.errors import HpToolError
     from hp_tool.places import default_database_path
     from hp_tool.store import may_hold_calibrations
 
     url = os.environ.get("HP_DATABASE_URL") or f"sqlite:///{default_database_path()}"
     if not wanted or not may_hold_calibrations(url):
-        yield uncalibrated
+        yield None
         return
     from hp_tool.learning import StoredCalibrations
     from hp_tool.store import open_store
@@ -44,7 +43,7 @@ def stored_corrections(*, wanted: bool) -> Iterator[Corrections]:
         store = open_store(url)
     except HpToolError as error:
         sys.stderr.write(f"not calibrated: {error.message}\n")
-        yield uncalibrated
+        yield None
         return
     try:
         yield StoredCalibrations(store=store)

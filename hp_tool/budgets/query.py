@@ -1,4 +1,4 @@
-"""What a sizing query fixes, and what is left to a law."""
+"""A sizing query: parsed, checked, and what follows from it about the model, the scaling law and the compute."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
     return query
 
 
-def asked_model(query: SizingQuery) -> ModelSpec | None:
-    """The shape that is given. Raises InputError, NotFoundError, UnsupportedError."""
+def query_model(query: SizingQuery) -> ModelSpec | None:
+    """The query's model, if it names one. Raises InputError, NotFoundError, UnsupportedError."""
     if query.model is None:
         return None
     model = named_model(query.model)
@@ -53,15 +53,15 @@ def asked_model(query: SizingQuery) -> ModelSpec | None:
     return model
 
 
-def asked_law(query: SizingQuery) -> ScalingLaw:
-    """How compute is divided."""
+def query_law(query: SizingQuery) -> ScalingLaw:
+    """The law that divides compute between parameters and tokens."""
     ratio = query.tokens_per_parameter
     return LAWS[query.law] if ratio is None else over_trained(tokens_per_parameter=ratio)
 
 
-def asked_flops(query: SizingQuery, *, model: ModelSpec | None, law: ScalingLaw) -> float | None:
-    """6 N D of the training that is asked for; None where only a time is given."""
-    size = asked_parameters(query, model=model)
+def query_flops(query: SizingQuery, *, model: ModelSpec | None, law: ScalingLaw) -> float | None:
+    """6 N D of the query's training; None if it gives only a time."""
+    size = query_parameters(query, model=model)
     if query.flops is not None:
         return query.flops
     if size is not None and query.tokens is not None:
@@ -71,11 +71,9 @@ def asked_flops(query: SizingQuery, *, model: ModelSpec | None, law: ScalingLaw)
     return None if query.tokens is None else law.flops_of_tokens(query.tokens)
 
 
-def asked_parameters(query: SizingQuery, *, model: ModelSpec | None) -> float | None:
-    """Parameters a token passes, where they are given."""
-    if model is not None:
-        return active_parameters(model, sequence_length=query.sequence_length)
-    return query.parameters
+def query_parameters(query: SizingQuery, *, model: ModelSpec | None) -> float | None:
+    """Parameters that a token passes, if the query gives a model or their number."""
+    return query.parameters if model is None else active_parameters(model, sequence_length=query.sequence_length)
 
 
 def _check_experts(query: SizingQuery) -> None:
@@ -91,7 +89,7 @@ def _check_experts(query: SizingQuery) -> None:
 
 
 def _check_together(query: SizingQuery) -> None:
-    """Enough to answer, and nothing twice."""
+    """Refuse a query that says too little to answer, or the same thing twice."""
     size = "model" if query.model is not None else "parameters"
     given = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
