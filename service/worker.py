@@ -22,7 +22,7 @@ from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower
 from hp_tool.tuning.heartbeat import LEASE_S
-from hp_tool.tuning.start import default_holder
+from hp_tool.tuning.run import default_holder
 from service import logs
 from service.logs import surviving
 from service.settings import webhook_settings

@@ -17,11 +17,10 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError
-from hp_tool.search.fidelity import extrapolated, num_gpus
-from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, leader, to_try_again
+from hp_tool.search.account import finite, open_runs, progress_of
+from hp_tool.search.fidelity import extrapolated, leader, num_gpus
+from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
-from hp_tool.search.progress import finite, progress_of
-from hp_tool.search.spending import open_runs
 from hp_tool.search.study import StudyProjection
 
 FULL_POLL_S = 1.0

@@ -1,4 +1,4 @@
-"""What every part of the store stands on: transactions, the clock, the lease check, events, idempotency keys."""
+"""What every part of the store stands on: transactions, the clock, searches under their lease, events, idempotency keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchState
+from hp_tool.domain.records import EventRecord, JsonObject, Lease, RunState, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
+from hp_tool.store.columns import row_dict
 from hp_tool.store.engine import WRITES
-from hp_tool.store.types import row_dict
+
+SEARCH = tables.searches
 
 
 class StoreBase:
@@ -64,9 +66,7 @@ def now(connection: sa.Connection) -> datetime:
 
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
     """A search's row, which nobody else changes until this transaction ends (SQLite: nobody else writes at all)."""
-    row = connection.execute(
-        sa.select(tables.searches).where(tables.searches.c.id == search_id).with_for_update()
-    ).one_or_none()
+    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update()).one_or_none()
     if row is None:
         raise NotFoundError(f"no search {search_id!r}", field="search_id")
     return row
@@ -87,10 +87,10 @@ def held_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
 def add_event(connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime) -> EventRecord:
     """Append to a search's log. The counter in the search's locked row keeps `seq` without gaps and in commit order."""
     advanced = (
-        sa.update(tables.searches)
-        .where(tables.searches.c.id == search_id)
-        .values(last_event=tables.searches.c.last_event + 1, updated_at=at)
-        .returning(tables.searches.c.last_event)
+        sa.update(SEARCH)
+        .where(SEARCH.c.id == search_id)
+        .values(last_event=SEARCH.c.last_event + 1, updated_at=at)
+        .returning(SEARCH.c.last_event)
     )
     values = {
         "search_id": search_id,
@@ -157,3 +157,42 @@ def first_use(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
         )
     return str(first["resource_id"])
+
+
+def search_record(row: sa.Row[Any]) -> SearchRecord:
+    """A row of hp_searches, perhaps without its result, as a record."""
+    values = row_dict(row)
+    values["state"] = SearchState(values["state"])
+    lease = {
+        "holder": values.pop("lease_holder"),
+        "token": values.pop("lease_token"),
+        "expires_at": values.pop("lease_expires_at"),
+        "heartbeat_at": values.pop("heartbeat_at"),
+    }
+    for name in ("last_event", "kind", "model"):
+        del values[name]
+    held = values["state"] is SearchState.RUNNING
+    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if held else None)
+
+
+def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
+    """One search, or NotFoundError."""
+    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no search {search_id!r}", field="search_id")
+    return search_record(row)
+
+
+def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
+    """Change a locked search; a new state or request is told as an event."""
+    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
+    told = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
+    if told:
+        add_event(connection, search_id=search_id, kind="state", payload=told, at=at)
+
+
+def open_runs(connection: sa.Connection, search_id: str) -> int:
+    """How many runs of a search may have a job at the engine."""
+    table = tables.runs
+    unfinished = table.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
+    return connection.execute(sa.select(sa.func.count()).where(table.c.search_id == search_id, unfinished)).scalar_one()

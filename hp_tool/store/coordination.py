@@ -9,10 +9,9 @@ import sqlalchemy as sa
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, held_search, now
-from hp_tool.store.codec import encode
-from hp_tool.store.searches import open_runs, read_search, update_search
-from hp_tool.store.turns import in_turn, left_alone
+from hp_tool.store.base import StoreBase, add_event, held_search, now, open_runs, read_search, update_search
+from hp_tool.store.columns import encode
+from hp_tool.store.scheduling import in_turn, left_alone
 
 SEARCH = tables.searches
 MOST_LOST_CLAIMS = 5

@@ -10,8 +10,7 @@ from hp_tool.domain.records import JsonObject, RegistrationKind, RegistrationRec
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
-from hp_tool.store.codec import encode
-from hp_tool.store.types import row_dict
+from hp_tool.store.columns import encode, row_dict
 
 REGISTRATION = tables.registrations
 MOST_REGISTRATIONS = 1000

@@ -16,13 +16,11 @@ from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunF
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, held_search, now
-from hp_tool.store.codec import decode, decode_configuration, decode_text, encode, storable
+from hp_tool.store.base import StoreBase, add_event, checked, held_search, now, read_search
+from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.quotas import admit_run, open_runs_on
-from hp_tool.store.searches import read_search
-from hp_tool.store.types import new_id, row_dict
+from hp_tool.store.usage import admit_run, open_runs_on
 
 RUN = tables.runs
 # The measurement of a run stands in one place, with the measurements; a run reads it from there.

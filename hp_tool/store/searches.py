@@ -10,15 +10,25 @@ import sqlalchemy as sa
 
 from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, JsonObject, Lease, Page, RunState, SearchRecord, SearchState
-from hp_tool.errors import ConflictError, NotFoundError
+from hp_tool.domain.records import EventRecord, JsonObject, Page, SearchRecord, SearchState
+from hp_tool.errors import ConflictError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_search, now
-from hp_tool.store.codec import encode
+from hp_tool.store.base import (
+    StoreBase,
+    add_event,
+    checked,
+    first_use,
+    locked_search,
+    now,
+    open_runs,
+    read_search,
+    search_record,
+    update_search,
+)
+from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.quotas import admit, budget_of, gpu_seconds_of
-from hp_tool.store.turns import cluster_of
-from hp_tool.store.types import new_id, row_dict
+from hp_tool.store.scheduling import cluster_of
+from hp_tool.store.usage import admit, budget_of, gpu_seconds_of
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
@@ -204,42 +214,3 @@ def model_of(query: JsonObject) -> str | None:
 
 def _column_text(value: Any, *, most: int) -> str | None:
     return value[:most].replace("\0", "") if isinstance(value, str) else None
-
-
-def search_record(row: sa.Row[Any]) -> SearchRecord:
-    """A row of hp_searches, perhaps without its result, as a record."""
-    values = row_dict(row)
-    values["state"] = SearchState(values["state"])
-    lease = {
-        "holder": values.pop("lease_holder"),
-        "token": values.pop("lease_token"),
-        "expires_at": values.pop("lease_expires_at"),
-        "heartbeat_at": values.pop("heartbeat_at"),
-    }
-    for name in ("last_event", "kind", "model"):
-        del values[name]
-    held = values["state"] is SearchState.RUNNING
-    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if held else None)
-
-
-def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
-    """One search, or NotFoundError."""
-    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no search {search_id!r}", field="search_id")
-    return search_record(row)
-
-
-def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
-    """Change a locked search; a new state or request is told as an event."""
-    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
-    told = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
-    if told:
-        add_event(connection, search_id=search_id, kind="state", payload=told, at=at)
-
-
-def open_runs(connection: sa.Connection, search_id: str) -> int:
-    """How many runs of a search may have a job at the engine."""
-    table = tables.runs
-    unfinished = table.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
-    return connection.execute(sa.select(sa.func.count()).where(table.c.search_id == search_id, unfinished)).scalar_one()

@@ -9,10 +9,9 @@ import sqlalchemy as sa
 
 from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchState
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, locked_search, now
-from hp_tool.store.quotas import gpu_seconds_of
+from hp_tool.store.base import StoreBase, locked_search, now, read_search, update_search
 from hp_tool.store.runs import WITH_MEASUREMENT, change_run, read_run, run_record
-from hp_tool.store.searches import read_search, update_search
+from hp_tool.store.usage import gpu_seconds_of
 
 RUN, SEARCH = tables.runs, tables.searches
 REMEMBERED = timedelta(days=1)

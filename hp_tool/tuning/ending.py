@@ -14,9 +14,8 @@ from hp_tool.domain.records import Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.learning.make import accuracy_of, save
 from hp_tool.queries.schema import to_dict
+from hp_tool.search.account import open_runs, progress_of
 from hp_tool.search.coordinator import Outcome, end_run
-from hp_tool.search.progress import progress_of
-from hp_tool.search.spending import open_runs
 from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
 from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.problem import TuningProblem

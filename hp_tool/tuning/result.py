@@ -12,6 +12,7 @@ from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.arrays import BoolArray
 from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
@@ -19,8 +20,8 @@ from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.pareto import undominated
-from hp_tool.search.fidelity import NORMAL_QUANTILE, standing
-from hp_tool.search.spending import run_gpu_seconds, spent_by, startup_s
+from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
+from hp_tool.search.fidelity import standing
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.limits import longest_step_s
 from hp_tool.training.nearest_infeasible import NEAREST, nearest, nearest_recommendations

@@ -14,9 +14,9 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
 from hp_tool.errors import HpToolError
+from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
-from hp_tool.search.spending import spent_by
 from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
 from hp_tool.training.nearest_infeasible import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration

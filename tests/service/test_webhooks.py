@@ -124,7 +124,7 @@ def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_end_is_told_until_it_is_taken(
     hooked: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hp_tool.store.deliveries.wait_s", lambda *, attempt: 0.05)
+    monkeypatch.setattr("hp_tool.store.webhooks.wait_s", lambda *, attempt: 0.05)
     receiver.statuses = [503, 302]
     search = hooked.post("/v1/searches", json=query, params={"webhook": receiver.url}).json()["id"]
     stopping = threading.Event()

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from hp_tool.domain.measurement import MeasurementStatus, Runner
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord, Page
 from hp_tool.errors import HpToolError
-from hp_tool.learning.lessons import Lesson
+from hp_tool.learning.residuals import Lesson
 from hp_tool.search.serving import software
 from service.dashboard import formats
 from service.dashboard.calibration.contexts import (

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.errors import InputError, NotFoundError
-from hp_tool.learning.lessons import lessons
+from hp_tool.learning.residuals import lessons
 from service.api.calibrations import learn
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.dashboard.calibration.building import STATUSES, calibrations_page, measurements_page, series_page
