@@ -1,6 +1,8 @@
-"""Reading a request's body in front of who answers it, and giving it on."""
+"""Reading a request's body in a middleware, and passing it on to the application below."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from starlette.types import Message, Receive
 
@@ -41,13 +43,9 @@ async def whole(receive: Receive) -> bytes | None:
 
 def replayed(body: bytes, receive: Receive) -> Receive:
     """`receive` of a request whose body was read already."""
-    given = False
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def received() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(messages, None) or await receive()
 
     return received

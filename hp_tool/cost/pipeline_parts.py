@@ -114,7 +114,7 @@ def mixed_costs(
     return _chosen(better, up, down)
 
 
-def stages_by_kind(kinds: tuple[TrainingCase, TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
+def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
     """Stages of each kind: its share of the devices."""
     p = c.pipeline_parallel_size
     first = p * kinds[0].cluster.num_gpus // sum(kind.cluster.num_gpus for kind in kinds)

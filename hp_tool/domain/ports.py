@@ -53,6 +53,11 @@ class JobState(StrEnum):
     LOST = "lost"
     """The engine no longer knows it and no result exists."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the job has not ended."""
+        return self in (JobState.QUEUED, JobState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:

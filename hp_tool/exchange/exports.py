@@ -58,8 +58,8 @@ def export(
 
 def _recommended(query: Query, rank: int) -> ParallelConfig | ServingConfig:
     """The configuration that a query's own answer puts at this rank."""
-    room = serving if query.kind == "inference" else training
-    rows = room.recommend(query=query, top=rank).recommendations
+    ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+    rows = ranking.recommendations
     if len(rows) < rank:
         raise InputError(f"the query has {len(rows)} acceptable configurations; rank {rank} is not among them", field="rank")
     return rows[rank - 1].parallel

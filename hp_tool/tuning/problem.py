@@ -93,9 +93,7 @@ def build_problem(
     if query.trainer is not None:
         check_varied(query.trainer, candidates)
     costs = problem.costs(candidates)
-    table = candidate_table(
-        candidates=candidates, costs=costs, model=problem.model, cluster=problem.cluster, training=problem.workload
-    )
+    table = candidate_table(case=problem, candidates=candidates, costs=costs)
     series = series_of(problem, hardware=hardware)
     if query.trainer is not None:  # what another program measures is kept apart
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import anyio
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain import query as domain
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.records import RunState, SearchRecord, SearchState
-from hp_tool.errors import InputError
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import EventRecord, RunState, SearchRecord, SearchState
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
 from service.api import openapi, search_actions
@@ -22,9 +25,10 @@ from service.api.bodies import json_body
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
-from service.api.search_actions import Action, apply_action
+from service.api.search_actions import MEANING, Action, apply_action
 from service.api.search_results import search_answer, trials_of
-from service.api.views import PageView, SearchView, TrialsView, WebhookView
+from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, WebhookView
+from service.keys import Keyring
 from service.webhooks.policy import LONGEST_URL
 
 router = APIRouter(prefix="/searches", tags=["searches"])
@@ -41,6 +45,8 @@ EXAMPLE: dict[str, Any] = {
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
     "search": {"budget_runs": 4, "run_timeout_s": 120.0},
 }
+LARGEST_SEQ = 2**31 - 1
+"""The largest value of the database's column."""
 KEY_REUSED = "The Idempotency-Key came with another request before"
 
 
@@ -162,10 +168,61 @@ async def get_result(
         await anyio.sleep(min(settings.poll_s, left))
 
 
+def start_of(
+    store: StoreDep,
+    search_id: str,
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[int, Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins")] = 0,
+) -> int:
+    """The seq after which the stream begins; checked before it does, while an error can still be answered as one."""
+    store.get_search(search_id=search_id)
+    if last_event_id is None:
+        return after
+    if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > LARGEST_SEQ:
+        raise InputError(f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream", field="Last-Event-ID")
+    return int(last_event_id)
+
+
+@router.get("/{search_id}/events", response_class=EventSourceResponse)
+async def events(
+    request: Request, search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
+    seen = start
+    while await _is_still_allowed(request):
+        state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+        for record in records:
+            seen = record.seq
+            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+        if records:
+            continue
+        if state.ended:
+            yield ServerSentEvent(event=STREAM_END, data={"state": state})
+            return
+        await anyio.sleep(settings.poll_s)
+
+
+async def _is_still_allowed(request: Request) -> bool:
+    """Whether the key that opened the stream is still valid. If not, the stream is closed, and a new one is refused."""
+    keyring: Keyring = request.app.state.keyring
+    try:
+        await keyring.principal(request.headers)
+    except HpToolError:
+        return False
+    return True
+
+
+def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchState, list[EventRecord]]:
+    # State first: events that were committed with the end are then surely in the list.
+    state = store.get_search(search_id=search_id).state
+    return state, store.events(search_id=search_id, after=after)
+
+
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=Action.CLONE.meaning,
+    description=MEANING[Action.CLONE],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
@@ -186,7 +243,7 @@ for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they 
         _route(_action),
         methods=["POST"],
         name=str(_action),
-        description=_action.meaning,
+        description=MEANING[_action],
         responses=openapi.conflict("The search's state does not allow it"),
     )
 

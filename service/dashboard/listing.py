@@ -12,7 +12,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
-from hp_tool.store.codec import decode_configuration
+from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.views import SearchView

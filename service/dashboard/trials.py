@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import HpToolError
-from hp_tool.store.codec import decode_configuration
+from hp_tool.store.columns import decode_configuration
 from service.api.search_results import calibrated_predictions
 from service.dashboard.contexts import Axis, AxisValue, ServingColumns, Tone, TrialTable
 from service.dashboard.serving_runs import misses, predicted_costs, quantity, serves, targets_of, words

@@ -1,18 +1,58 @@
-"""Domain values to JSON and back."""
+"""How values are stored: column types, ids, and domain values as JSON."""
 
 from __future__ import annotations
 
 import json
+import secrets
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
+import sqlalchemy as sa
 from pydantic import Discriminator, Tag, TypeAdapter
 from pydantic_core import to_jsonable_python
+from sqlalchemy.engine import Dialect
 
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import InputError
+
+
+class UtcDateTime(sa.types.TypeDecorator[datetime]):
+    """An instant. SQLite knows no time zones, so it gets UTC without one and gives it back with it."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a stored instant needs a time zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def json_column() -> sa.JSON:
+    """JSON kept as text: the order of keys survives. None is SQL's NULL, not JSON's null."""
+    return sa.JSON(none_as_null=True)
+
+
+def new_id() -> str:
+    """64 random bits in hex: short enough to type, part of job names, harmless in a URL."""
+    return secrets.token_hex(8)
+
+
+def row_dict(row: sa.Row[Any]) -> dict[str, Any]:
+    """A row's columns by name, to be picked apart by a record's constructor."""
+    return dict(row._mapping)
+
 
 T = TypeVar("T")
 ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Fidelity, Measurement)}
@@ -38,12 +78,12 @@ def encode(value: Any, *, field: str) -> JsonObject:
 
 
 def storable(text: str) -> str:
-    """Text of others' making, a log's or a stranger's, without the one character that PostgreSQL has no place for."""
+    """Text from outside, such as a log, with NUL replaced: PostgreSQL cannot store that character."""
     return text.replace("\0", "\ufffd")
 
 
 def _storable(value: Any) -> Any:
-    """The same throughout a JSON value: as JSON it could be stored, but none of its texts be looked at ever after."""
+    """The same throughout a JSON value: PostgreSQL would store it, but fail to read any text of it."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

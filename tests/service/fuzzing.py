@@ -1,4 +1,4 @@
-"""Mutated query files through every door: `python -m benchmarks.service.fuzz --queries 50000`.
+"""Mutated query files through every door.
 
 Each is answered as a batch line is, every tenth as a file of the command line, and every twentieth over HTTP besides. What
 counts as a fault: an internal error, a 5xx, an exception that is none of ours, an answer that is no JSON or comes late.
@@ -6,10 +6,7 @@ counts as a fault: an internal error, a 5xx, an exception that is none of ours, 
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +16,6 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from benchmarks.service.mutations import mutated
 from hp_tool.answers import estimate_answer
 from hp_tool.batch import answer_line
 from hp_tool.cli.queries import read_query as read_file
@@ -29,25 +25,12 @@ from hp_tool.store import open_store
 from service.api.queries import read_query
 from service.app import create_app
 from service.settings import Settings
+from tests.service.mutations import mutated
 
 LIMIT_S = {"estimate": 2.0, "recommend": 30.0}
 """CPU seconds of one answer: those of a recommendation are for a space of millions."""
 RECOMMEND_EVERY, FILE_EVERY, HTTP_EVERY = 25, 10, 20
 OURS = frozenset({200, 413, 422})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--queries", type=int, default=50_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    started = time.perf_counter()
-    told = fuzz(queries=asked.queries, seed=asked.seed)
-    told["seconds"] = round(time.perf_counter() - started, 1)
-    print(json.dumps(told, indent=None if asked.json else 1))
-    sys.exit(1 if told["faults"] else 0)
 
 
 def fuzz(*, queries: int, seed: int = 0) -> dict[str, Any]:
@@ -142,7 +125,3 @@ def _judged(text: str) -> tuple[str, str | None]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-if __name__ == "__main__":
-    main()

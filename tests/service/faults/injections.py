@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.service.databases import Database, Postgres, shift_clock, until_it_answers
-from benchmarks.service.processes import Service
-from benchmarks.service.steps import told
 from hp_tool.launchers.jobs import read_json
+from tests.service.faults.databases import Database, Postgres, shift_clock, until_it_answers
+from tests.service.faults.processes import Service
+from tests.service.faults.quick_job import append_line
 
 SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
+RESTART = "PostgreSQL restarted"
+"""The only fault that SQLite cannot suffer."""
 PLACES = ("before", "within", "after")
 """Where in a submission a worker falls asleep."""
 
@@ -114,7 +116,7 @@ def sleep_through_cancel(scene: Scene, *, place: str | None = None) -> None:
     search = f"{scene.service.url}/v1/searches/{asleep['job'].split('-')[1]}"
     httpx.post(f"{search}/cancel", timeout=10).raise_for_status()
     _until(lambda: httpx.get(search, timeout=10).json()["state"] == "cancelled", timeout_s=60)
-    told(scene.service.home / "ledger", {"event": "cancelled", "job": asleep["job"]})
+    append_line(scene.service.home / "ledger", {"event": "cancelled", "job": asleep["job"]})
     os.kill(asleep["pid"], signal.SIGCONT)
 
 
@@ -143,7 +145,7 @@ def _until(condition: Callable[[], bool], *, timeout_s: float) -> None:
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "worker killed": kill_worker,
     "API killed": kill_api,
-    "PostgreSQL restarted": restart_database,
+    RESTART: restart_database,
     "database locked": lock_database,
     "database full": fill_database,
     "job hanging": hang_job,

@@ -11,9 +11,8 @@ from hp_tool.domain.records import CalibrationRecord, JsonObject, Page
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
-from hp_tool.store.codec import encode
+from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.types import new_id, row_dict
 
 CALIBRATION = tables.calibrations
 MAX_RIVALS = 50

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.store import open_store, tables
-from hp_tool.store.peek import CALIBRATIONS, may_hold_calibrations
+from hp_tool.store import CALIBRATIONS, may_hold_calibrations, open_store, tables
 
 ROOT = Path(__file__).parents[2]
 RECOMMEND = """

@@ -26,7 +26,7 @@ def step_seconds() -> float:
     return time.perf_counter() - begun
 
 
-def told(ledger: Path, line: dict[str, object]) -> None:
+def append_line(ledger: Path, line: dict[str, object]) -> None:
     """One line in one write, which concurrent jobs cannot tear apart."""
     with ledger.open("ab", buffering=0) as file:
         file.write(json.dumps(line).encode() + b"\n")
@@ -44,7 +44,7 @@ def taken(fault: Path) -> bool:
 def main(*, ledger: Path, faults: Path, pause_s: float) -> None:
     """Run, and leave result.json by rename."""
     job = Path.cwd().name
-    told(ledger, {"event": "started", "job": job, "pid": os.getpid()})
+    append_line(ledger, {"event": "started", "job": job, "pid": os.getpid()})
     time.sleep(pause_s)
     if taken(faults / "hang"):
         time.sleep(3600)
@@ -62,10 +62,10 @@ def main(*, ledger: Path, faults: Path, pause_s: float) -> None:
     text = json.dumps(result)
     if taken(faults / "truncate"):
         Path("result.json").write_text(text[: len(text) // 2])
-        told(ledger, {"event": "truncated", "job": job})
+        append_line(ledger, {"event": "truncated", "job": job})
         return
     # Told first: whoever dies in between left no result, and the line says only what would have been.
-    told(ledger, {"event": "finished", "job": job, "step_s": result["step_s"]})
+    append_line(ledger, {"event": "finished", "job": job, "step_s": result["step_s"]})
     Path("~result.json").write_text(text)
     Path("~result.json").rename("result.json")
 

@@ -97,7 +97,7 @@ class Service:
 
 def preload() -> None:
     """Import once what every process needs."""
-    _context.set_forkserver_preload(["benchmarks.service.preloaded"])
+    _context.set_forkserver_preload(["tests.service.faults.preloaded"])
 
 
 def _api(database_url: str, home: str, port: int) -> None:
@@ -115,7 +115,7 @@ def _worker(database_url: str, home: str, lease_s: float) -> None:
 
     _own(home, "worker")
     logs.configure(form="text", level="info")
-    launchers._ADAPTERS["local"] = ("benchmarks.service.quick", "QuickLauncher")
+    launchers._ADAPTERS["local"] = ("tests.service.faults.quick_launcher", "QuickLauncher")
     engine.BUSY_TIMEOUT_S = BUSY_TIMEOUT_S
     limit_pages(Path(home) / "faults" / "full")
     worker.SWEEP_EVERY_S = lease_s

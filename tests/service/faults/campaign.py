@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -14,10 +16,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.service.databases import Database
-from benchmarks.service.injections import FAULTS, Scene
-from benchmarks.service.ledger import audit
-from benchmarks.service.processes import Service
+from tests.service.faults.audit import audit
+from tests.service.faults.databases import Database, Postgres, Sqlite
+from tests.service.faults.injections import FAULTS, RESTART, Scene
+from tests.service.faults.processes import Service
 
 WORKERS = 2
 OPEN_SEARCHES = 3
@@ -127,6 +129,38 @@ def campaign(
         "wall_s": round(time.monotonic() - started, 1),
         "details": told,
     }
+
+
+def own_campaign(*, fault: str, kind: str, times: int, seed: int) -> dict[str, Any] | None:
+    """A campaign on a database of its own; None where this fault cannot befall it, or not on this machine."""
+    if kind == "sqlite" and fault == RESTART:
+        return None
+    with tempfile.TemporaryDirectory(prefix="hp-faults-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        database: Database = Sqlite(home) if kind == "sqlite" else Postgres()
+        try:
+            if isinstance(database, Postgres) and fault == "database full" and not database.move_to_small_disk():
+                sys.stderr.write("database full, postgresql: left out, this user may not mount a small disk\n")
+                return None
+            return campaign(faults=[fault] * times, database=database, home=home, seed=seed)
+        finally:
+            database.close()
+
+
+def is_clean(row: dict[str, Any]) -> bool:
+    """Whether nothing was lost, doubled, orphaned or unbooked, and every search ended."""
+    return bool(row["drained"]) and not any(row[name] for name in COUNTS)
+
+
+def as_text(row: dict[str, Any]) -> str:
+    """One campaign on one line, and below it what went wrong."""
+    counts = ", ".join(f"{name} {row[name]}" for name in COUNTS)
+    end = "" if row["drained"] else "; NOT DRAINED"
+    line = (
+        f"{row['fault']}, {row['database']}: {row['times']} times under {row['searches']} searches, {row['runs']} runs: "
+        f"{counts}{end} ({row['wall_s']} s)"
+    )
+    return "\n".join([line, *(f"  {kind}: {what}" for kind, whats in row["details"].items() for what in whats)])
 
 
 def wait_for_runs(url: str, *, timeout_s: float = 30.0) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.service import steps
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.launchers import jobs
 from hp_tool.launchers.local import LocalLauncher
+from tests.service.faults import quick_job
 
 PAUSE_S = 0.3
 """How long a job takes, about: long enough to be hit."""
@@ -25,7 +25,7 @@ class QuickLauncher(LocalLauncher):
 
     def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
         folder = home()
-        command = (sys.executable, "-I", "-S", steps.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
+        command = (sys.executable, "-I", "-S", quick_job.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
         return replace(super().plan(request, job_name=job_name), command=command)
 
     def submit(self, plan: LaunchPlan) -> str:
@@ -48,7 +48,7 @@ class QuickLauncher(LocalLauncher):
         silent = home() / "faults" / "engine"
         if silent.exists():
             seconds = float(silent.read_text() or 0)
-            if steps.taken(silent):
+            if quick_job.taken(silent):
                 time.sleep(seconds)
         return super().poll(handles)
 
@@ -56,7 +56,7 @@ class QuickLauncher(LocalLauncher):
 def _fall_asleep(place: str, *, job: str) -> None:
     """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then tells who sleeps over what."""
     fault = home() / "faults" / "asleep"
-    if fault.exists() and fault.read_text() == place and steps.taken(fault):
+    if fault.exists() and fault.read_text() == place and quick_job.taken(fault):
         jobs.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})
         os.kill(os.getpid(), signal.SIGSTOP)
 
