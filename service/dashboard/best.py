@@ -1,8 +1,8 @@
-"""The best configuration of a search: the result's first row, or the leader while there is none."""
+"""The best configuration of a search: the result's first row, or the best run so far until there is one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import JsonObject, RunRecord
@@ -11,13 +11,48 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.search.serving import TARGETS
-from service.dashboard.contexts import Best, Latency
 from service.dashboard.formats import arithmetic, details
 from service.dashboard.replicas import LATENCIES, ServingRuns, batch_words, run_words, serves
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One latency of a serving configuration."""
+
+    name: str
+    measured_s: float | None
+    predicted_s: float | None
+    """By the cost model, before calibration."""
+    target_s: float | None
+    """Maximum; None if the query sets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
+
+    arithmetic: str
+    details: str
+    measured: bool
+    step_s: float | None
+    """Measured, or predicted if `measured` is false."""
+    tokens_per_second_per_gpu: float | None
+    peak_memory_bytes: int | None = None
+    predicted_step_s: float | None = None
+    """By the cost model, before calibration."""
+    calibrated_step_s: float | None = None
+    """By the calibrated cost model."""
+    predicted_memory_bytes: float | None = None
+    latencies: tuple[Latency, ...] = ()
+    """Of a serving configuration under the full load."""
+    predicted_tokens_per_second_per_gpu: float | None = None
+    """Of a serving configuration."""
+    misses: tuple[str, ...] = ()
+    """Targets that its measurement misses."""
+
+
 def recommended_best(row: Recommendation | ServingRecommendation, *, query: JsonObject) -> Best:
-    """Of the first row of a search's result."""
+    """The first row of a search's result, as pages show it."""
     if isinstance(row, ServingRecommendation):
         return _served(row, query)
     predicted, known = row.estimate, row.calibrated_estimate or row.estimate
@@ -42,7 +77,7 @@ def recommended_best(row: Recommendation | ServingRecommendation, *, query: Json
 
 
 def leading_best(run: RunRecord, *, query: JsonObject) -> Best | None:
-    """Of the best run so far, beside what was predicted of it."""
+    """The best run so far with its predictions; None without a measurement."""
     if run.measurement is None:
         return None
     (shape,), (rest,) = run_words(query, [run.parallel])
@@ -62,13 +97,13 @@ def _measured(measurement: Measurement, *, arithmetic: str, details: str) -> Bes
         measured=True,
         step_s=measurement.known_step_s,
         tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
-        # A reduced run's memory is another configuration's.
+        # A reduced run needs another amount of memory than the whole configuration.
         peak_memory_bytes=measurement.peak_memory_bytes if measurement.fidelity.is_whole else None,
     )
 
 
 def _served(row: ServingRecommendation, query: JsonObject) -> Best:
-    """Of a row that was measured, the calibrated estimate is what was measured."""
+    """The calibrated estimate of a measured row holds the measured values."""
     predicted, known = row.estimate, row.calibrated_estimate or row.estimate
     measured = row.measurement is not None
     targets = query.get("targets") or {}
@@ -97,7 +132,7 @@ def _served(row: ServingRecommendation, query: JsonObject) -> Best:
 def _with_latencies(best: Best, run: RunRecord, query: JsonObject) -> Best:
     try:
         asked = ServingRuns.of(query)
-    except HpToolError:  # of another version: what was stored is shown
+    except HpToolError:  # a query of another version: only stored values are shown
         return best
     costs = asked.predicted([run.parallel])
     times = run.measurement and run.measurement.serving

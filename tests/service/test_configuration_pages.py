@@ -140,7 +140,7 @@ def test_a_users_words_are_text(shared_http: TestClient) -> None:
 def test_every_part_has_a_colour() -> None:
     from hp_tool.cost.memory import MEMORY_PARTS
     from hp_tool.cost.step_time import TIME_PARTS
-    from service.dashboard.configuration.building import SERVING_MEMORY
+    from service.dashboard.configuration import SERVING_MEMORY
     from service.dashboard.rendering import STATIC
 
     coloured = set(re.findall(r"\.(\w+)(?=[^{}]*\{ fill:)", (STATIC / "figures.css").read_text(encoding="utf-8")))

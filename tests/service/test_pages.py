@@ -14,7 +14,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
 from service.api.views import SearchView
 from service.dashboard import formats
-from service.dashboard.building import seconds_left
+from service.dashboard.search import seconds_left
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]

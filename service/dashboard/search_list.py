@@ -1,12 +1,12 @@
-"""The list of searches: what it is narrowed to, which its address keeps, and its rows."""
+"""/searches: the list of searches. Its filters are part of the address."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Annotated, get_args
-from urllib.parse import urlencode
 
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.parallel import ParallelConfig
@@ -17,14 +17,81 @@ from hp_tool.queries import schema
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.views import SearchView
-from service.dashboard.building import SEARCH_TONES, budget_runs_of, subject
-from service.dashboard.contexts import SearchesPage, SearchFilters, SearchRow
+from service.dashboard.contexts import Page, Row, Tone
+from service.dashboard.formats import subject
+from service.dashboard.links import address, next_href
+from service.dashboard.page_and_json import page_at
 from service.dashboard.replicas import run_words, serves
+from service.dashboard.search import SEARCH_TONES, budget_runs_of
 
-ROWS_A_PAGE = 50
+MAX_ROWS = 50
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Word = Annotated[str, Query(max_length=200)]
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRow(Row):
+    """A search in the list."""
+
+    short_id: str
+    href: str
+    state: SearchState
+    tone: Tone
+    kind: Kind
+    subject: str
+    """Model on cluster."""
+    model: str | None
+    owner: str | None
+    best: str | None
+    best_step_s: float | None
+    """Step time, or for serving the request latency; see `Quantity`."""
+    profile_runs: int
+    budget_runs: int
+    gpu_seconds: float
+    saved_gpu_seconds: float | None
+    """Cost of running every feasible configuration minus the cost of the search; None if unknown."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFilters:
+    """Filters of the list; a search must match every one that is set."""
+
+    state: SearchState | None
+    kind: Kind | None
+    model: str | None
+    """Its whole name: a search for parts of names would read every row."""
+    owner: str | None
+    """For callers who may see others' searches."""
+    since: date | None
+    """Created on this day (UTC) or later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchesPage(Page):
+    """The list of searches, newest first."""
+
+    server: str
+    """Address of this service, for the hint on starting a search."""
+    states: tuple[SearchState, ...]
+    kinds: tuple[Kind, ...]
+    filters: SearchFilters
+    """The filters in effect."""
+    filtered: bool
+    """At least one filter is set."""
+    sees_others: bool
+    """The caller may see searches of other owners."""
+    gpu_seconds: float
+    """Spent by the searches on this page."""
+    saved_gpu_seconds: float
+    """Saved by the searches on this page."""
+    live: bool
+    """A search on this page has not ended."""
+    rows: tuple[SearchRow, ...]
+    next_href: str | None
 
 
 def filters_of(
@@ -34,7 +101,7 @@ def filters_of(
     owner: Word = "",
     since: Annotated[str, Query(max_length=10, description="Created on this day (UTC) or later, as 2026-01-31")] = "",
 ) -> SearchFilters:
-    """A form sends `state=` and the like where nothing is chosen: what is empty, anything passes. Raises InputError."""
+    """Filters in the address; a form sends empty values for those not set. Raises InputError."""
     if state and state not in tuple(SearchState):
         raise InputError(f"{state!r} is not a state; use one of {', '.join(SearchState)}", field="state")
     if kind and kind not in KINDS:
@@ -52,6 +119,7 @@ def filters_of(
     )
 
 
+@page_at(router, "/searches", template="searches.html", section="Searches", home=True)
 def searches_context(
     request: Request,
     store: StoreDep,
@@ -59,21 +127,21 @@ def searches_context(
     filters: Annotated[SearchFilters, Depends(filters_of)],
     cursor: Cursor = None,
 ) -> SearchesPage:
-    """The list of searches as its page shows it."""
+    """List of searches, as shown on its page."""
     page = store.list_searches(
         state=filters.state,
         kind=filters.kind,
         model=filters.model,
         owner=filters.owner,
         since=datetime.combine(filters.since, time(), UTC) if filters.since else None,
-        limit=ROWS_A_PAGE,
+        limit=MAX_ROWS,
         cursor=cursor,
     )
     rows = tuple(_row(SearchView.of(record)) for record in page.items)
     kept = {name: str(value) for name in SearchFilters.__slots__ if (value := getattr(filters, name)) is not None}
     return SearchesPage(
         title="Searches",
-        json_href=_link("/searches.json", kept),
+        json_href=address("/searches.json", kept),
         server=str(request.base_url).rstrip("/"),
         states=tuple(SearchState),
         kinds=KINDS,
@@ -84,30 +152,24 @@ def searches_context(
         saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
         live=any(not record.state.ended for record in page.items),
         rows=rows,
-        next_href=_link("/", {**kept, "cursor": page.next_cursor}) if page.next_cursor else None,
+        next_href=next_href("/", page, kept),
     )
 
 
 def _row(view: SearchView) -> SearchRow:
     best, grid, spent = (view.progress.get(name) for name in ("best_parallel", "grid_gpu_seconds", "gpu_seconds"))
-    return SearchRow(
+    return SearchRow.of(
+        view,
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
-        state=view.state,
         tone=SEARCH_TONES[view.state],
         kind="inference" if serves(view.query) else "training",
         subject=subject(view.query),
         model=model_of(view.query),
-        owner=view.owner,
         best=run_words(view.query, [schema.parse(ParallelConfig, best)])[0][0] if best else None,
         best_step_s=view.progress.get("best_step_s"),
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
         gpu_seconds=spent or 0.0,
         saved_gpu_seconds=max(0.0, grid - spent) if grid and spent is not None else None,
-        created_at=view.created_at,
     )
-
-
-def _link(path: str, parameters: dict[str, str]) -> str:
-    return f"{path}?{urlencode(parameters)}" if parameters else path

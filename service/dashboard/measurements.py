@@ -1,0 +1,133 @@
+"""/measurements: stored measurements, newest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, get_args
+
+from fastapi import APIRouter, Depends, Query
+
+from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.records import MeasurementRecord
+from hp_tool.errors import HpToolError, InputError
+from service.api.dependencies import Cursor, StoreDep
+from service.dashboard.contexts import Page, Row, Tone
+from service.dashboard.links import address, configuration_href, next_href
+from service.dashboard.page_and_json import page_at
+from service.dashboard.replicas import asked_of, run_words
+from service.dashboard.trials import TONES
+
+MAX_ROWS = 50
+STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
+Word = Annotated[str, Query(max_length=200)]
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow(Row):
+    """A measured run, wherever one is listed. Errors are predicted / measured - 1."""
+
+    model: str
+    arithmetic: str
+    details: str
+    source: str
+    measured_s: float | None
+    search_href: str | None
+    configuration_href: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRow(MeasuredRow):
+    """A stored measurement."""
+
+    short_id: str
+    gpu: str
+    framework: str
+    status: MeasurementStatus
+    tone: Tone
+    predicted_s: float | None
+    error: float | None
+    peak_memory_bytes: int | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementsPage(Page):
+    """Measurements, newest first."""
+
+    gpu: str
+    model: str
+    status: MeasurementStatus | None
+    statuses: tuple[MeasurementStatus, ...]
+    rows: tuple[MeasurementRow, ...]
+    next_href: str | None
+
+
+def status_filter(status: Annotated[str, Query(description="How it ended; empty for any")] = "") -> MeasurementStatus | None:
+    """Status to filter by; a form sends `status=` for any."""
+    chosen = next((known for known in STATUSES if known == status), None)
+    if status and chosen is None:
+        raise InputError(f"{status!r} is not a status; use one of {', '.join(STATUSES)}", field="status")
+    return chosen
+
+
+@page_at(router, "/measurements", template="measurements.html", section="Calibration")
+def measurements_context(
+    store: StoreDep,
+    status: Annotated[MeasurementStatus | None, Depends(status_filter)],
+    gpu: Word = "",
+    model: Word = "",
+    cursor: Cursor = None,
+) -> MeasurementsPage:
+    """Measurements, as shown on their page."""
+    page = store.measurements(gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS, cursor=cursor)
+    filters = {"gpu": gpu, "model": model, "status": status}
+    return MeasurementsPage(
+        title="Measurements",
+        json_href=address("/measurements.json", filters),
+        gpu=gpu,
+        model=model,
+        status=status,
+        statuses=STATUSES,
+        rows=tuple(map(_row, page.items)),
+        next_href=next_href("/measurements", page, filters),
+    )
+
+
+def _row(record: MeasurementRecord) -> MeasurementRow:
+    measurement, predicted_s = record.measurement, record.predicted.get("step_s")
+    measured_s = measurement.known_step_s
+    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
+    return MeasurementRow.of(
+        record,
+        short_id=record.id[:8],
+        arithmetic=arithmetic,
+        details=details,
+        status=measurement.status,
+        tone=TONES.get(measurement.status, ""),
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+        error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        cause=measurement.cause,
+        search_href=search_href(record),
+        configuration_href=measured_configuration_href(record),
+    )
+
+
+def search_href(record: MeasurementRecord) -> str | None:
+    """Page of the search that made the measurement; None for one that was reported or imported."""
+    return f"/searches/{record.search_id}" if record.search_id else None
+
+
+def measured_configuration_href(record: MeasurementRecord) -> str | None:
+    """Page of the measured configuration; None if the stored query is empty or from another version."""
+    if not record.query:
+        return None
+    try:
+        return configuration_href(record.query, parallel=asked_of(record.query, record.parallel))
+    except HpToolError:
+        return None
