@@ -31,6 +31,9 @@ MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
 FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
+COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "circle-open", "size": 8}
+CALIBRATED: dict[str, object] = {"color": "--series-1", "symbol": "circle", "size": 8}
+OUTLIER: dict[str, object] = {"color": "--bad", "symbol": "x-thin-open", "size": 14}
 Word = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(tags=["dashboard"])
@@ -238,18 +241,14 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
     """Predicted against measured times with the identity line, both axes logarithmic."""
     times = [value for row in rows for value in (row.measured_s, row.before_s, row.after_s) if value is not None]
     ends = [min(times, default=0.1) / 1.1, max(times, default=1.0) * 1.1]
-    measured = [row.measured_s for row in rows]
-    hover, names = "measured %{x:.3g} s, predicted %{y:.3g} s", _names(rows)
+    measured, names = [row.measured_s for row in rows], _names(rows)
     before, after = [row.before_s for row in rows], [row.after_s for row in rows]
+    hover = "measured %{x:.3g} s, predicted %{y:.3g} s"
     return {
         "data": [
-            line("predicted = measured", x=ends, y=ends, color="--ink-soft", dash="dot", width=1),
-            markers(
-                "cost model", x=measured, y=before, text=names, hover=hover, color="--series-8", symbol="circle-open", size=8
-            ),
-            markers(
-                "after calibration", x=measured, y=after, text=names, hover=hover, color="--series-1", symbol="circle", size=8
-            ),
+            line("predicted = measured", x=ends, y=ends, style={"color": "--ink-soft", "dash": "dot", "width": 1}),
+            markers("cost model", x=measured, y=before, text=names, hover=hover, marker=COST_MODEL),
+            markers("after calibration", x=measured, y=after, text=names, hover=hover, marker=CALIBRATED),
         ],
         "layout": {
             "xaxis": {"title": "Measured step, s", "type": "log"},
@@ -263,9 +262,9 @@ def drift(rows: Sequence[ResidualRow]) -> Figure:
     outliers = [row for row in rows if row.outlier]
     return {
         "data": [
-            _errors("cost model", rows, [row.error_before for row in rows], color="--series-8", symbol="circle-open", size=8),
-            _errors("after calibration", rows, [row.error_after for row in rows], color="--series-1", symbol="circle", size=8),
-            _errors("outliers", outliers, [row.error_after for row in outliers], color="--bad", symbol="x-thin-open", size=14),
+            _errors("cost model", rows, [row.error_before for row in rows], marker=COST_MODEL),
+            _errors("after calibration", rows, [row.error_after for row in rows], marker=CALIBRATED),
+            _errors("outliers", outliers, [row.error_after for row in outliers], marker=OUTLIER),
         ],
         "layout": {
             "xaxis": {"title": "Measured at (UTC)", "nticks": 4, "tickangle": 0},
@@ -280,10 +279,11 @@ def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
     numbers = [version.version for version in ordered]
     hover = {"mode": "lines+markers", "hoverinfo": "all", "hovertemplate": "version %{x}: %{y:.1%}<extra></extra>"}
     before, after = [version.error_before for version in ordered], [version.error_after for version in ordered]
+    name_after = "after calibration, on runs not fitted on"
     return {
         "data": [
-            line("cost model", x=numbers, y=before, color="--series-8") | hover,
-            line("after calibration, on runs not fitted on", x=numbers, y=after, color="--series-1") | hover,
+            line("cost model", x=numbers, y=before, style={"color": COST_MODEL["color"]}) | hover,
+            line(name_after, x=numbers, y=after, style={"color": CALIBRATED["color"]}) | hover,
         ],
         "layout": {
             "xaxis": {"title": "Version", "dtick": max(1, len(ordered) // 10)},
@@ -292,12 +292,9 @@ def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
     }
 
 
-def _errors(name: str, rows: Sequence[ResidualRow], errors: list[float], *, color: str, symbol: str, size: int) -> Trace:
+def _errors(name: str, rows: Sequence[ResidualRow], errors: list[float], *, marker: dict[str, object]) -> Trace:
     moments = [row.created_at.isoformat() for row in rows]
-    style = {"width": 2}
-    return markers(
-        name, x=moments, y=errors, text=_names(rows), hover="%{y:+.1%}", color=color, symbol=symbol, size=size, line=style
-    )
+    return markers(name, x=moments, y=errors, text=_names(rows), hover="%{y:+.1%}", marker=marker | {"line": {"width": 2}})
 
 
 def _names(rows: Sequence[ResidualRow]) -> list[str]:

@@ -12,13 +12,15 @@ ErrorFields = dict[str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A record as a page shows it: some fields are the record's own, the page computes the others."""
+    """Records as a page shows them: some fields are the records' own, the page computes the others."""
 
     @classmethod
-    def of(cls, record: object, **computed: Any) -> Self:
-        """The row of `record`; fields missing in `computed` are copied from it by name."""
-        copied = {field.name: getattr(record, field.name) for field in fields(cls) if field.name not in computed}
-        return cls(**copied, **computed)
+    def of(cls, *records: object, **computed: Any) -> Self:
+        """The row of `records`. A field missing in `computed` is copied from the first record that has it."""
+        values = computed
+        for record in records:
+            values = {field.name: getattr(record, field.name) for field in fields(cls) if hasattr(record, field.name)} | values
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

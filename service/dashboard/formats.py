@@ -141,31 +141,14 @@ def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def dollars(value: float) -> str:
+    """$1,234, $12.34 or $0.0123."""
+    return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
+
+
 def measured(value: float | None, unit: str) -> str:
     """A figure in its unit."""
-    if value is None:
-        return ABSENT
-    match unit:
-        case "seconds":
-            return seconds(value)
-        case "bytes":
-            return gib(value)
-        case "share":
-            return share(value)
-        case "change":
-            return percent(value)
-        case "tflops":
-            return f"{_significant(value)} TFLOP/s"
-        case "days":
-            return f"{_significant(value)} days"
-        case "hours":
-            return f"{value:,.0f} h"
-        case "dollars":
-            return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
-        case "joules":
-            return f"{_significant(value / JOULES_PER_MWH)} MWh"
-        case _:
-            return _significant(value)
+    return ABSENT if value is None else UNITS.get(unit, _significant)(value)
 
 
 def moment(value: datetime | None) -> str:
@@ -222,3 +205,17 @@ def _significant(value: float) -> str:
     if value == int(value) or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 0.01 else f"{value:#.3g}"
+
+
+UNITS: dict[str, Callable[[float], str]] = {
+    "seconds": seconds,
+    "bytes": gib,
+    "share": share,
+    "change": percent,
+    "tflops": lambda value: f"{_significant(value)} TFLOP/s",
+    "days": lambda value: f"{_significant(value)} days",
+    "hours": lambda value: f"{value:,.0f} h",
+    "dollars": dollars,
+    "joules": lambda value: f"{_significant(value / JOULES_PER_MWH)} MWh",
+}
+"""Formats of figures by their unit."""

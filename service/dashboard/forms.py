@@ -6,11 +6,21 @@ from typing import Annotated
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
+from pydantic import BeforeValidator
 
 from hp_tool.errors import InputError
 from service.api.bodies import read_body
 
 MAX_FIELDS = 100
+
+
+def none_if_blank(text: object) -> object:
+    """The text without surrounding spaces; None if nothing is left."""
+    return text.strip() or None if isinstance(text, str) else text
+
+
+BLANK_IS_NONE = BeforeValidator(none_if_blank)
+"""For filters in an address: a form sends those not set as empty text."""
 
 
 def read_form(text: str | bytes) -> dict[str, str]:

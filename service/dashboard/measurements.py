@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, get_args
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementRecord
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError
 from service.api.dependencies import Cursor, StoreDep
 from service.dashboard.contexts import Page, Row, Tone
+from service.dashboard.forms import BLANK_IS_NONE
 from service.dashboard.links import address, configuration_href, next_href
 from service.dashboard.page_and_json import page_at
 from service.dashboard.replicas import asked_of, run_words
@@ -66,18 +67,10 @@ class MeasurementsPage(Page):
     next_href: str | None
 
 
-def status_filter(status: Annotated[str, Query(description="How it ended; empty for any")] = "") -> MeasurementStatus | None:
-    """Status to filter by; a form sends `status=` for any."""
-    chosen = next((known for known in STATUSES if known == status), None)
-    if status and chosen is None:
-        raise InputError(f"{status!r} is not a status; use one of {', '.join(STATUSES)}", field="status")
-    return chosen
-
-
 @page_at(router, "/measurements", template="measurements.html", section="Calibration")
 def measurements_context(
     store: StoreDep,
-    status: Annotated[MeasurementStatus | None, Depends(status_filter)],
+    status: Annotated[MeasurementStatus | None, Query(description="How it ended"), BLANK_IS_NONE] = None,
     gpu: Word = "",
     model: Word = "",
     cursor: Cursor = None,

@@ -13,7 +13,6 @@ from service.dashboard.replicas import ServingRuns, serves
 MetricUnit = Literal["seconds", "bytes", "rate", "share", "change", "tflops", "days", "hours", "dollars", "joules", "count"]
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
 """Units in which a smaller value is better."""
-UNKNOWN = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,67 +34,56 @@ def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[M
     if estimate.time is None or estimate.memory is None:
         return ()
     intervals, after = estimate.intervals, calibrated or Estimate(feasible=True)
-    step = intervals.step_s if intervals else UNKNOWN
-    memory = (intervals.memory_total_bytes if intervals else None) or UNKNOWN
+    step_s, memory_bytes = (intervals.step_s, intervals.memory_total_bytes) if intervals else (None, None)
+    step_after, memory_after = after.time and after.time.step_s, after.memory and after.memory.total_bytes
+    rate, rate_after = estimate.tokens_per_second_per_gpu, after.tokens_per_second_per_gpu
     return _known(
-        Metric(
-            name="Step time", value=estimate.time.step_s, unit="seconds", low=step[0], high=step[1],
-            after_calibration=after.time.step_s if after.time else None,
-        ),
-        Metric(
-            name="Memory", value=estimate.memory.total_bytes, unit="bytes", low=memory[0], high=memory[1],
-            after_calibration=after.memory.total_bytes if after.memory else None, note="of the fullest GPU",
-        ),
-        Metric(
-            name="Tokens/s per GPU", value=estimate.tokens_per_second_per_gpu, unit="rate",
-            after_calibration=after.tokens_per_second_per_gpu,
-        ),
-        Metric(name="MFU", value=estimate.mfu, unit="share", after_calibration=after.mfu, note="model FLOPs of the peak"),
-        Metric(name="HFU", value=estimate.hfu, unit="share", after_calibration=after.hfu, note="including recomputation"),
-        Metric(name="Model TFLOP/s per GPU", value=estimate.model_tflops_per_gpu, unit="tflops"),
-        Metric(name="Training", value=estimate.calendar_days, unit="days", after_calibration=after.calendar_days),
-        Metric(name="GPU-hours", value=estimate.gpu_hours, unit="hours", after_calibration=after.gpu_hours),
-        Metric(name="Cost", value=estimate.cost, unit="dollars", after_calibration=after.cost),
-        Metric(name="Energy", value=estimate.energy, unit="joules"),
-    )  # fmt: skip
+        _metric("Step time", "seconds", estimate.time.step_s, step_s, step_after),
+        _metric("Memory", "bytes", estimate.memory.total_bytes, memory_bytes, memory_after, note="of the fullest GPU"),
+        _metric("Tokens/s per GPU", "rate", rate, after=rate_after),
+        _metric("MFU", "share", estimate.mfu, after=after.mfu, note="model FLOPs of the peak"),
+        _metric("HFU", "share", estimate.hfu, after=after.hfu, note="including recomputation"),
+        _metric("Model TFLOP/s per GPU", "tflops", estimate.model_tflops_per_gpu),
+        _metric("Training", "days", estimate.calendar_days, after=after.calendar_days),
+        _metric("GPU-hours", "hours", estimate.gpu_hours, after=after.gpu_hours),
+        _metric("Cost", "dollars", estimate.cost, after=after.cost),
+        _metric("Energy", "joules", estimate.energy),
+    )
 
 
 def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
     """Figures of a legal serving configuration; empty for an illegal one."""
-    intervals = estimate.intervals
-    ttft, tpot, rate = (
-        (intervals.ttft_s, intervals.tpot_s, intervals.output_tokens_per_second_per_gpu) if intervals else (UNKNOWN,) * 3
+    intervals, rate = estimate.intervals, estimate.output_tokens_per_second_per_gpu
+    ttft_s, tpot_s, rates = (
+        (intervals.ttft_s, intervals.tpot_s, intervals.output_tokens_per_second_per_gpu) if intervals else (None, None, None)
     )
     return _known(
-        Metric(name="Time to first token", value=estimate.ttft_s, unit="seconds", low=ttft[0], high=ttft[1]),
-        Metric(name="Time per output token", value=estimate.tpot_s, unit="seconds", low=tpot[0], high=tpot[1]),
-        Metric(name="Request latency", value=estimate.request_latency_s, unit="seconds"),
-        Metric(
-            name="Output tokens/s per GPU", value=estimate.output_tokens_per_second_per_gpu, unit="rate",
-            low=rate[0], high=rate[1],
-        ),
-        Metric(name="Requests/s", value=estimate.request_rate_per_second, unit="rate"),
-        Metric(name="Memory", value=estimate.memory.total_bytes if estimate.memory else None, unit="bytes"),
-        Metric(name="Maximum concurrent requests", value=estimate.max_concurrency, unit="count"),
-        Metric(name="Cost per million output tokens", value=estimate.cost_per_million_output_tokens, unit="dollars"),
-    )  # fmt: skip
+        _metric("Time to first token", "seconds", estimate.ttft_s, ttft_s),
+        _metric("Time per output token", "seconds", estimate.tpot_s, tpot_s),
+        _metric("Request latency", "seconds", estimate.request_latency_s),
+        _metric("Output tokens/s per GPU", "rate", rate, rates),
+        _metric("Requests/s", "rate", estimate.request_rate_per_second),
+        _metric("Memory", "bytes", estimate.memory and estimate.memory.total_bytes),
+        _metric("Maximum concurrent requests", "count", estimate.max_concurrency),
+        _metric("Cost per million output tokens", "dollars", estimate.cost_per_million_output_tokens),
+    )
 
 
 def fix_metrics(fix: Mend | ServingMend) -> tuple[Metric, ...]:
     """Figures of a fix of an infeasible configuration, and how they change."""
-    memory = Metric(name="Memory", value=fix.memory_total_bytes, unit="bytes")
+    memory = _metric("Memory", "bytes", fix.memory_total_bytes)
     if isinstance(fix, ServingMend):
         return (
             memory,
-            Metric(name="TTFT", value=fix.ttft_s, unit="seconds"),
-            Metric(name="TPOT", value=fix.tpot_s, unit="seconds"),
-            Metric(name="Output tokens/s per GPU", value=fix.output_tokens_per_second_per_gpu, unit="rate"),
-            Metric(name="Throughput change", value=fix.throughput_change_fraction, unit="change"),
+            _metric("TTFT", "seconds", fix.ttft_s),
+            _metric("TPOT", "seconds", fix.tpot_s),
+            _metric("Output tokens/s per GPU", "rate", fix.output_tokens_per_second_per_gpu),
+            _metric("Throughput change", "change", fix.throughput_change_fraction),
         )
     return (
         memory,
-        Metric(name="Step", value=fix.step_s, unit="seconds"),
-        Metric(name="Step change", value=fix.step_change_fraction, unit="change"),
+        _metric("Step", "seconds", fix.step_s),
+        _metric("Step change", "change", fix.step_change_fraction),
     )
 
 
@@ -106,24 +94,37 @@ def measured_metrics(run: RunRecord, *, query: JsonObject) -> tuple[Metric, ...]
         return ()
     # A reduced run needs another amount of memory than the whole configuration.
     peak_bytes = measurement.peak_memory_bytes if run.fidelity.is_whole else None
-    memory = Metric(name="Peak memory allocated", value=peak_bytes, unit="bytes")
+    memory = _metric("Peak memory allocated", "bytes", peak_bytes)
     if not serves(query):
         return _known(
-            Metric(name="Step time", value=measurement.known_step_s, unit="seconds"),
-            Metric(name="Tokens/s per GPU", value=measurement.tokens_per_second_per_gpu, unit="rate"),
+            _metric("Step time", "seconds", measurement.known_step_s),
+            _metric("Tokens/s per GPU", "rate", measurement.tokens_per_second_per_gpu),
             memory,
         )
     if measurement.serving is None:
         return ()
     latencies = ServingRuns.of(query).seen(measurement.serving, run.parallel)
     return _known(
-        Metric(name="Time to first token", value=latencies.ttft_s, unit="seconds"),
-        Metric(name="Time per output token", value=latencies.tpot_s, unit="seconds"),
-        Metric(name="Request latency", value=latencies.request_latency_s, unit="seconds"),
-        Metric(name="Output tokens/s per GPU", value=measurement.tokens_per_second_per_gpu, unit="rate"),
+        _metric("Time to first token", "seconds", latencies.ttft_s),
+        _metric("Time per output token", "seconds", latencies.tpot_s),
+        _metric("Request latency", "seconds", latencies.request_latency_s),
+        _metric("Output tokens/s per GPU", "rate", measurement.tokens_per_second_per_gpu),
         memory,
     )
 
 
 def _known(*metrics: Metric) -> tuple[Metric, ...]:
     return tuple(metric for metric in metrics if metric.value is not None)
+
+
+def _metric(
+    name: str,
+    unit: MetricUnit,
+    value: float | None,
+    interval: tuple[float, float] | None = None,
+    after: float | None = None,
+    *,
+    note: str = "",
+) -> Metric:
+    low, high = interval or (None, None)
+    return Metric(name=name, value=value, unit=unit, low=low, high=high, after_calibration=after, note=note)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time
 from typing import Annotated, get_args
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BeforeValidator
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import SearchState
-from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.store.searches import model_of
-from service.api.dependencies import Cursor, PrincipalDep, StoreDep
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
 from service.api.views import SearchView
 from service.dashboard.contexts import Page, Row, Tone
 from service.dashboard.formats import subject
+from service.dashboard.forms import BLANK_IS_NONE
 from service.dashboard.links import address, next_href
 from service.dashboard.page_and_json import page_at
 from service.dashboard.replicas import run_words, serves
@@ -27,7 +28,8 @@ from service.dashboard.search import SEARCH_TONES, budget_runs_of
 MAX_ROWS = 50
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-Word = Annotated[str, Query(max_length=200)]
+Name = Annotated[str | None, Query(max_length=200), BLANK_IS_NONE]
+Day = Annotated[date, BeforeValidator(no_number)]
 
 router = APIRouter(tags=["dashboard"])
 
@@ -60,14 +62,13 @@ class SearchRow(Row):
 class SearchFilters:
     """Filters of the list; a search must match every one that is set."""
 
-    state: SearchState | None
-    kind: Kind | None
-    model: str | None
+    state: Annotated[SearchState | None, BLANK_IS_NONE] = None
+    kind: Annotated[Kind | None, BLANK_IS_NONE] = None
+    model: Name = None
     """Its whole name: a search for parts of names would read every row."""
-    owner: str | None
+    owner: Name = None
     """For callers who may see others' searches."""
-    since: date | None
-    """Created on this day (UTC) or later."""
+    since: Annotated[Day | None, Query(description="Created on this day (UTC) or later, as 2026-01-31"), BLANK_IS_NONE] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,37 +95,12 @@ class SearchesPage(Page):
     next_href: str | None
 
 
-def filters_of(
-    state: Annotated[str, Query(description="One of the states of a search")] = "",
-    kind: Annotated[str, Query(description="training or inference")] = "",
-    model: Word = "",
-    owner: Word = "",
-    since: Annotated[str, Query(max_length=10, description="Created on this day (UTC) or later, as 2026-01-31")] = "",
-) -> SearchFilters:
-    """Filters in the address; a form sends empty values for those not set. Raises InputError."""
-    if state and state not in tuple(SearchState):
-        raise InputError(f"{state!r} is not a state; use one of {', '.join(SearchState)}", field="state")
-    if kind and kind not in KINDS:
-        raise InputError(f"{kind!r} is not a kind of search; use one of {', '.join(KINDS)}", field="kind")
-    try:
-        day = date.fromisoformat(since) if since else None
-    except ValueError:
-        raise InputError(f"{since!r} is not a day such as 2026-01-31", field="since") from None
-    return SearchFilters(
-        state=SearchState(state) if state else None,
-        kind=next((known for known in KINDS if known == kind), None),
-        model=model.strip() or None,
-        owner=owner.strip() or None,
-        since=day,
-    )
-
-
 @page_at(router, "/searches", template="searches.html", section="Searches", home=True)
 def searches_context(
     request: Request,
     store: StoreDep,
     principal: PrincipalDep,
-    filters: Annotated[SearchFilters, Depends(filters_of)],
+    filters: Annotated[SearchFilters, Depends()],
     cursor: Cursor = None,
 ) -> SearchesPage:
     """List of searches, as shown on its page."""
@@ -138,21 +114,21 @@ def searches_context(
         cursor=cursor,
     )
     rows = tuple(_row(SearchView.of(record)) for record in page.items)
-    kept = {name: str(value) for name in SearchFilters.__slots__ if (value := getattr(filters, name)) is not None}
+    parameters = asdict(filters)
     return SearchesPage(
         title="Searches",
-        json_href=address("/searches.json", kept),
+        json_href=address("/searches.json", parameters),
         server=str(request.base_url).rstrip("/"),
         states=tuple(SearchState),
         kinds=KINDS,
         filters=filters,
-        filtered=bool(kept),
+        filtered=filters != SearchFilters(),
         sees_others=principal.scope >= Scope.ADMIN,
         gpu_seconds=sum(row.gpu_seconds for row in rows),
         saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
         live=any(not record.state.ended for record in page.items),
         rows=rows,
-        next_href=next_href("/", page, kept),
+        next_href=next_href("/", page, parameters),
     )
 
 

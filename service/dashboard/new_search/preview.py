@@ -31,6 +31,7 @@ from service.dashboard.plots import Figure, Trace, line, markers
 MAX_ROWS = 8
 MAX_POINTS = 60
 """Configurations drawn in the plot."""
+FRONT = {"color": "--series-3", "width": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +89,9 @@ def preview(values: Mapping[str, str], *, find: Find, corrections: Corrections, 
     try:
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
-        pareto = None if resolved.kind == "inference" else "memory"
-        answer = recommend_answer(resolved, top=MAX_POINTS, corrections=corrections, pareto=pareto)
+        answer = recommend_answer(
+            resolved, top=MAX_POINTS, corrections=corrections, pareto=None if resolved.kind == "inference" else "memory"
+        )
         figure = _figure(resolved, answer)
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
@@ -183,9 +185,9 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     vertical = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
     return {
         "data": [
-            _candidates("Candidates", rows, color="--series-1", size=6, opacity=0.6),
-            line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), color="--series-3", width=2),
-            _candidates("Recommended", [best], color="--good", size=15, symbol="star"),
+            _candidates("Candidates", rows, marker={"color": "--series-1", "size": 6, "opacity": 0.6}),
+            line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), style=FRONT),
+            _candidates("Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}),
         ],
         "layout": {
             "xaxis": {"title": "Memory per GPU, GiB"},
@@ -195,11 +197,11 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     }
 
 
-def _candidates(name: str, rows: Sequence[Recommendation], **marker: object) -> Trace:
+def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, object]) -> Trace:
     points = [_memory_and_rate(row) for row in rows]
     text = [f"{arithmetic(row.parallel)}<br>{details(row.parallel)}" for row in rows]
     hover = "%{x:.1f} GiB<br>%{y:,.0f} tokens/s per GPU"
-    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, hover=hover, **marker)
+    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, hover=hover, marker=marker)
 
 
 def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
@@ -218,7 +220,7 @@ def _serving_figure(rows: Sequence[ServingRecommendation], *, targets: Targets |
         ("2", "TPOT", [row.estimate.tpot_s for row in rows], targets.tpot_s if targets else None),
     ):
         hover = f"{name} %{{x:.3g}} s<br>%{{y:,.0f}} tokens/s per GPU"
-        trace = markers(name, x=latencies, y=rate, text=text, hover=hover, color="--series-1", size=7)
+        trace = markers(name, x=latencies, y=rate, text=text, hover=hover, marker={"color": "--series-1", "size": 7})
         data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}"})
         if target is not None:
             region = {"x0": 0, "x1": target, "y0": 0, "y1": 1, "yref": f"y{axis} domain", "xref": f"x{axis}"}

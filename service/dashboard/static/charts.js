@@ -20,8 +20,8 @@ export function history(trials, shown) {
   const awaited = sample(shown.filter((i) => expected(trials, i) != null && !faded(trials, i)), trials);
   return {
     data: [
-      dashes("Expected by the model", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
-      points("Failed, where expected", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "x", color: "--ink-faint", size: 6 }),
+      dashes("Calibrated prediction", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
+      points("Failed, at its prediction", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "x", color: "--ink-faint", size: 6 }),
       points("Measured", sample(ok, trials), number, (i) => trials.measured_step_s[i], trials, { color: "--series-1", size: 6 }),
       {
         type: "scatter", mode: "lines", name: "Best so far", hoverinfo: "skip", line: { shape: "hv", color: "--good", width: 2 },
@@ -129,7 +129,7 @@ export function star(trials, shown, x, y) {
 function about(trials, i) {
   const lines = [`<b>Run ${trials.number[i] + 1}</b> · ${trials.state[i]}`, trials.arithmetic[i], trials.details[i]];
   lines.push(`measured ${seconds(trials.measured_step_s[i])}, expected ${seconds(expected(trials, i))}`);
-  if (trials.serving?.ttft_s[i] != null) lines.push(`first token ${seconds(trials.serving.ttft_s[i])}, each further ${seconds(trials.serving.tpot_s[i])}`);
+  if (trials.serving?.ttft_s[i] != null) lines.push(`TTFT ${seconds(trials.serving.ttft_s[i])}, TPOT ${seconds(trials.serving.tpot_s[i])}`);
   if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} ${trials.serving ? "output " : ""}tokens/s per GPU`);
   if (trials.peak_memory_bytes[i] != null) lines.push(`${gib(trials.peak_memory_bytes[i])} peak memory`);
   return lines.join("<br>");

@@ -37,6 +37,6 @@ function problem(text) {
   try {
     return JSON.parse(text).detail;
   } catch {
-    return "The server does not answer.";
+    return "The server does not respond.";
   }
 }

@@ -20,7 +20,7 @@ async function preview() {
   const text = response?.ok ? await response.text() : null;
   if (mine !== latest) return; // a later one is on its way
   place.setAttribute("aria-busy", "false");
-  if (text === null) return say("The server does not answer; the next change asks again.");
+  if (text === null) return say("The server does not respond; the next change tries again.");
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
   const figure = place.querySelector("#preview-figure");
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);

@@ -31,7 +31,7 @@ function follow(url) {
     });
     stream.addEventListener("error", () => {
       away = true;
-      note("The server is away; trying again …");
+      note("The server is unreachable; trying again …");
       // The browser itself tries again where the connection broke, not where an answer was refused.
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => listen(new EventSource(url)), RETRY_MS);
     });

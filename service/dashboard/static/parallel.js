@@ -19,7 +19,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
   const known = shown.filter((i) => rate[i] != null);
   const axes = trials.axes.map((axis) => categorical(axis));
   if (!axes.length) {
-    place.replaceChildren("The trials differ in nothing yet.");
+    place.replaceChildren("The trials do not differ yet.");
     return;
   }
   const rates = known.map((i) => rate[i]).sort((a, b) => a - b);

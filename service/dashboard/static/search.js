@@ -20,7 +20,7 @@ let shown = [];
 let page = 0;
 
 const logs = (run) =>
-  trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was kept of this run.") : fetch(root.dataset.logs + run).then((answer) => answer.text());
+  trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was stored for this run.") : fetch(root.dataset.logs + run).then((answer) => answer.text());
 
 async function load() {
   const embedded = document.querySelector("#trial-table");
@@ -28,7 +28,7 @@ async function load() {
     trials = JSON.parse(embedded.textContent);
   } else {
     const response = await fetch(root.dataset.href);
-    if (!response.ok) throw new Error(`the trials did not come: ${response.status}`);
+    if (!response.ok) throw new Error(`loading the trials failed: ${response.status}`);
     trials = await response.json();
   }
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
@@ -135,7 +135,7 @@ function table() {
   part("pager").hidden = order.length <= ROWS_A_PAGE;
   part("earlier").disabled = page === 0;
   part("later").disabled = page === pages - 1;
-  part("empty").textContent = trials.run_id.length === 0 ? "No run has been started." : shown.length === 0 ? "No run passes the filter." : "";
+  part("empty").textContent = trials.run_id.length === 0 ? "No runs yet." : shown.length === 0 ? "No matching runs." : "";
   part("sampled").hidden = shown.length <= MOST_POINTS;
   compare();
 }
@@ -181,5 +181,5 @@ document.addEventListener("refreshed", () => load().catch((error) => console.inf
 root.dataset.ready = ""; // see live.js
 load().catch((error) => {
   console.info(error); // a live page asks again
-  if (!document.body.dataset.events) part("empty").textContent = "The runs did not come; reload the page.";
+  if (!document.body.dataset.events) part("empty").textContent = "The runs could not be loaded; reload the page.";
 });

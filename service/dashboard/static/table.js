@@ -67,7 +67,7 @@ function made(trials, i, { log, picked, pick, runs, open }) {
   }
 
   function latencies() {
-    return [["First token", "ttft_s"], ["Each token", "tpot_s"]].map(([label, name]) => {
+    return [["TTFT", "ttft_s"], ["TPOT", "tpot_s"]].map(([label, name]) => {
       const guess = element("div", { class: "soft small" }, `predicted ${seconds(trials.serving[`predicted_${name}`][i])}`);
       return figure(label, element("div", {}, seconds(trials.serving[name][i])), guess);
     });
@@ -82,7 +82,7 @@ function made(trials, i, { log, picked, pick, runs, open }) {
     const text = element("pre", { tabindex: 0 });
     const fill = async () => {
       if (!box.open || text.textContent) return;
-      text.textContent = await log(run).catch(() => "The log cannot be had right now.");
+      text.textContent = await log(run).catch(() => "The log could not be loaded.");
     };
     const box = element("details", { class: "small", "data-run": run, ontoggle: fill }, element("summary", {}, "End of the log"), text);
     return box;
