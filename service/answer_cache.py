@@ -20,9 +20,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hp_tool import catalog
-from hp_tool.training.calibrated import Correction, Corrections
+from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service import bodies
+from service import asgi_body
 from service.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
@@ -32,7 +32,7 @@ ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", 
 """The cached routes, as the observer tells routes apart."""
 
 Key = tuple[str, bytes, bytes]
-Learnt = list[tuple[TrainingProblem, Correction | None]]
+Learnt = list[tuple[TrainingProblem, CalibratedPredictor | None]]
 """What an answer took from the calibrations."""
 
 
@@ -49,9 +49,9 @@ class AnswerCache:
     """The least recently asked go first. Used on one event loop only, so nothing is locked."""
 
     def __init__(
-        self, *, corrections: Corrections, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
+        self, *, calibrations: Calibrations, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._corrections, self._max_bytes, self._clock = corrections, max_bytes, clock
+        self._calibrations, self._max_bytes, self._clock = calibrations, max_bytes, clock
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._bytes = 0
         self._catalogue = catalog.revision()
@@ -102,7 +102,7 @@ class AnswerCache:
         self._bytes -= len(entry.body) if entry else 0
 
     def _holds(self, entry: Entry) -> bool:
-        return all(_same(self._corrections(problem), correction) for problem, correction in entry.learnt)
+        return all(_same(self._calibrations(problem), predictor) for problem, predictor in entry.learnt)
 
 
 class CachedAnswers:
@@ -117,7 +117,7 @@ class CachedAnswers:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
             await self.app(scope, receive, send)
             return
-        body = await bodies.whole(receive)
+        body = await asgi_body.whole(receive)
         if body is None:  # the sender hung up
             return
         path: str = scope["path"]
@@ -141,10 +141,10 @@ class CachedAnswers:
                 self.cache.put(key, message.get("body", b""), learnt=state.get("learnt", []))
             await send(message)
 
-        await self.app(scope, bodies.replayed(body, receive), kept)
+        await self.app(scope, asgi_body.replayed(body, receive), kept)
 
 
-def _same(now: Correction | None, before: Correction | None) -> bool:
+def _same(now: CalibratedPredictor | None, before: CalibratedPredictor | None) -> bool:
     if now is None or before is None:
         return now is before
     return now.provenance == before.provenance

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.model_layers import model_layers
-from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.step_time import micro_batches
+from hp_tool.cost.training import model_layers
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.training.problem import TrainingProblem
 
@@ -55,6 +55,6 @@ def _pacing_layer(problem: TrainingProblem, config: ParallelConfig) -> LayerTime
     return model_layers(
         case=problem,
         candidates=candidate,
-        stages=stage_layers(problem.model, candidate, framework=problem.workload.framework),
+        pipeline=whole_pipeline(problem, candidate),
         micro_batches=micro_batches(candidate, workload=problem.workload),
     ).time

@@ -9,18 +9,19 @@ from typing import Literal
 from hp_tool.anatomy.passes import Passes, passes
 from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.schedules.orders import (
+from hp_tool.cost.schedules.execution import (
     Kind,
     Operation,
     Order,
+    Span,
     dualpipe,
     gpipe,
     interleaved,
     one_f_one_b,
+    timeline,
     zb_h1,
     zbv,
 )
-from hp_tool.cost.schedules.timeline import Span, timeline
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.training.problem import TrainingProblem

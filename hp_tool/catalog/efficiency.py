@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hp_tool import documents
 from hp_tool.catalog import machines, records
-from hp_tool.cost.critical_stage import without_host
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.workload import OverlapSpec

@@ -40,12 +40,12 @@ def examine(*, database_url: str | None = None) -> list[Check]:
 
 def database(url: str | None) -> Iterator[Check]:
     """Reachable, at this version's schema, writable, its clock ours."""
-    from hp_tool.store import probe
+    from hp_tool.store import schema
     from hp_tool.store.engine import database_url, masked, parse_url
 
     try:
         url = database_url(url)
-        place, state = masked(url), probe.probe(url)
+        place, state = masked(url), schema.probe(url)
     except HpToolError as error:
         mend = "see that the database runs and that HP_DATABASE_URL names it"
         yield Check(name="database", status="failed", detail=error.message, mend=mend)

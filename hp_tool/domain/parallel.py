@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
@@ -159,6 +159,16 @@ class ParallelQuery:
     """Inference only: requests one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: int | tuple[int, ...] | None = None
     """Inference only: tokens of one forward pass; None: the engine's default."""
+
+
+Value = TypeVar("Value")
+
+
+def axis_values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...]:
+    """The values that a query gives an axis, each once: none, one, or those of a list."""
+    if value is None:
+        return ()
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
 
 
 def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:

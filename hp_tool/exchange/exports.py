@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hp_tool import serving
+from hp_tool import serving, training
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
@@ -15,7 +15,6 @@ from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, meg
 from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.queries import schema
 from hp_tool.serving.problem import cache_precision, resolve_serving
-from hp_tool.training import recommend as app
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
@@ -59,7 +58,7 @@ def export(
 
 def _recommended(query: Query, rank: int) -> ParallelConfig | ServingConfig:
     """The configuration that a query's own answer puts at this rank."""
-    found = (serving.recommend if query.kind == "inference" else app.recommend)(query=query, top=rank)
+    found = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
     rows = found.recommendations
     if len(rows) < rank:
         raise InputError(f"the query has {len(rows)} acceptable configurations, rank {rank} is not among them", field="rank")

@@ -18,12 +18,10 @@ from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.pools import PoolConfig, PoolEstimate, PoolRecommendation
 from hp_tool.domain.query import Query, Targets
-from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_nouns
-from hp_tool.serving.recommend import ServingRecommendations
 from hp_tool.units import SECONDS_PER_HOUR
 
 MAX_PAIRS = 2_000_000
@@ -70,15 +68,10 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     )
 
 
-def of_two_kinds(query: Query) -> bool:
-    """Whether only pools can answer: no server spans two kinds of GPU."""
-    asked = query.inference is not None and query.inference.disaggregated is not None
-    return asked and not isinstance(query.cluster, str) and query.cluster.stages is not None
-
-
-def nothing_shared() -> ServingRecommendations:
-    """The other half of the answer to a query that only pools can answer."""
-    return ServingRecommendations(recommendations=(), space=SpaceSummary(legal=0, feasible=0, seconds=0.0), rejections={})
+def only_pools(query: Query) -> bool:
+    """Whether only separate pools can answer, since no server spans two kinds of GPU."""
+    pools = query.inference is not None and query.inference.disaggregated is not None
+    return pools and not isinstance(query.cluster, str) and query.cluster.stages is not None
 
 
 def _sides(query: Query) -> tuple[ClusterSpec, ClusterSpec]:

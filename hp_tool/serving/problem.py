@@ -19,7 +19,7 @@ from hp_tool.domain.query import Constraints, Query, Targets
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training.problem import resolve_model
+from hp_tool.training.problem import named_model
 
 NETWORK_PROFILE = "megatron-core"
 """Whose measured network between nodes serving borrows: NCCL rings there and here."""
@@ -73,10 +73,8 @@ class ServingProblem:
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
-        per_node = min(self.cluster.gpus_per_node, num_gpus)
-        domain = max(per_node, min(self.cluster.nvlink_domain_size, num_gpus))
-        smaller = dataclasses.replace(self.cluster, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain)
-        return dataclasses.replace(self, nouns=dataclasses.replace(self.nouns, cluster=smaller))
+        nouns = dataclasses.replace(self.nouns, cluster=self.cluster.with_num_gpus(num_gpus))
+        return dataclasses.replace(self, nouns=nouns)
 
 
 def resolve_serving(query: Query) -> ServingProblem:
@@ -84,7 +82,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     if query.kind != "inference" or query.inference is None:
         raise InputError("a serving query is of kind inference", field="kind")
     _refuse_unmodelled(query, query.inference)
-    model = resolve_model(query)
+    model = named_model(query.model)
     if model.architecture != "decoder":
         raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
     concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second

@@ -23,7 +23,7 @@ from hp_tool.learning.series import Series, series_of
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers.check import check_trainer, check_varied, program_name
-from hp_tool.training.calibrated import Corrections
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedSpace, cost_space
@@ -68,11 +68,11 @@ def resolve_training_search(query: Query) -> TrainingProblem:
 
 
 def build_problem(
-    *, query: Query, query_json: JsonObject, hardware: Hardware, corrections: Corrections = lambda problem: None
+    *, query: Query, query_json: JsonObject, hardware: Hardware, calibrations: Calibrations | None = None
 ) -> TuningProblem | CostedSpace:
     """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
 
-    Objective min_gpus is searched on the fewest devices that are enough as far as `corrections` know. Where the runs show
+    Objective min_gpus is searched on the fewest devices that are enough as far as `calibrations` know. Where the runs show
     that they are not, the answer says so, and the next search, which knows it, takes more.
 
     Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
@@ -80,7 +80,8 @@ def build_problem(
     problem = resolve_training_search(query)
     check_gpu(problem.cluster, hardware)
     if query.objective == "min_gpus":
-        problem, _ = fewest_devices(query=query, problem=problem, keep=1, correction=corrections(problem))
+        predictor = None if calibrations is None else calibrations(problem)
+        problem, _ = fewest_devices(query=query, problem=problem, keep=1, predictor=predictor)
     space = cost_space(query=query, problem=problem)
     if query.trainer is None:
         space = _profiled(space, problem)
@@ -92,9 +93,7 @@ def build_problem(
     if query.trainer is not None:
         check_varied(query.trainer, candidates)
     costs = problem.costs(candidates)
-    table = candidate_table(
-        candidates=candidates, costs=costs, model=problem.model, cluster=problem.cluster, training=problem.workload
-    )
+    table = candidate_table(case=problem, candidates=candidates, costs=costs)
     series = series_of(problem, hardware=hardware)
     if query.trainer is not None:  # what another program measures is kept apart
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")

@@ -1,4 +1,4 @@
-"""Calibrations: what measurements taught about each cluster, in versions, and the door that makes new ones."""
+"""Calibrations of each cluster, in versions: the list, and making new ones from stored measurements."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def list_calibrations(
 ) -> PageView[CalibrationView]:
     """Newest first; every filter given must hold."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)
-    return PageView(items=[CalibrationView.of(record) for record in page.items], next_cursor=page.next_cursor)
+    return PageView.of(page, CalibrationView.of)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, status
+from fastapi import APIRouter, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
-from hp_tool.queries import schema
 from service import keys
-from service.api import examples, openapi
-from service.api.bodies import read_body
+from service.api import openapi
+from service.api.bodies import json_body
 from service.api.dependencies import Cursor, SystemStoreDep
-from service.api.views import PageView
+from service.api.views import PageView, View
 
 router = APIRouter(tags=["administration"])
 
@@ -41,7 +39,7 @@ class NewKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyView:
+class KeyView(View):
     """A key without its secret."""
 
     id: str
@@ -55,19 +53,9 @@ class KeyView:
     expires_at: datetime | None
     revoked_at: datetime | None
 
-    @classmethod
-    def of(cls, record: KeyRecord, *, gpu_seconds_today: float | None = None) -> KeyView:
-        return cls(
-            id=record.id,
-            owner=record.owner,
-            scope=scope_name(record.scope),
-            requests_per_second=record.requests_per_second,
-            gpu_seconds_per_day=record.gpu_seconds_per_day,
-            gpu_seconds_today=gpu_seconds_today,
-            created_at=record.created_at,
-            expires_at=record.expires_at,
-            revoked_at=record.revoked_at,
-        )
+    @staticmethod
+    def computed(record: KeyRecord) -> dict[str, Any]:
+        return {"scope": scope_name(record.scope), "gpu_seconds_today": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +73,11 @@ def scope_name(scope: Scope) -> ScopeName:
     return names[scope]
 
 
-async def _body(request: Request) -> NewKey:
-    new: NewKey = await read_body(request, partial(schema.parse, NewKey))
-    return new
+EXAMPLE = {"owner": "ada", "scope": "submit", "lifetime_s": 7_776_000.0, "gpu_seconds_per_day": 36_000.0}
 
 
-@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("NewKey", example=examples.KEY))
-def create_key(new: Annotated[NewKey, Depends(_body)], store: SystemStoreDep) -> IssuedKey:
+@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body(NewKey, example=EXAMPLE))
+def create_key(new: Annotated[NewKey, json_body(NewKey)], store: SystemStoreDep) -> IssuedKey:
     """Make a key; its secret is in this answer and nowhere else."""
     record, token = keys.issue(
         store=store,
@@ -112,7 +98,7 @@ def list_keys(
 ) -> PageView[KeyView]:
     """Newest first, revoked and expired ones too."""
     page = store.list_keys(limit=limit, cursor=cursor)
-    return PageView(items=[KeyView.of(record) for record in page.items], next_cursor=page.next_cursor)
+    return PageView.of(page, KeyView.of)
 
 
 @router.get("/keys/{key_id}")

@@ -1,30 +1,48 @@
-"""What the API answers with: typed views over the store's records. Knows no web framework; the client reads them too."""
+"""The API's answers: typed views of the store's records. They need no web framework, for the clients read them too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Measurement
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
     CalibrationRecord,
-    EventRecord,
-    MeasurementRecord,
     MeasurementSource,
+    Page,
     RegistrationKind,
-    RegistrationRecord,
     RunRecord,
     RunState,
     SearchRecord,
     SearchState,
 )
+from hp_tool.domain.serving import Configuration
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 T = TypeVar("T")
+NDJSON = "application/x-ndjson"
 STREAM_END = "end"
 """Name of an event stream's last event: the search has ended and nothing will follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A record as the API shows it: its fields of the same names, and those that the view computes."""
+
+    @classmethod
+    def of(cls, *records: Any, **more: Any) -> Self:
+        """The view of `records`, each field from the first one that has it; `more`: fields that none of them has."""
+        values = cls.computed(records[0]) | more
+        for record in records:
+            values = {each.name: getattr(record, each.name) for each in fields(cls) if hasattr(record, each.name)} | values
+        return cls(**values)
+
+    @staticmethod
+    def computed(record: Any) -> dict[str, Any]:
+        """The fields that differ from the record's, or that it has not."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +53,14 @@ class PageView(Generic[T]):
     next_cursor: str | None
     """Give it as `cursor` to get what follows; None on the last page."""
 
+    @classmethod
+    def of(cls, page: Page[Any], view: Callable[[Any], T]) -> PageView[T]:
+        """A page of records as a page of views."""
+        return PageView(items=[view(record) for record in page.items], next_cursor=page.next_cursor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchView:
+class SearchView(View):
     """One search: what was asked, where it stands, what it has cost."""
 
     id: str
@@ -60,27 +83,16 @@ class SearchView:
     started_at: datetime | None
     finished_at: datetime | None
 
-    @classmethod
-    def of(cls, record: SearchRecord) -> SearchView:
-        return cls(
-            id=record.id,
-            state=record.state,
-            requested=record.requested,
-            owner=record.owner,
-            query=record.query,
-            progress=record.progress,
-            summary=(record.result or {}).get("search"),
-            worker=record.lease.holder if record.lease else None,
-            error=record.error,
-            stopped_because=record.stopped_because,
-            created_at=record.created_at,
-            started_at=record.started_at,
-            finished_at=record.finished_at,
-        )
+    @staticmethod
+    def computed(record: SearchRecord) -> dict[str, Any]:
+        return {
+            "summary": (record.result or {}).get("search"),
+            "worker": record.lease.holder if record.lease else None,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialView:
+class TrialView(View):
     """One profile run: predicted before, predicted after calibration and measured, side by side."""
 
     run_id: str
@@ -88,7 +100,7 @@ class TrialView:
     """0-based, in order of intent."""
     attempt: int
     state: RunState
-    parallel: ParallelConfig
+    parallel: Configuration
     fidelity: Fidelity
     predicted: dict[str, Any]
     """Before the run."""
@@ -103,25 +115,9 @@ class TrialView:
     submitted_at: datetime | None
     finished_at: datetime | None
 
-    @classmethod
-    def of(cls, run: RunRecord, *, calibrated: dict[str, Any] | None) -> TrialView:
-        return cls(
-            run_id=run.id,
-            number=run.number,
-            attempt=run.attempt,
-            state=run.state,
-            parallel=run.parallel,
-            fidelity=run.fidelity,
-            predicted=run.predicted,
-            calibrated=calibrated,
-            measurement=run.measurement,
-            measurement_id=run.measurement_id,
-            gpu_seconds=run.gpu_seconds,
-            cause=run.cause,
-            created_at=run.created_at,
-            submitted_at=run.submitted_at,
-            finished_at=run.finished_at,
-        )
+    @staticmethod
+    def computed(record: RunRecord) -> dict[str, Any]:
+        return {"run_id": record.id}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +132,7 @@ class TrialsView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookView:
+class WebhookView(View):
     """How far the telling of a search's end has come."""
 
     search_id: str
@@ -150,21 +146,14 @@ class WebhookView:
     """Why the last attempt failed."""
     delivered_at: datetime | None
 
-    @classmethod
-    def of(cls, record: WebhookRecord) -> WebhookView:
-        return cls(
-            search_id=record.search_id,
-            url=record.url,
-            state=record.state,
-            attempts=record.attempts,
-            next_attempt_at=record.next_attempt_at if record.state is WebhookState.PENDING else None,
-            last_error=record.last_error,
-            delivered_at=record.delivered_at,
-        )
+    @staticmethod
+    def computed(record: WebhookRecord) -> dict[str, Any]:
+        pending = record.state is WebhookState.PENDING
+        return {"next_attempt_at": record.next_attempt_at if pending else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventView:
+class EventView(View):
     """One thing that happened to a search; `seq` is the event stream's id."""
 
     seq: int
@@ -172,13 +161,9 @@ class EventView:
     payload: dict[str, Any]
     at: datetime
 
-    @classmethod
-    def of(cls, record: EventRecord) -> EventView:
-        return cls(seq=record.seq, kind=record.kind, payload=record.payload, at=record.at)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementView:
+class MeasurementView(View):
     """A stored measurement and what it was measured on."""
 
     id: str
@@ -188,32 +173,15 @@ class MeasurementView:
     framework: str
     model: str
     query: dict[str, Any]
-    parallel: ParallelConfig
+    parallel: Configuration
     predicted: dict[str, Any]
     measurement: Measurement
     search_id: str | None
     created_at: datetime
 
-    @classmethod
-    def of(cls, record: MeasurementRecord) -> MeasurementView:
-        return cls(
-            id=record.id,
-            source=record.source,
-            trust=record.trust,
-            gpu=record.gpu,
-            framework=record.framework,
-            model=record.model,
-            query=record.query,
-            parallel=record.parallel,
-            predicted=record.predicted,
-            measurement=record.measurement,
-            search_id=record.search_id,
-            created_at=record.created_at,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationView:
+class CalibrationView(View):
     """One version of what was learnt about a cluster, its software and a family of models; never changed."""
 
     id: str
@@ -231,25 +199,14 @@ class CalibrationView:
     """Median error of step time: error_before of the cost model alone, error_after on measurements a fit did not see."""
     created_at: datetime
 
-    @classmethod
-    def of(cls, record: CalibrationRecord) -> CalibrationView:
-        payload = record.payload
-        return cls(
-            id=record.id,
-            version=record.version,
-            cluster_key=record.cluster_key,
-            framework=record.framework,
-            model_family=record.model_family,
-            num_measurements=record.num_measurements,
-            measurement_ids=payload.get("measurement_ids", []),
-            summary=payload.get("summary", {}),
-            accuracy=payload.get("accuracy", {}),
-            created_at=record.created_at,
-        )
+    @staticmethod
+    def computed(record: CalibrationRecord) -> dict[str, Any]:
+        empty: dict[str, Any] = {"measurement_ids": [], "summary": {}, "accuracy": {}}
+        return {name: record.payload.get(name, default) for name, default in empty.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegistrationView:
+class RegistrationView(View):
     """A model or server under a name that queries may use."""
 
     kind: RegistrationKind
@@ -260,14 +217,3 @@ class RegistrationView:
     """As it was sent."""
     created_at: datetime
     updated_at: datetime
-
-    @classmethod
-    def of(cls, record: RegistrationRecord) -> RegistrationView:
-        return cls(
-            kind=record.kind,
-            name=record.name,
-            owner=record.owner,
-            spec=record.spec,
-            created_at=record.created_at,
-            updated_at=record.updated_at,
-        )

@@ -18,7 +18,8 @@ from hp_tool.units import SECONDS_PER_DAY
 from service import keys
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
-from service.dashboard.contexts import ErrorFields, Page, Row, Tone
+from service.api.views import View
+from service.dashboard.contexts import ErrorFields, Page, Tone
 from service.dashboard.forms import Form
 from service.dashboard.links import address, next_href
 from service.dashboard.page_and_json import page_at
@@ -34,7 +35,7 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRow(Row):
+class KeyRow(View):
     """A key without its secret."""
 
     id: str

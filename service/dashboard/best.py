@@ -9,10 +9,9 @@ from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.render.words import serving_arithmetic
 from hp_tool.search.serving import TARGETS
 from service.dashboard.formats import arithmetic, details
-from service.dashboard.replicas import LATENCIES, ServingRuns, batch_words, run_words, serves
+from service.dashboard.serving_runs import LATENCIES, misses, predicted_costs, serves, targets_of, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def leading_best(run: RunRecord, *, query: JsonObject) -> Best | None:
     """The best run so far with its predictions; None without a measurement."""
     if run.measurement is None:
         return None
-    (shape,), (rest,) = run_words(query, [run.parallel])
+    shape, rest = words(run.parallel)
     best = replace(
         _measured(run.measurement, arithmetic=shape, details=rest),
         predicted_step_s=run.predicted.get("step_s"),
@@ -95,7 +94,7 @@ def _measured(measurement: Measurement, *, arithmetic: str, details: str) -> Bes
         arithmetic=arithmetic,
         details=details,
         measured=True,
-        step_s=measurement.known_step_s,
+        step_s=measurement.objective_s,
         tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
         # A reduced run needs another amount of memory than the whole configuration.
         peak_memory_bytes=measurement.peak_memory_bytes if measurement.fidelity.is_whole else None,
@@ -106,10 +105,11 @@ def _served(row: ServingRecommendation, query: JsonObject) -> Best:
     """The calibrated estimate of a measured row holds the measured values."""
     predicted, known = row.estimate, row.calibrated_estimate or row.estimate
     measured = row.measurement is not None
-    targets = query.get("targets") or {}
+    targets = targets_of(query)
+    arithmetic, details = words(row.parallel)
     return Best(
-        arithmetic=serving_arithmetic(row.parallel, replicas=predicted.replicas),
-        details=batch_words(row.parallel.max_num_seqs),
+        arithmetic=arithmetic,
+        details=details,
         measured=measured,
         step_s=known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
@@ -131,22 +131,21 @@ def _served(row: ServingRecommendation, query: JsonObject) -> Best:
 
 def _with_latencies(best: Best, run: RunRecord, query: JsonObject) -> Best:
     try:
-        asked = ServingRuns.of(query)
+        costs = predicted_costs(query, [run.parallel])
     except HpToolError:  # a query of another version: only stored values are shown
         return best
-    costs = asked.predicted([run.parallel])
-    times = run.measurement and run.measurement.serving
-    seen = asked.seen(times, run.parallel) if times else None
+    targets = targets_of(query)
+    load = run.measurement and run.measurement.load
     return replace(
         best,
         predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
-        misses=asked.misses(seen) if seen else (),
+        misses=misses(load, targets=targets) if load else (),
         latencies=tuple(
             Latency(
                 name=LATENCIES[name],
-                measured_s=getattr(seen, name) if seen else None,
+                measured_s=getattr(load, name) if load else None,
                 predicted_s=float(getattr(costs, name)[0]),
-                target_s=asked.targets.get(name),
+                target_s=targets.get(name),
             )
             for name in TARGETS
         ),

@@ -15,17 +15,18 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
-from hp_tool.learning.lessons import Lesson, lessons
+from hp_tool.learning.residuals import Residual, residual_report
 from hp_tool.search.serving import software
 from service.api.calibrations import learn
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
+from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import Page, Row
-from service.dashboard.links import address
+from service.dashboard.contexts import Page
+from service.dashboard.links import address, json_href
 from service.dashboard.measurements import MeasuredRow, measured_configuration_href, search_href
 from service.dashboard.page_and_json import page_at
 from service.dashboard.plots import Figure, Trace, line, markers
-from service.dashboard.replicas import run_words
+from service.dashboard.serving_runs import words
 
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
@@ -40,7 +41,7 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRow(Row):
+class VersionRow(View):
     """One version of a series. Errors are medians of |predicted / measured - 1|."""
 
     version: int
@@ -61,7 +62,7 @@ class SeriesRow(VersionRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredClusterRow(Row):
+class MeasuredClusterRow(View):
     """A cluster with measurements."""
 
     cluster: str
@@ -149,13 +150,13 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
     if not records:
         raise NotFoundError(f"there is no calibration of {framework!r} on {cluster_key!r}", field="cluster_key")
     newest = records[0]
-    residuals = lessons(store=store, record=newest)
+    residuals = residual_report(store=store, record=newest)
     rows = tuple(_residual_row(residual) for residual in residuals)
     versions = tuple(_version_row(record) for record in records)
     fitted_on = set(newest.payload.get("measurement_ids", ()))
     return SeriesPage(
         title=f"Calibration of {newest.cluster_key}",
-        json_href=_series_href(newest, path="/calibration/series.json"),
+        json_href=json_href(_series_href(newest)),
         cluster=newest.cluster_key,
         framework=newest.framework,
         family=_family(newest),
@@ -190,16 +191,16 @@ def _version_row(record: CalibrationRecord) -> VersionRow:
 def _series_row(record: CalibrationRecord) -> SeriesRow:
     return SeriesRow.of(
         _version_row(record),
+        record,
         cluster=record.cluster_key,
-        framework=record.framework,
         family=_family(record),
         href=_series_href(record),
     )
 
 
-def _series_href(record: CalibrationRecord, *, path: str = "/calibration/series") -> str:
+def _series_href(record: CalibrationRecord) -> str:
     names = ("cluster_key", "framework", "model_family")
-    return address(path, {name: getattr(record, name) for name in names})
+    return address("/calibration/series", {name: getattr(record, name) for name in names})
 
 
 def _family(record: CalibrationRecord) -> str:
@@ -222,18 +223,16 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
     return factors
 
 
-def _residual_row(residual: Lesson) -> ResidualRow:
+def _residual_row(residual: Residual) -> ResidualRow:
     record = residual.record
-    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
+    arithmetic, details = words(record.parallel)
     return ResidualRow.of(
         residual,
-        model=record.model,
+        record,
         arithmetic=arithmetic,
         details=details,
-        source=record.source,
         search_href=search_href(record),
         configuration_href=measured_configuration_href(record),
-        created_at=record.created_at,
     )
 
 

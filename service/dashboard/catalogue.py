@@ -24,8 +24,9 @@ from hp_tool.queries import schema
 from service.api import catalog as api
 from service.api.catalog import NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
+from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import ErrorFields, Fact, Page, Row
+from service.dashboard.contexts import ErrorFields, Fact, Page
 from service.dashboard.forms import Form
 from service.dashboard.links import address
 from service.dashboard.page_and_json import page_at
@@ -64,7 +65,7 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow(Row):
+class ModelRow(View):
     """A model's shape."""
 
     name: str
@@ -82,7 +83,7 @@ class ModelRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(Row):
+class GpuRow(View):
     """Main figures of a GPU's datasheet."""
 
     name: str
@@ -98,7 +99,7 @@ class GpuRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterRow(Row):
+class ClusterRow(View):
     """A server or cluster."""
 
     name: str
@@ -210,13 +211,13 @@ def add_cluster(fields: Form, store: StoreDep, principal: PrincipalDep) -> Respo
 
 @router.post("/models/{name}/remove", include_in_schema=False)
 def remove_model(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_model(name, store, principal)
+    api.remove_model(name, store, principal.owner)
     return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
 
 
 @router.post("/clusters/{name}/remove", include_in_schema=False)
 def remove_cluster(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_cluster(name, store, principal)
+    api.remove_cluster(name, store, principal.owner)
     return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
 
 

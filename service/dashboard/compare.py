@@ -10,13 +10,13 @@ from typing import Any, Literal
 from fastapi import APIRouter
 
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.training.calibrated import Corrections
-from hp_tool.training.fix_words import LABELS
-from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from hp_tool.render.words import LABELS
+from hp_tool.training.calibrated import Calibrations
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import read_query
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
@@ -25,7 +25,6 @@ from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.links import address, configuration_text
 from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
 from service.dashboard.page_and_json import error_status, page_at
-from service.dashboard.replicas import asked_of
 from service.dashboard.trials import TONES
 
 EQUAL = 1e-3
@@ -91,33 +90,33 @@ class ComparePage(Page):
 
 
 @page_at(router, "/compare", template="compare.html", section="Explorer", status=error_status)
-def compare_context(first: QueryText, second: QueryText, corrections: CorrectionsDep, find: FindDep) -> ComparePage:
+def compare_context(first: QueryText, second: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ComparePage:
     """Two configurations, as shown on their page."""
     json_href = address("/compare.json", {"first": first, "second": second})
     try:
         one, two = (read_query(text.encode(), find=find) for text in (first, second))
-        return compare_page(one, two, json_href=json_href, corrections=corrections)
+        return compare_page(one, two, json_href=json_href, calibrations=calibrations)
     except HpToolError as error:
         return ComparePage(title=TITLE, json_href=json_href, error=error.as_dict())
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
 def compare_runs_context(
-    search_id: str, a: str, b: str, store: StoreDep, corrections: CorrectionsDep, find: FindDep
+    search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep
 ) -> ComparePage:
     """Two runs of a search, as shown on their page. A run that the caller may not see is not found."""
     query = store.get_search(search_id=search_id).query
     runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b)]
     json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b})
     try:
-        texts = [configuration_text(query, parallel=asked_of(query, run.parallel)) for run in runs]
+        texts = [configuration_text(query, parallel=run.parallel) for run in runs]
         first, second = (read_query(text.encode(), find=find) for text in texts)
         return compare_page(
             first,
             second,
             json_href=json_href,
-            corrections=corrections,
-            runs=tuple(compared_run(run, query=query) for run in runs),
+            calibrations=calibrations,
+            runs=tuple(map(compared_run, runs)),
             search_href=f"/searches/{search_id}",
         )
     except HpToolError as error:  # a query of another version
@@ -129,7 +128,7 @@ def compare_page(
     second: Query,
     *,
     json_href: str,
-    corrections: Corrections,
+    calibrations: Calibrations | None,
     runs: tuple[ComparedRun, ...] = (),
     search_href: str | None = None,
 ) -> ComparePage:
@@ -137,7 +136,7 @@ def compare_page(
     if first.kind != second.kind:
         raise InputError("a training and a serving configuration cannot be compared", field="second")
     (one, first_estimate), (two, second_estimate) = (
-        configuration_view(query, corrections=corrections, with_mends=False) for query in (first, second)
+        configuration_view(query, calibrations=calibrations, with_fixes=False) for query in (first, second)
     )
     return ComparePage(
         title=f"{one.heading} and {two.heading}",
@@ -152,8 +151,8 @@ def compare_page(
     )
 
 
-def compared_run(run: RunRecord, *, query: JsonObject) -> ComparedRun:
-    """A stored run of a query, as the comparison shows it."""
+def compared_run(run: RunRecord) -> ComparedRun:
+    """A stored run, as the comparison shows it."""
     measurement = run.measurement
     state = measurement.status if measurement else str(run.state)
     return ComparedRun(
@@ -162,7 +161,7 @@ def compared_run(run: RunRecord, *, query: JsonObject) -> ComparedRun:
         tone=TONES.get(state, ""),
         cause=run.cause or (measurement.cause if measurement else None),
         reduced=not run.fidelity.is_whole,
-        metrics=measured_metrics(run, query=query),
+        metrics=measured_metrics(run),
     )
 
 

@@ -11,22 +11,22 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 
-from hp_tool import anatomy, serving
+from hp_tool import anatomy, training
 from hp_tool.anatomy import Placement, Schedule, StageAnatomy
+from hp_tool.answers import EstimateAnswer, estimate_answer
 from hp_tool.catalog import cluster
-from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.training import recommend as app
-from hp_tool.training.calibrated import Corrections
-from hp_tool.training.evaluate import calibrated, predicted, single
-from hp_tool.training.problem import resolve_training
-from service.api.dependencies import CorrectionsDep, FindDep
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
+from service.api.dependencies import CalibrationsDep, FindDep
 from service.api.queries import read_query
+from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.contexts import ErrorFields, Fact, Page, Tone
 from service.dashboard.explorer_settings import explorer_href
@@ -57,7 +57,7 @@ class FixRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigurationView:
+class ConfigurationView(View):
     """Predictions for one configuration."""
 
     kind: Literal["training", "inference"]
@@ -101,115 +101,86 @@ class ConfigurationPage(Page):
 
 
 @page_at(router, "/configurations", template="configuration.html", section="Explorer", status=error_status)
-def configuration_context(query: QueryText, corrections: CorrectionsDep, find: FindDep) -> ConfigurationPage:
+def configuration_context(query: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ConfigurationPage:
     """One configuration, as shown on its page."""
     json_href = address("/configurations.json", {"query": query})
     try:
-        return configuration_page(read_query(query.encode(), find=find), json_href=json_href, corrections=corrections)
+        return configuration_page(read_query(query.encode(), find=find), json_href=json_href, calibrations=calibrations)
     except HpToolError as error:
         return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
 
 
-def configuration_page(query: Query, *, json_href: str, corrections: Corrections) -> ConfigurationPage:
+def configuration_page(query: Query, *, json_href: str, calibrations: Calibrations | None) -> ConfigurationPage:
     """Context of the page of the query's one configuration. Raises HpToolError."""
-    view, found = configuration_view(query, corrections=corrections)
-    schedule = placement = bubble = None
-    if isinstance(found, Estimate) and found.parallel is not None and found.time is not None:
-        problem = resolve_training(query)
-        each = anatomy.stages(problem=problem, config=found.parallel)
-        schedule = anatomy.schedule(problem=problem, config=found.parallel, each=each)
-        bubble = found.time.parts_s["pipeline_bubble"] / found.time.step_s
-        placement = anatomy.placement(config=found.parallel, cluster=problem.cluster)
-    return ConfigurationPage(
-        title=f"{view.heading}, {view.subject}",
-        json_href=json_href,
-        view=view,
-        schedule=schedule,
-        bubble_fraction=bubble,
-        placement=placement,
-        explorer_href=explorer_href(query, found.parallel) if isinstance(found, Estimate) else None,
-        compare_href=_compare_with_fastest_href(query, found),
+    configuration = None if query.kind == "inference" else resolve_configuration(query)
+    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view)
+    if configuration is None or not isinstance(estimate, Estimate):
+        return page
+    problem, config = configuration.problem, configuration.config
+    page = replace(page, explorer_href=explorer_href(query, config), compare_href=_compare_with_fastest_href(query, config))
+    if estimate.time is None:
+        return page
+    return replace(
+        page,
+        schedule=anatomy.schedule(problem=problem, config=config, each=anatomy.stages(problem=problem, config=config)),
+        bubble_fraction=estimate.time.parts_s["pipeline_bubble"] / estimate.time.step_s,
+        placement=anatomy.placement(config=config, cluster=problem.cluster),
     )
 
 
 def configuration_view(
-    query: Query, *, corrections: Corrections, with_mends: bool = True
-) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
-    """Predictions for the query's one configuration, as pages show them, and the estimate behind them."""
-    if query.kind == "inference":
-        served = serving.estimate(query=query, with_mends=with_mends)
-        return _serving_view(query, served), served
-    asked = single(query)
-    found = predicted(asked=asked)
-    if with_mends:
-        found = app.with_mends_of(asked=asked, found=found)
-    learnt = calibrated(asked=asked, corrections=corrections)
-    return _training_view(query, found, learnt), found
-
-
-def _training_view(query: Query, estimate: Estimate, calibrated: Estimate | None) -> ConfigurationView:
-    assert estimate.parallel is not None
-    stages: Sequence[StageAnatomy] = ()
-    if estimate.memory is not None:
-        stages = anatomy.stages(problem=resolve_training(query), config=estimate.parallel)
-    return _view(
-        query,
-        estimate,
-        calibrated,
-        heading=formats.arithmetic(estimate.parallel),
-        details=formats.details(estimate.parallel),
-        metrics=training_metrics(estimate, calibrated),
-        memory=_memory(stages) if stages else None,
-        shown_stages=min(len(stages), MAX_STAGES),
-        num_stages=len(stages),
-        time=_time(estimate, calibrated),
-    )
-
-
-def _serving_view(query: Query, estimate: InferenceEstimate) -> ConfigurationView:
-    config = estimate.parallel
-    assert config is not None
-    memory = None
-    if estimate.memory is not None:
-        parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
-        memory = stack([BarSpec(label="Fullest GPU", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes")
-    return _view(
-        query,
-        estimate,
-        heading=serving_arithmetic(config, replicas=estimate.replicas),
-        details=f"up to {config.max_num_seqs} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass",
-        metrics=serving_metrics(estimate),
-        memory=memory,
-        shown_stages=1,
-        num_stages=config.pipeline_parallel_size,
-        time=stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None,
-    )
-
-
-def _view(
     query: Query,
-    estimate: Estimate | InferenceEstimate,
-    calibrated: Estimate | None = None,
     *,
-    heading: str,
-    details: str,
-    metrics: tuple[Metric, ...],
-    memory: Stack | None,
-    shown_stages: int,
-    num_stages: int,
-    time: Stack | None,
-) -> ConfigurationView:
+    configuration: ResolvedConfiguration | None = None,
+    calibrations: Calibrations | None,
+    with_fixes: bool = True,
+) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
+    """Predictions for the query's one configuration, as pages show them, and the estimate behind them.
+
+    `configuration`: the training query's, if it was resolved earlier.
+    """
+    if configuration is None and query.kind == "training":
+        configuration = resolve_configuration(query)
+    answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
+    stages = (
+        configuration and answer.estimate.memory and anatomy.stages(problem=configuration.problem, config=configuration.config)
+    )
+    return _view(query, answer, stages or ()), answer.estimate
+
+
+def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) -> ConfigurationView:
+    """`stages`: pipeline stages of a legal training configuration."""
+    estimate, calibrated = answer.estimate, answer.calibrated_estimate
+    memory: Stack | None = None
+    if isinstance(estimate, InferenceEstimate):
+        config = estimate.parallel
+        assert config is not None
+        heading = serving_arithmetic(config, replicas=estimate.replicas)
+        details = f"up to {config.max_num_seqs} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+        metrics = serving_metrics(estimate)
+        if estimate.memory is not None:
+            parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
+            memory = stack([BarSpec(label="Fullest GPU", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes")
+        time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
+        num_stages, shown_stages = config.pipeline_parallel_size, 1
+    else:
+        assert estimate.parallel is not None
+        heading, details = formats.arithmetic(estimate.parallel), formats.details(estimate.parallel)
+        metrics = training_metrics(estimate, calibrated)
+        memory = _memory(stages) if stages else None
+        time = _time(estimate, calibrated)
+        num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     mapping = schema.query_mapping(query)
     verdict, tone = _verdict(estimate)
-    return ConfigurationView(
+    return ConfigurationView.of(
+        estimate,
         kind=query.kind,
         subject=formats.subject(mapping),
         heading=heading,
         details=details,
         verdict=verdict,
         tone=tone,
-        feasible=estimate.feasible,
-        reasons=estimate.reasons,
         mends=tuple(_fix_row(query, fix) for fix in estimate.mends),
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
@@ -235,10 +206,7 @@ def _verdict(estimate: Estimate | InferenceEstimate) -> tuple[str, Tone]:
 
 
 def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
-    grown = query
-    if fix.num_gpus != cluster(query.cluster).num_gpus:
-        named = ClusterQuery(node_type=query.cluster) if isinstance(query.cluster, str) else query.cluster
-        grown = replace(query, cluster=replace(named, num_gpus=fix.num_gpus))
+    grown = query if fix.num_gpus == cluster(query.cluster).num_gpus else query.with_num_gpus(fix.num_gpus)
     return FixRow(
         change=fix.change,
         href=configuration_href(grown, parallel=fix.parallel),
@@ -255,13 +223,8 @@ def _memory(stages: Sequence[StageAnatomy]) -> Stack:
         evenly = {round(k * (len(stages) - 1) / (MAX_STAGES - 2)) for k in range(MAX_STAGES - 1)}
         chosen = sorted(evenly | {fullest})
     rows = [
-        BarSpec(
-            label=f"Stage {rank}",
-            note=_layers_of(stages[rank]),
-            parts=stages[rank].memory_bytes,
-            limit=stages[rank].capacity_bytes,
-        )
-        for rank in chosen
+        BarSpec(label=f"Stage {stage.rank}", note=_layers_of(stage), parts=stage.memory_bytes, limit=stage.capacity_bytes)
+        for stage in map(stages.__getitem__, chosen)
     ]
     return stack(rows, unit="bytes")
 
@@ -281,12 +244,12 @@ def _time(estimate: Estimate, calibrated: Estimate | None) -> Stack | None:
     return stack(rows, unit="seconds")
 
 
-def _compare_with_fastest_href(query: Query, estimate: Estimate | InferenceEstimate) -> str | None:
-    if isinstance(estimate, InferenceEstimate) or query.objective == "min_gpus":
+def _compare_with_fastest_href(query: Query, config: ParallelConfig) -> str | None:
+    if query.objective == "min_gpus":
         return None
     unrestricted = replace(query, parallel=type(query.parallel)())
-    best = app.recommend(query=unrestricted, top=1).recommendations
-    if not best or best[0].parallel == estimate.parallel:
+    best = training.recommend(query=unrestricted, top=1).recommendations
+    if not best or best[0].parallel == config:
         return None
     return compare_href(configuration_text(query), configuration_text(unrestricted, parallel=best[0].parallel))
 

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 Tone = Literal["good", "warn", "bad", "busy", ""]
 ErrorFields = dict[str, str | None]
 """{code, message, field} of an error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Records as a page shows them: some fields are the records' own, the page computes the others."""
-
-    @classmethod
-    def of(cls, *records: object, **computed: Any) -> Self:
-        """The row of `records`. A field missing in `computed` is copied from the first record that has it."""
-        values = computed
-        for record in records:
-            values = {field.name: getattr(record, field.name) for field in fields(cls) if hasattr(record, field.name)} | values
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from hp_tool import catalog
+from hp_tool import catalog, training
 from hp_tool.domain.parallel import ParallelConfig, RecomputeName
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Recommendation
+from hp_tool.domain.result import Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
-from hp_tool.training.calibrated import Corrections
+from hp_tool.training import config_query
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import RecommendationResult, config_query
-from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import resolve
+from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.contexts import ErrorFields, Page
@@ -49,7 +50,7 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FastRow:
+class FastRow(View):
     """The fastest configuration of one layout; if none fits, one of the nearest."""
 
     rank: int
@@ -91,7 +92,7 @@ class ExplorerPage(Page):
 
 @page_at(router, "/explorer", template="explorer.html", section="Explorer")
 def explorer_context(
-    settings: Annotated[Settings, Depends()], store: StoreDep, find: FindDep, corrections: CorrectionsDep
+    settings: Annotated[Settings, Depends()], store: StoreDep, find: FindDep, calibrations: CalibrationsDep
 ) -> ExplorerPage:
     """The explorer, as shown on its page."""
     registered = {record.name for record in store.list_registrations(kind="model")}
@@ -104,53 +105,53 @@ def explorer_context(
         precisions=_precisions(settings.gpu),
     )
     try:
-        return _answered(page, settings, resolve=partial(resolve, find=find), corrections=corrections)
+        return _answered(page, settings, resolve=partial(resolve, find=find), calibrations=calibrations)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
 
 
-def _answered(page: ExplorerPage, settings: Settings, *, resolve: Resolve, corrections: Corrections) -> ExplorerPage:
-    free = resolve(schema.parse_query(settings.workload()))
-    known = corrections(resolve_training(free))
-    identity = str(known.provenance.get("id")) if known is not None else None
-    found = _fastest(schema.to_json(free), _Learnt(calibration=identity, corrections=corrections))
-    asked = settings.parallel()
-    if not asked and (best := found.recommendations or found.nearest_misses):
-        asked = schema.to_dict(config_query(best[0].parallel))
-    query = resolve(schema.parse_query(settings.workload() | {"parallel": asked}))
-    problem = resolve_training(query)
-    shown = app.single_config(query.parallel, num_gpus=problem.cluster.num_gpus)
-    view, _ = configuration_view(query, corrections=corrections)
-    memory, time = _effects(query, shown, settings)
-    rows = _best_by_layout(found.recommendations) or found.nearest_misses
+def _answered(page: ExplorerPage, settings: Settings, *, resolve: Resolve, calibrations: Calibrations | None) -> ExplorerPage:
+    unrestricted = resolve(schema.parse_query(settings.workload()))
+    predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
+    identity = str(predictor.provenance.get("id")) if predictor is not None else None
+    ranking = _ranking(schema.to_json(unrestricted), _Calibration(id=identity, calibrations=calibrations))
+    parallel = settings.parallel()
+    if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
+        parallel = schema.to_dict(config_query(best[0].parallel))
+    query = resolve(schema.parse_query(settings.workload() | {"parallel": parallel}))
+    configuration = resolve_configuration(query)
+    config = configuration.config
+    view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    memory, time = _effects(query, config, settings)
+    rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
     return replace(
         page,
-        json_href=json_href(settings.at(shown).href),
-        settings=settings.at(shown),
-        controls=controls(settings, model=problem.model, config=shown),
+        json_href=json_href(settings.at(config).href),
+        settings=settings.at(config),
+        controls=controls(settings, model=configuration.problem.model, config=config),
         view=view,
-        configuration_href=configuration_href(query, parallel=shown),
-        fastest=tuple(_row(row, query, settings, shown) for row in rows),
-        nothing_fits=not found.recommendations,
-        legal=found.space.legal,
-        feasible=found.space.feasible,
+        configuration_href=configuration_href(query, parallel=config),
+        fastest=tuple(_row(row, query, settings, config) for row in rows),
+        nothing_fits=not ranking.recommendations,
+        legal=ranking.space.legal,
+        feasible=ranking.space.feasible,
         effect_memory=memory,
         effect_time=time,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Learnt:
-    """Calibrations of the cluster; equal if the stored calibration is the same."""
+class _Calibration:
+    """The stored calibration that predictions use; part of a cache's key."""
 
-    calibration: str | None
-    corrections: Corrections = field(compare=False)
+    id: str | None
+    calibrations: Calibrations | None = field(compare=False)
 
 
 @lru_cache(maxsize=64)
-def _fastest(query: str, learnt: _Learnt) -> RecommendationResult:
+def _ranking(query: str, calibration: _Calibration) -> Ranking[Recommendation]:
     """Best configurations of a query; cached, because each move of a slider asks for them again."""
-    return app.recommend(query=schema.parse_query(query), top=TOP, corrections=learnt.corrections)
+    return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibration.calibrations)
 
 
 def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
@@ -165,17 +166,15 @@ def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
 
 def _row(row: Recommendation, query: Query, settings: Settings, shown: ParallelConfig) -> FastRow:
     estimate = row.calibrated_estimate or row.estimate
-    return FastRow(
-        rank=row.rank,
+    return FastRow.of(
+        row,
+        estimate,
         arithmetic=formats.arithmetic(row.parallel),
         details=formats.details(row.parallel),
         chosen=row.parallel == shown,
         step_s=estimate.time.step_s if estimate.time else None,
-        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
-        mfu=estimate.mfu,
         memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,
         reasons=tuple(reason.message for reason in estimate.reasons),
-        parallel=row.parallel,
         href=settings.at(row.parallel).href,
         configuration_href=configuration_href(query, parallel=row.parallel),
     )
@@ -188,7 +187,7 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
         if sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # sequence parallelism divides work among tensor parallel ranks
         changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
-        estimate = app.estimate(query=replace(query, parallel=config_query(changed)), with_mends=False)
+        estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
         if estimate.memory is None or estimate.time is None:
             continue
         href = settings.at(changed).href

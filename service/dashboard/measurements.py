@@ -12,11 +12,12 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementRecord
 from hp_tool.errors import HpToolError
 from service.api.dependencies import Cursor, StoreDep
-from service.dashboard.contexts import Page, Row, Tone
+from service.api.views import View
+from service.dashboard.contexts import Page, Tone
 from service.dashboard.forms import BLANK_IS_NONE
 from service.dashboard.links import address, configuration_href, next_href
 from service.dashboard.page_and_json import page_at
-from service.dashboard.replicas import asked_of, run_words
+from service.dashboard.serving_runs import words
 from service.dashboard.trials import TONES
 
 MAX_ROWS = 50
@@ -27,7 +28,7 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRow(Row):
+class MeasuredRow(View):
     """A measured run, wherever one is listed. Errors are predicted / measured - 1."""
 
     model: str
@@ -92,20 +93,18 @@ def measurements_context(
 
 def _row(record: MeasurementRecord) -> MeasurementRow:
     measurement, predicted_s = record.measurement, record.predicted.get("step_s")
-    measured_s = measurement.known_step_s
-    (arithmetic,), (details,) = run_words(record.query, [record.parallel])
+    measured_s = measurement.objective_s
+    arithmetic, details = words(record.parallel)
     return MeasurementRow.of(
         record,
+        measurement,
         short_id=record.id[:8],
         arithmetic=arithmetic,
         details=details,
-        status=measurement.status,
         tone=TONES.get(measurement.status, ""),
         predicted_s=predicted_s,
         measured_s=measured_s,
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
-        peak_memory_bytes=measurement.peak_memory_bytes,
-        cause=measurement.cause,
         search_href=search_href(record),
         configuration_href=measured_configuration_href(record),
     )
@@ -121,6 +120,6 @@ def measured_configuration_href(record: MeasurementRecord) -> str | None:
     if not record.query:
         return None
     try:
-        return configuration_href(record.query, parallel=asked_of(record.query, record.parallel))
+        return configuration_href(record.query, parallel=record.parallel)
     except HpToolError:
         return None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
-from service.dashboard.replicas import ServingRuns, serves
 
 MetricUnit = Literal["seconds", "bytes", "rate", "share", "change", "tflops", "days", "hours", "dollars", "joules", "count"]
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
@@ -87,28 +86,24 @@ def fix_metrics(fix: Mend | ServingMend) -> tuple[Metric, ...]:
     )
 
 
-def measured_metrics(run: RunRecord, *, query: JsonObject) -> tuple[Metric, ...]:
+def measured_metrics(run: RunRecord) -> tuple[Metric, ...]:
     """Measured figures of a run, under the names of the predicted ones; empty if it failed."""
     measurement = run.measurement
     if measurement is None or measurement.status != "ok":
         return ()
+    rate, load = measurement.tokens_per_second_per_gpu, measurement.load
     # A reduced run needs another amount of memory than the whole configuration.
     peak_bytes = measurement.peak_memory_bytes if run.fidelity.is_whole else None
     memory = _metric("Peak memory allocated", "bytes", peak_bytes)
-    if not serves(query):
+    if load is None:
         return _known(
-            _metric("Step time", "seconds", measurement.known_step_s),
-            _metric("Tokens/s per GPU", "rate", measurement.tokens_per_second_per_gpu),
-            memory,
+            _metric("Step time", "seconds", measurement.objective_s), _metric("Tokens/s per GPU", "rate", rate), memory
         )
-    if measurement.serving is None:
-        return ()
-    latencies = ServingRuns.of(query).seen(measurement.serving, run.parallel)
     return _known(
-        _metric("Time to first token", "seconds", latencies.ttft_s),
-        _metric("Time per output token", "seconds", latencies.tpot_s),
-        _metric("Request latency", "seconds", latencies.request_latency_s),
-        _metric("Output tokens/s per GPU", "rate", measurement.tokens_per_second_per_gpu),
+        _metric("Time to first token", "seconds", load.ttft_s),
+        _metric("Time per output token", "seconds", load.tpot_s),
+        _metric("Request latency", "seconds", load.request_latency_s),
+        _metric("Output tokens/s per GPU", "rate", rate),
         memory,
     )
 

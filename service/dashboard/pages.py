@@ -17,7 +17,7 @@ from service.dashboard import (
     measurements,
     plotly,
     search,
-    search_list,
+    searches,
 )
 from service.dashboard.new_search import page as new_search
 from service.dashboard.rendering import ASSETS, STATIC
@@ -25,7 +25,7 @@ from service.dashboard.rendering import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     new_search,
-    search_list,
+    searches,
     search,
     access,
     calibration,

@@ -12,27 +12,25 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import JsonObject, SearchRecord, SearchState
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.exchange.exports import TRAINING, export
 from hp_tool.formats.engines import ENGINES
-from hp_tool.queries import schema
-from service.api import steering
-from service.api.answers import json_response
+from service.api import search_actions
+from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
-from service.api.steering import Action, steer
-from service.api.trials import recommended
-from service.api.views import SearchView
+from service.api.search_actions import Action, apply_action
+from service.api.search_results import recommended
+from service.api.views import SearchView, View
 from service.dashboard.best import Best, leading_best, recommended_best
-from service.dashboard.contexts import Page, Quantity, Row, Tone
+from service.dashboard.contexts import Page, Quantity, Tone
 from service.dashboard.formats import subject
 from service.dashboard.forms import Form
 from service.dashboard.links import configuration_href
 from service.dashboard.page_and_json import page_at
-from service.dashboard.replicas import asked_of, quantity, serves
+from service.dashboard.serving_runs import quantity, serves
 from service.dashboard.trials import TrialTable, trial_table
 
 SEARCH_TONES: dict[SearchState, Tone] = {
@@ -57,7 +55,7 @@ class Button:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchPage(Page, Row):
+class SearchPage(Page, View):
     """One search. Its trials, which can be many, have an address of their own."""
 
     id: str
@@ -121,8 +119,8 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
 def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
     """Redirect to the page of a run's configuration."""
     query = store.get_search(search_id=search_id).query
-    parallel = store.get_run(search_id=search_id, run_id=run_id).parallel
-    return RedirectResponse(configuration_href(query, parallel=asked_of(query, parallel)), status_code=303)
+    run = store.get_run(search_id=search_id, run_id=run_id)
+    return RedirectResponse(configuration_href(query, parallel=run.parallel), status_code=303)
 
 
 @router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
@@ -130,11 +128,8 @@ def export_text(search_id: str, store: StoreDep, format: str, download: bool = F
     """The best configuration so far, exported for another tool."""
     record = store.get_search(search_id=search_id)
     rows = (record.result or {}).get("recommendations") or ()
-    if rows:
-        parallel = rows[0]["parallel"]
-    elif (leading := record.progress.get("best_parallel")) is not None:
-        parallel = schema.to_dict(asked_of(record.query, schema.parse(ParallelConfig, leading)))
-    else:
+    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
+    if parallel is None:
         raise NotFoundError("the search has no best configuration yet", field="search_id")
     text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
     headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
@@ -147,13 +142,13 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     text = values.get("budget_runs", "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
-    steering.change_budget(store, search_id=search_id, budget_runs=int(text))
+    search_actions.change_budget(store, search_id=search_id, budget_runs=int(text))
     return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 
 def _handler(action: Action) -> Callable[..., RedirectResponse]:
     def handle(search_id: str, store: StoreDep) -> RedirectResponse:
-        return RedirectResponse(f"/searches/{steer(store, search_id=search_id, action=action).id}", status_code=303)
+        return RedirectResponse(f"/searches/{apply_action(store, search_id=search_id, action=action).id}", status_code=303)
 
     return handle
 

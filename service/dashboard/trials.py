@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
+from hp_tool.domain.serving import Configuration
 from hp_tool.errors import HpToolError
-from hp_tool.search.serving import Latencies
-from service.api.trials import calibrated_predictions, stored_parallel
+from hp_tool.store.columns import decode_configuration
+from service.api.search_results import calibrated_predictions
 from service.dashboard.contexts import Quantity, Tone
-from service.dashboard.replicas import ServingRuns, quantity, run_words, serves
+from service.dashboard.serving_runs import misses, predicted_costs, quantity, serves, targets_of, words
 
 AxisValue = int | str | bool
 TONES: dict[str, Tone] = {
@@ -42,8 +43,8 @@ AXES = {
     "pipeline_schedule": "Schedule",
 }
 """Labels of the fields of `parallel` that become axes if trials differ in them."""
-SERVING_AXES = {"tensor_parallel_size": "TP", "micro_batch_size": "Requests at once"}
-"""The same for a serving search, whose runs store a replica in fields of a training configuration."""
+SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}
+"""The same for a serving search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     # In the result of a serving search, measured latencies replace the calibrated ones.
     learnt = {} if serves(record.query) else calibrated_predictions(record)
     calibrated = [_calibrated(run, learnt.get(run.parallel)) for run in runs]
-    arithmetic, details = run_words(record.query, [run.parallel for run in runs])
+    worded = [words(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
         axes=_axes(runs, SERVING_AXES if serves(record.query) else AXES),
@@ -122,15 +123,15 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         best=_best(record, runs),
         run_id=tuple(run.id for run in runs),
         number=tuple(run.number for run in runs),
-        arithmetic=tuple(arithmetic),
-        details=tuple(details),
+        arithmetic=tuple(arithmetic for arithmetic, _ in worded),
+        details=tuple(details for _, details in worded),
         state=tuple(run.status or str(run.state) for run in runs),
         cause=tuple(run.cause for run in runs),
         predicted_step_s=tuple(run.predicted_step_s for run in runs),
         calibrated_step_s=tuple(step_s for step_s, _, _ in calibrated),
         calibrated_low_s=tuple(low for _, low, _ in calibrated),
         calibrated_high_s=tuple(high for _, _, high in calibrated),
-        measured_step_s=tuple(run.known_step_s for run in runs),
+        measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
         tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
         peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),
@@ -156,38 +157,29 @@ def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
         return next((index for index, run in enumerate(runs) if run.id == best_run), None)
     if not rows[0].get("measurement"):
         return None
-    chosen = stored_parallel(rows[0]["parallel"])
+    chosen = decode_configuration(rows[0]["parallel"])
     measured = [index for index, run in enumerate(runs) if run.parallel == chosen and run.status == "ok"]
     return min(measured, key=lambda index: (not runs[index].fidelity.is_whole, -index), default=None)
 
 
 def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
-    nothing: tuple[float | None, ...] = (None,) * len(runs)
-    columns = dict.fromkeys(("predicted_ttft_s", "predicted_tpot_s", "predicted_tokens_per_second_per_gpu"), nothing)
-    seen: list[Latencies | None] = [None] * len(runs)
-    misses: tuple[tuple[str, ...], ...] = ((),) * len(runs)
-    targets: dict[str, float] = {}
+    targets, latencies = targets_of(query), [run.latencies for run in runs]
+    predicted: dict[str, tuple[float | None, ...]]
+    names = ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
     try:
-        asked = ServingRuns.of(query)
+        costs = predicted_costs(query, [run.parallel for run in runs])
+        predicted = {name: _floats(getattr(costs, name)) for name in names}
     except HpToolError:  # a query of another version: only stored values are shown
-        asked = None
-    if asked is not None and runs:
-        costs = asked.predicted([run.parallel for run in runs])
-        columns = {
-            "predicted_ttft_s": _floats(costs.ttft_s),
-            "predicted_tpot_s": _floats(costs.tpot_s),
-            "predicted_tokens_per_second_per_gpu": _floats(costs.output_tokens_per_second_per_gpu),
-        }
-        seen = [asked.seen(run.served, run.parallel) if run.status == "ok" and run.served else None for run in runs]
-        misses = tuple(() if each is None else asked.misses(each) for each in seen)
-        targets = asked.targets
+        predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
         targets=targets,
-        misses=misses,
-        ttft_s=tuple(None if each is None else each.ttft_s for each in seen),
-        tpot_s=tuple(None if each is None else each.tpot_s for each in seen),
-        request_latency_s=tuple(None if each is None else each.request_latency_s for each in seen),
-        **columns,
+        misses=tuple(misses(each, targets=targets) if each else () for each in latencies),
+        ttft_s=tuple(each.ttft_s if each else None for each in latencies),
+        tpot_s=tuple(each.tpot_s if each else None for each in latencies),
+        request_latency_s=tuple(each.request_latency_s if each else None for each in latencies),
+        predicted_ttft_s=predicted["ttft_s"],
+        predicted_tpot_s=predicted["tpot_s"],
+        predicted_tokens_per_second_per_gpu=predicted["output_tokens_per_second_per_gpu"],
     )
 
 
@@ -200,7 +192,7 @@ def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, 
     return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
 
 
-def _value(parallel: ParallelConfig, name: str) -> AxisValue:
+def _value(parallel: Configuration, name: str) -> AxisValue:
     value = getattr(parallel, name)
     if name == "recompute":
         return recompute_name(value)

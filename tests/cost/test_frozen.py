@@ -10,7 +10,7 @@ from hp_tool.catalog import model
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 
 MODEL = "llama-3-8b"
 SHAPE = model(MODEL)
@@ -25,7 +25,7 @@ def found(frozen: list[str], *, name: str = MODEL, training: dict[str, Any] | No
         "training": {"sequence_length": 4096, "global_batch_size": 32, "task": "sft", "frozen": frozen} | (training or {}),
         "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1, "zero_stage": 0} | parallel,
     }
-    return estimate(query=schema.parse_query(query), with_mends=False)
+    return estimate(query=schema.parse_query(query), with_fixes=False)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ Query = dict[str, Any]
 
 
 def test_an_estimate_is_what_the_library_says(http: TestClient, query: Query) -> None:
+    from hp_tool import training
     from hp_tool.queries import schema
-    from hp_tool.training import recommend as app
 
     query["parallel"] = {"tensor_parallel_size": 2, "micro_batch_size": 2}
     response = http.post("/v1/estimates", json=query)
     assert response.status_code == 200
     answer = response.json()
     assert (answer["id"], answer["status"]) == ("small", "ok")
-    assert answer["estimate"] == schema.to_dict(app.estimate(query=schema.parse_query(query)))
+    assert answer["estimate"] == schema.to_dict(training.estimate(query=schema.parse_query(query)))
     assert answer["estimate"]["parallel"]["data_parallel_size"] == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.collectives import send_seconds
 from hp_tool.cost.matrices import (
     attention_matrices,
     entries,
@@ -16,6 +15,7 @@ from hp_tool.cost.matrices import (
     shapes_by_source,
     shared_expert_matrices,
 )
+from hp_tool.cost.network import send_seconds
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
 from hp_tool.cost.serving.operations import (

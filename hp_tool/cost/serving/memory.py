@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray, result
 from hp_tool.cost.matrices import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
 from hp_tool.cost.serving.forward import expert_weights
@@ -42,7 +42,7 @@ def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_
     overhead = np.full(len(candidates), nouns.engine.reserve_bytes)
     capacity = memory_fraction * nouns.cluster.gpu.memory_bytes
     return ServingBytes(
-        weights=held,
+        weights=result(held),
         activations=working,
         logits=logits,
         overhead=overhead,
@@ -52,7 +52,7 @@ def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_
     )
 
 
-def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> Floats:
     """A p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both where p = 1)."""
     model = nouns.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size

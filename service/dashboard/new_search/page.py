@@ -17,8 +17,8 @@ from hp_tool.domain.query import Kind
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
-from service.api.answers import json_response
-from service.api.dependencies import CorrectionsDep, FindDep, StoreDep
+from service.api.bodies import json_response
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import resolve
 from service.dashboard.contexts import ErrorFields, Page
 from service.dashboard.forms import Form, read_form
@@ -78,8 +78,8 @@ def form_page(values: Mapping[str, str], *, store: Store, error: HpToolError | N
     )
 
 
-def preview_context(values: Form, request: Request, find: FindDep, corrections: CorrectionsDep) -> Preview:
-    return preview(values, find=find, corrections=corrections, server=str(request.base_url).rstrip("/"))
+def preview_context(values: Form, request: Request, find: FindDep, calibrations: CalibrationsDep) -> Preview:
+    return preview(values, find=find, calibrations=calibrations, server=str(request.base_url).rstrip("/"))
 
 
 PreviewContext = Annotated[Preview, Depends(preview_context)]

@@ -18,10 +18,11 @@ from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.training.calibrated import Corrections
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import resolve_search
 from hp_tool.units import GIB
 from service.api.queries import resolve
+from service.api.views import View
 from service.dashboard.contexts import ErrorFields
 from service.dashboard.formats import arithmetic, details, dotted
 from service.dashboard.links import configuration_href
@@ -35,7 +36,7 @@ FRONT = {"color": "--series-3", "width": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreviewRow:
+class PreviewRow(View):
     """A configuration's predictions: step time for training, latencies for serving."""
 
     rank: int
@@ -84,13 +85,13 @@ class Preview:
     commands: tuple[Command, ...] = ()
 
 
-def preview(values: Mapping[str, str], *, find: Find, corrections: Corrections, server: str) -> Preview:
+def preview(values: Mapping[str, str], *, find: Find, calibrations: Calibrations | None, server: str) -> Preview:
     """Answer to the form's values; an error in them is an answer too."""
     try:
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
         answer = recommend_answer(
-            resolved, top=MAX_POINTS, corrections=corrections, pareto=None if resolved.kind == "inference" else "memory"
+            resolved, top=MAX_POINTS, calibrations=calibrations, pareto=None if resolved.kind == "inference" else "memory"
         )
         figure = _figure(resolved, answer)
     except HpToolError as error:
@@ -137,26 +138,25 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
     href = configuration_href(query, parallel=row.parallel)
     if isinstance(row, ServingRecommendation):
         serving, config = row.estimate, row.parallel
-        return PreviewRow(
-            rank=row.rank,
+        return PreviewRow.of(
+            row,
+            serving,
             arithmetic=serving_arithmetic(config, replicas=serving.replicas),
             details=f"up to {config.max_num_seqs} concurrent requests and {config.max_num_batched_tokens} tokens per pass",
             href=href,
             tokens_per_second_per_gpu=serving.output_tokens_per_second_per_gpu,
-            ttft_s=serving.ttft_s,
-            tpot_s=serving.tpot_s,
             memory_bytes=serving.memory.total_bytes if serving.memory else None,
             capacity_bytes=serving.memory.capacity_bytes if serving.memory else None,
+            reasons=(),
         )
     estimate = _estimate(row)
-    return PreviewRow(
-        rank=row.rank,
+    return PreviewRow.of(
+        row,
+        estimate,
         arithmetic=arithmetic(row.parallel),
         details=details(row.parallel),
         href=href,
         step_s=estimate.time.step_s if estimate.time else None,
-        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
-        mfu=estimate.mfu,
         memory_bytes=estimate.memory.total_bytes if estimate.memory else None,
         capacity_bytes=estimate.memory.capacity_bytes if estimate.memory else None,
         reasons=tuple(reason.message for reason in estimate.reasons),

@@ -1,0 +1,150 @@
+"""/searches: the list of searches. Its filters are part of the address."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, time
+from typing import Annotated, get_args
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BeforeValidator
+
+from hp_tool.domain.access import Scope
+from hp_tool.domain.query import Kind
+from hp_tool.domain.records import SearchState
+from hp_tool.store.columns import decode_configuration
+from hp_tool.store.searches import model_of
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
+from service.api.views import SearchView, View
+from service.dashboard.contexts import Page, Tone
+from service.dashboard.formats import subject
+from service.dashboard.forms import BLANK_IS_NONE
+from service.dashboard.links import address, next_href
+from service.dashboard.page_and_json import page_at
+from service.dashboard.search import SEARCH_TONES, budget_runs_of
+from service.dashboard.serving_runs import serves, words
+
+MAX_ROWS = 50
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Name = Annotated[str | None, Query(max_length=200), BLANK_IS_NONE]
+Day = Annotated[date, BeforeValidator(no_number)]
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRow(View):
+    """A search in the list."""
+
+    short_id: str
+    href: str
+    state: SearchState
+    tone: Tone
+    kind: Kind
+    subject: str
+    """Model on cluster."""
+    model: str | None
+    owner: str | None
+    best: str | None
+    best_step_s: float | None
+    """Step time, or for serving the request latency; see `Quantity`."""
+    profile_runs: int
+    budget_runs: int
+    gpu_seconds: float
+    saved_gpu_seconds: float | None
+    """Cost of running every feasible configuration minus the cost of the search; None if unknown."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFilters:
+    """Filters of the list; a search must match every one that is set."""
+
+    state: Annotated[SearchState | None, BLANK_IS_NONE] = None
+    kind: Annotated[Kind | None, BLANK_IS_NONE] = None
+    model: Name = None
+    """Its whole name: a search for parts of names would read every row."""
+    owner: Name = None
+    """For callers who may see others' searches."""
+    since: Annotated[Day | None, Query(description="Created on this day (UTC) or later, as 2026-01-31"), BLANK_IS_NONE] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchesPage(Page):
+    """The list of searches, newest first."""
+
+    server: str
+    """Address of this service, for the hint on starting a search."""
+    states: tuple[SearchState, ...]
+    kinds: tuple[Kind, ...]
+    filters: SearchFilters
+    """The filters in effect."""
+    filtered: bool
+    """At least one filter is set."""
+    sees_others: bool
+    """The caller may see searches of other owners."""
+    gpu_seconds: float
+    """Spent by the searches on this page."""
+    saved_gpu_seconds: float
+    """Saved by the searches on this page."""
+    live: bool
+    """A search on this page has not ended."""
+    rows: tuple[SearchRow, ...]
+    next_href: str | None
+
+
+@page_at(router, "/searches", template="searches.html", section="Searches", home=True)
+def searches_context(
+    request: Request,
+    store: StoreDep,
+    principal: PrincipalDep,
+    filters: Annotated[SearchFilters, Depends()],
+    cursor: Cursor = None,
+) -> SearchesPage:
+    """List of searches, as shown on its page."""
+    page = store.list_searches(
+        state=filters.state,
+        kind=filters.kind,
+        model=filters.model,
+        owner=filters.owner,
+        since=datetime.combine(filters.since, time(), UTC) if filters.since else None,
+        limit=MAX_ROWS,
+        cursor=cursor,
+    )
+    rows = tuple(_row(SearchView.of(record)) for record in page.items)
+    parameters = asdict(filters)
+    return SearchesPage(
+        title="Searches",
+        json_href=address("/searches.json", parameters),
+        server=str(request.base_url).rstrip("/"),
+        states=tuple(SearchState),
+        kinds=KINDS,
+        filters=filters,
+        filtered=filters != SearchFilters(),
+        sees_others=principal.scope >= Scope.ADMIN,
+        gpu_seconds=sum(row.gpu_seconds for row in rows),
+        saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
+        live=any(not record.state.ended for record in page.items),
+        rows=rows,
+        next_href=next_href("/", page, parameters),
+    )
+
+
+def _row(view: SearchView) -> SearchRow:
+    best, grid, spent = (view.progress.get(name) for name in ("best_parallel", "grid_gpu_seconds", "gpu_seconds"))
+    return SearchRow.of(
+        view,
+        short_id=view.id[:8],
+        href=f"/searches/{view.id}",
+        tone=SEARCH_TONES[view.state],
+        kind="inference" if serves(view.query) else "training",
+        subject=subject(view.query),
+        model=model_of(view.query),
+        best=words(decode_configuration(best))[0] if best else None,
+        best_step_s=view.progress.get("best_step_s"),
+        profile_runs=view.progress.get("profile_runs", 0),
+        budget_runs=budget_runs_of(view.query),
+        gpu_seconds=spent or 0.0,
+        saved_gpu_seconds=max(0.0, grid - spent) if grid and spent is not None else None,
+    )
