@@ -34,7 +34,8 @@ def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[M
         return ()
     intervals, after = estimate.intervals, calibrated or Estimate(feasible=True)
     step_s, memory_bytes = (intervals.step_s, intervals.memory_total_bytes) if intervals else (None, None)
-    step_after, memory_after = after.time and after.time.step_s, after.memory and after.memory.total_bytes
+    step_after = after.time.step_s if after.time else None
+    memory_after = after.memory.total_bytes if after.memory else None
     rate, rate_after = estimate.tokens_per_second_per_gpu, after.tokens_per_second_per_gpu
     return _known(
         _metric("Step time", "seconds", estimate.time.step_s, step_s, step_after),
@@ -62,7 +63,7 @@ def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
         _metric("Request latency", "seconds", estimate.request_latency_s),
         _metric("Output tokens/s per GPU", "rate", rate, rates),
         _metric("Requests/s", "rate", estimate.request_rate_per_second),
-        _metric("Memory", "bytes", estimate.memory and estimate.memory.total_bytes),
+        _metric("Memory", "bytes", estimate.memory.total_bytes if estimate.memory else None),
         _metric("Maximum concurrent requests", "count", estimate.max_concurrency),
         _metric("Cost per million output tokens", "dollars", estimate.cost_per_million_output_tokens),
     )

@@ -113,8 +113,8 @@ class TrialTable:
 def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None) -> TrialTable:
     """All runs of a search, in the order in which they were chosen."""
     # In the result of a serving search, measured latencies replace the calibrated ones.
-    learnt = {} if serves(record.query) else calibrated_predictions(record)
-    calibrated = [_calibrated(run, learnt.get(run.parallel)) for run in runs]
+    predictions = {} if serves(record.query) else calibrated_predictions(record)
+    calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
     worded = [words(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
@@ -141,12 +141,12 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     )
 
 
-def _calibrated(run: RunFigures, learnt: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
+def _calibrated(run: RunFigures, prediction: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
     """Calibrated seconds with the ends of their interval."""
-    if run.expected_step_s is not None or learnt is None:
+    if run.expected_step_s is not None or prediction is None:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
-    low, high = learnt.get("step_s_interval") or (None, None)
-    return learnt.get("step_s"), low, high
+    low, high = prediction.get("step_s_interval") or (None, None)
+    return prediction.get("step_s"), low, high
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:

@@ -1,1 +1,1 @@
-"""A new search: a form over the query's own schema, answered by the cost model while one types."""
+"""The form of a new search, with the cost model's answer as the user types."""
