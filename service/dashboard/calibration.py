@@ -15,7 +15,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
-from hp_tool.learning.residuals import Residual, residual_report
+from hp_tool.learning.residuals import residual_report
 from hp_tool.search.serving import software
 from service.api.calibrations import learn
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
@@ -23,10 +23,9 @@ from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.contexts import Page
 from service.dashboard.links import address, json_href
-from service.dashboard.measurements import MeasuredRow, measured_configuration_href, search_href
+from service.dashboard.measurements import MeasuredRow
 from service.dashboard.page_and_json import page_at
 from service.dashboard.plots import Figure, Trace, line, markers
-from service.dashboard.serving_runs import words
 
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
@@ -50,6 +49,12 @@ class VersionRow(View):
     error_after: float | None
     created_at: datetime
 
+    @staticmethod
+    def computed(record: CalibrationRecord) -> dict[str, Any]:
+        accuracy = record.payload.get("accuracy") or {}
+        errors = {name: accuracy.get(name) for name in ("error_before", "error_after")}
+        return {"measurements": record.num_measurements, **errors}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRow(VersionRow):
@@ -59,6 +64,11 @@ class SeriesRow(VersionRow):
     framework: str
     family: str
     href: str
+
+    @staticmethod
+    def computed(record: CalibrationRecord) -> dict[str, Any]:
+        places = {"cluster": record.cluster_key, "family": _family(record), "href": _series_href(record)}
+        return VersionRow.computed(record) | places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +143,7 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep) -> Calibratio
     return CalibrationsPage(
         title="Calibration",
         json_href="/calibration.json",
-        series=tuple(_series_row(record) for _, record in sorted(newest.items())),
+        series=tuple(SeriesRow.of(record) for _, record in sorted(newest.items())),
         clusters=tuple(
             MeasuredClusterRow.of(cluster, cluster=cluster.cluster_key, href=address("/measurements", {"gpu": cluster.gpu}))
             for cluster in store.measured_clusters()
@@ -151,8 +161,8 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
         raise NotFoundError(f"there is no calibration of {framework!r} on {cluster_key!r}", field="cluster_key")
     newest = records[0]
     residuals = residual_report(store=store, record=newest)
-    rows = tuple(_residual_row(residual) for residual in residuals)
-    versions = tuple(_version_row(record) for record in records)
+    rows = tuple(ResidualRow.of(residual.record, residual) for residual in residuals)
+    versions = tuple(map(VersionRow.of, records))
     fitted_on = set(newest.payload.get("measurement_ids", ()))
     return SeriesPage(
         title=f"Calibration of {newest.cluster_key}",
@@ -178,26 +188,6 @@ def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     return RedirectResponse("/calibration", status_code=303)
 
 
-def _version_row(record: CalibrationRecord) -> VersionRow:
-    accuracy = record.payload.get("accuracy") or {}
-    return VersionRow.of(
-        record,
-        measurements=record.num_measurements,
-        error_before=accuracy.get("error_before"),
-        error_after=accuracy.get("error_after"),
-    )
-
-
-def _series_row(record: CalibrationRecord) -> SeriesRow:
-    return SeriesRow.of(
-        _version_row(record),
-        record,
-        cluster=record.cluster_key,
-        family=_family(record),
-        href=_series_href(record),
-    )
-
-
 def _series_href(record: CalibrationRecord) -> str:
     names = ("cluster_key", "framework", "model_family")
     return address("/calibration/series", {name: getattr(record, name) for name in names})
@@ -221,19 +211,6 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
         if (value := summary.get(key)) is not None:
             factors.append(Factor(name=name, text=text(value)))
     return factors
-
-
-def _residual_row(residual: Residual) -> ResidualRow:
-    record = residual.record
-    arithmetic, details = words(record.parallel)
-    return ResidualRow.of(
-        residual,
-        record,
-        arithmetic=arithmetic,
-        details=details,
-        search_href=search_href(record),
-        configuration_href=measured_configuration_href(record),
-    )
 
 
 def agreement(rows: Sequence[ResidualRow]) -> Figure:

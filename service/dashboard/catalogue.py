@@ -169,7 +169,17 @@ def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
 def gpus_context() -> GpusPage:
     """GPUs, as shown on their page."""
-    return GpusPage(title="GPUs", json_href="/gpus.json", rows=tuple(map(_gpu_row, api.gpus().items)))
+    rows = tuple(
+        GpuRow.of(
+            spec,
+            href=_href("gpus", spec.name),
+            bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
+            fp8_flops_per_second=spec.peak_flops_per_second.get("fp8"),
+            network_bandwidth_bytes_per_second=spec.inter_node_bandwidth_bytes_per_second,
+        )
+        for spec in api.gpus().items
+    )
+    return GpusPage(title="GPUs", json_href="/gpus.json", rows=rows)
 
 
 @page_at(router, "/clusters", template="clusters.html", section="Clusters")
@@ -240,14 +250,32 @@ def _empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None
 def _models_page(store: Store, *, new: NewEntry | None) -> ModelsPage:
     listing = api.models(store)
     registered = {entry.name for entry in listing.registered}
-    rows = tuple(_model_row(spec, registered=spec.name in registered) for spec in listing.items)
+    rows = tuple(
+        ModelRow.of(
+            spec,
+            href=_href("models", spec.name),
+            parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
+            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
+            num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
+            registered=spec.name in registered,
+        )
+        for spec in listing.items
+    )
     return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=new)
 
 
 def _clusters_page(store: Store, *, new: NewEntry | None) -> ClustersPage:
     listing = api.clusters(store)
     registered = {entry.name for entry in listing.registered}
-    rows = tuple(_cluster_row(node, registered=node.name in registered) for node in listing.items)
+    rows = tuple(
+        ClusterRow.of(
+            node,
+            href=_href("clusters", node.name),
+            network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
+            registered=node.name in registered,
+        )
+        for node in listing.items
+    )
     return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=new)
 
 
@@ -277,36 +305,6 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
 
 def _href(section: Section, name: str) -> str:
     return f"/{section}/{quote(name, safe='')}"
-
-
-def _model_row(spec: ModelSpec, *, registered: bool) -> ModelRow:
-    return ModelRow.of(
-        spec,
-        href=_href("models", spec.name),
-        parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
-        active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
-        num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
-        registered=registered,
-    )
-
-
-def _gpu_row(spec: GpuSpec) -> GpuRow:
-    return GpuRow.of(
-        spec,
-        href=_href("gpus", spec.name),
-        bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
-        fp8_flops_per_second=spec.peak_flops_per_second.get("fp8"),
-        network_bandwidth_bytes_per_second=spec.inter_node_bandwidth_bytes_per_second,
-    )
-
-
-def _cluster_row(node: NodeType, *, registered: bool) -> ClusterRow:
-    return ClusterRow.of(
-        node,
-        href=_href("clusters", node.name),
-        network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
-        registered=registered,
-    )
 
 
 def _fact(field: str, value: Any) -> Fact:

@@ -162,20 +162,19 @@ def controls(settings: Settings, *, model: ModelSpec, config: ParallelConfig) ->
     return (
         *axes,
         _numbers("mbs", "Micro-batch", c.micro_batch_size, _powers(16), help="sequences"),
-        _words("recompute", "Recomputation", recompute_name(c.recompute).split()[0], RECOMPUTATION, slider=True),
-        _words("sp", "Sequence parallel (SP)", "on" if c.sequence_parallel else "off", SWITCH, slider=False),
-        _words("zero", "ZeRO stage", str(c.zero_stage), ZERO, slider=False),
+        _choice("recompute", "Recomputation", recompute_name(c.recompute).split()[0], RECOMPUTATION),
+        _choice("sp", "Sequence parallel (SP)", "on" if c.sequence_parallel else "off", SWITCH, slider=False),
+        _choice("zero", "ZeRO stage", str(c.zero_stage), ZERO, slider=False),
     )
 
 
 def _numbers(name: str, label: str, value: int, known: Iterable[int], *, help: str = "") -> Control:
-    options = tuple(Option(value=str(number), label=f"{number:,}") for number in sorted({*known, value}))
-    return Control(name=name, label=label, value=str(value), options=options, slider=True, help=help)
+    return _choice(name, label, str(value), {str(number): f"{number:,}" for number in sorted({*known, value})}, help=help)
 
 
-def _words(name: str, label: str, value: str, labels: dict[str, str], *, slider: bool) -> Control:
+def _choice(name: str, label: str, value: str, labels: dict[str, str], *, slider: bool = True, help: str = "") -> Control:
     options = tuple(Option(value=option, label=option_label) for option, option_label in labels.items())
-    return Control(name=name, label=label, value=value, options=options, slider=slider)
+    return Control(name=name, label=label, value=value, options=options, slider=slider, help=help)
 
 
 def _powers(largest: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query
 
@@ -37,8 +37,20 @@ class MeasuredRow(View):
     source: str
     measured_s: float | None
     search_href: str | None
+    """None for a measurement that was reported or imported."""
     configuration_href: str | None
+    """None if the stored query is empty or from another version."""
     created_at: datetime
+
+    @staticmethod
+    def computed(record: MeasurementRecord) -> dict[str, Any]:
+        arithmetic, details = words(record.parallel)
+        return {
+            "arithmetic": arithmetic,
+            "details": details,
+            "search_href": f"/searches/{record.search_id}" if record.search_id else None,
+            "configuration_href": _configuration_href(record),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +106,19 @@ def measurements_context(
 def _row(record: MeasurementRecord) -> MeasurementRow:
     measurement, predicted_s = record.measurement, record.predicted.get("step_s")
     measured_s = measurement.objective_s
-    arithmetic, details = words(record.parallel)
     return MeasurementRow.of(
         record,
         measurement,
         short_id=record.id[:8],
-        arithmetic=arithmetic,
-        details=details,
         tone=TONES.get(measurement.status, ""),
         predicted_s=predicted_s,
         measured_s=measured_s,
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
-        search_href=search_href(record),
-        configuration_href=measured_configuration_href(record),
     )
 
 
-def search_href(record: MeasurementRecord) -> str | None:
-    """Page of the search that made the measurement; None for one that was reported or imported."""
-    return f"/searches/{record.search_id}" if record.search_id else None
-
-
-def measured_configuration_href(record: MeasurementRecord) -> str | None:
-    """Page of the measured configuration; None if the stored query is empty or from another version."""
-    if not record.query:
-        return None
+def _configuration_href(record: MeasurementRecord) -> str | None:
     try:
-        return configuration_href(record.query, parallel=record.parallel)
+        return configuration_href(record.query, parallel=record.parallel) if record.query else None
     except HpToolError:
         return None

@@ -13,7 +13,7 @@ import yaml
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.domain.query import Kind, Query, Targets
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
@@ -135,30 +135,27 @@ def _unsearchable(query: Query) -> str | None:
 
 
 def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
-    href = configuration_href(query, parallel=row.parallel)
+    estimate: Estimate | InferenceEstimate
     if isinstance(row, ServingRecommendation):
-        serving, config = row.estimate, row.parallel
-        return PreviewRow.of(
-            row,
-            serving,
-            arithmetic=serving_arithmetic(config, replicas=serving.replicas),
-            details=f"up to {config.max_num_seqs} concurrent requests and {config.max_num_batched_tokens} tokens per pass",
-            href=href,
-            tokens_per_second_per_gpu=serving.output_tokens_per_second_per_gpu,
-            memory_bytes=serving.memory.total_bytes if serving.memory else None,
-            capacity_bytes=serving.memory.capacity_bytes if serving.memory else None,
-            reasons=(),
-        )
-    estimate = _estimate(row)
+        estimate, config, step_s = row.estimate, row.parallel, None
+        heading = serving_arithmetic(config, replicas=row.estimate.replicas)
+        limits = f"up to {config.max_num_seqs} concurrent requests and {config.max_num_batched_tokens} tokens per pass"
+        rate = row.estimate.output_tokens_per_second_per_gpu
+    else:
+        estimate = known = _estimate(row)
+        heading, limits = arithmetic(row.parallel), details(row.parallel)
+        step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
+    memory = estimate.memory
     return PreviewRow.of(
         row,
         estimate,
-        arithmetic=arithmetic(row.parallel),
-        details=details(row.parallel),
-        href=href,
-        step_s=estimate.time.step_s if estimate.time else None,
-        memory_bytes=estimate.memory.total_bytes if estimate.memory else None,
-        capacity_bytes=estimate.memory.capacity_bytes if estimate.memory else None,
+        arithmetic=heading,
+        details=limits,
+        href=configuration_href(query, parallel=row.parallel),
+        step_s=step_s,
+        tokens_per_second_per_gpu=rate,
+        memory_bytes=memory.total_bytes if memory else None,
+        capacity_bytes=memory.capacity_bytes if memory else None,
         reasons=tuple(reason.message for reason in estimate.reasons),
     )
 
