@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can do its work."""
+"""Health checks: whether the process lives, and whether it can do its work."""
 
 from __future__ import annotations
 
