@@ -56,7 +56,7 @@ def make_serving_result(
     """Rank and describe. What is known by now to miss a target is not recommended, measured or not."""
     known = _known(tuning, runs, calibration)
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
-    output = tuning.problem.nouns.output_length
+    output = tuning.problem.case.output_length
     seen = {
         row: known.latencies(row, output_length=output) for row in rows if row not in known.failed and tuning.costs.fits[row]
     }
@@ -95,7 +95,7 @@ def _known(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: Latenc
     """Calibrated predictions, and in place of them what was measured."""
     ttft, tpot = calibration.predict(tuning.search.table, tuning.costs)
     ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
-    if tuning.problem.nouns.output_length == 1:
+    if tuning.problem.case.output_length == 1:
         tpot_s[:] = 0.0
     measured: dict[int, Measurement] = {}
     failed: set[int] = set()
@@ -136,8 +136,8 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], known: Known) -> tuple
 
 def _corrected(tuning: ServingTuning, known: Known) -> ServingCosts:
     """The costs with what is known of the latencies; parts keep their shares, tails their shape."""
-    costs, nouns = tuning.costs, tuning.problem.nouns
-    latency = known.ttft_s + (nouns.output_length - 1) * known.tpot_s
+    costs, case = tuning.costs, tuning.problem.case
+    latency = known.ttft_s + (case.output_length - 1) * known.tpot_s
     ratio = latency / costs.request_latency_s
     return replace(
         costs,
