@@ -1,4 +1,4 @@
-"""What a query may name: models, GPUs, and clusters; the catalogue's, and what users registered."""
+"""Names that a query may use: models, GPUs and clusters of the catalogue, and what users registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements: the list, and the door for real trainings to report their step times."""
+"""Measurements: the list, and reports of real trainings' step times."""
 
 from __future__ import annotations
 
