@@ -13,10 +13,10 @@ from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
-from hp_tool.serving.limits import target_values
+from hp_tool.serving.limits import missed_targets
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.serving.tails import goodput, tails
-from hp_tool.units import SECONDS_PER_HOUR, duration, gib
+from hp_tool.units import SECONDS_PER_HOUR, gib
 
 OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
@@ -114,22 +114,6 @@ def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reaso
         f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"
     )
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
-
-
-def missed_targets(
-    row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem
-) -> tuple[Reason, ...]:
-    """Each target of the query that the configuration misses, and by how much."""
-    reasons = []
-    for name in problem.targets.__slots__:
-        limit = getattr(problem.targets, name)
-        if limit is None:
-            continue
-        value = float(target_values(name, costs=costs, candidates=candidates, problem=problem)[row])
-        if value > limit:
-            message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
-            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
-    return tuple(reasons)
 
 
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:

@@ -8,8 +8,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hp_tool.diagnostics import host as doctor
-from hp_tool.diagnostics.host import Check
+from hp_tool.diagnostics import Check, database_state
 from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
 
@@ -40,7 +39,7 @@ class Readiness:
 @router.get("/readyz")
 def readyz(store: SystemStoreDep) -> Readiness:
     """Whether the database answers, has the schema and takes writes; 503 names what failed and how to fix it."""
-    checks = list(doctor.database_state(store.state()))
+    checks = list(database_state(store.state()))
     if wrong := [check for check in checks if check.status == "failed"]:
         raise StoreError("; ".join(f"{check.detail}: {check.mend}" for check in wrong), code="not_ready")
     return Readiness(checks=checks)
