@@ -23,7 +23,7 @@ def quantiles(rows: CostedRows, share: float) -> Quantiles:
     problem, costs = rows.problem, rows.costs
     if problem.request_rate_per_second is not None:
         return _open(problem, rows.candidates, costs.request_latency_s, share)
-    wave, output = problem.wave_share, problem.nouns.output_length
+    wave, output = problem.wave_share, problem.case.output_length
     return Quantiles(
         ttft_s=ttft_quantile(costs, share=share, wave_share=wave),
         tpot_s=tpot_quantile(costs, share=share, wave_share=wave, output_length=output),
@@ -51,7 +51,7 @@ def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
     for name, bound in bounds.items():
         kept &= np.broadcast_to(getattr(found, name) <= bound, kept.shape)
     fraction = float(np.mean(kept))
-    rate = float(rows.costs.output_tokens_per_second_per_gpu[row]) / rows.problem.nouns.output_length
+    rate = float(rows.costs.output_tokens_per_second_per_gpu[row]) / rows.problem.case.output_length
     return ServingGoodput(fraction=fraction, requests_per_second_per_gpu=fraction * rate)
 
 
@@ -85,7 +85,7 @@ def _open(
 ) -> Quantiles:
     """Quantiles under the load that the request rate keeps in flight (Little's law)."""
     return open_quantiles(
-        nouns=problem.nouns,
+        case=problem.case,
         candidates=candidates,
         load=(problem.request_rate_per_second or 0.0) * latency_s,
         share=share,

@@ -45,7 +45,7 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
     """Rank and describe. Configurations that miss a target by measured or calibrated latencies are not recommended."""
     latencies = _latencies(tuning, account.runs, calibration)
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
-    output = tuning.problem.nouns.output_length
+    output = tuning.problem.case.output_length
     seen = {
         row: latencies.row(row, output_length=output) for row in rows if row not in latencies.failed and tuning.costs.fits[row]
     }
@@ -77,7 +77,7 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
     """Calibrated predictions, and in place of them what was measured."""
     ttft, tpot = calibration.predict(tuning.search.table, tuning.costs)
     ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
-    if tuning.problem.nouns.output_length == 1:
+    if tuning.problem.case.output_length == 1:
         tpot_s[:] = 0.0
     measured: dict[int, Measurement] = {}
     failed: set[int] = set()
@@ -117,8 +117,8 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
 
 def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
     """The costs with these latencies; parts keep their shares, tails their shape."""
-    costs, nouns = tuning.costs, tuning.problem.nouns
-    latency = latencies.ttft_s + (nouns.output_length - 1) * latencies.tpot_s
+    costs, case = tuning.costs, tuning.problem.case
+    latency = latencies.ttft_s + (case.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
     return replace(
         costs,
