@@ -21,16 +21,16 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="The search as a JSON object on stdout.")] = False,
 ) -> None:
     """Let a search that has not ended spend more or less; what is left out stays. Its worker follows within seconds."""
+    from hp_tool.domain.fields import check_bounds
+    from hp_tool.domain.query import SearchSettings
     from hp_tool.errors import InputError
-    from hp_tool.queries import ranges, schema
+    from hp_tool.queries import schema
 
-    wanted = {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds}
     if runs is None and gpu_seconds is None:
         raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
     if server and database_url:
         raise InputError("--server asks a service, which has a database of its own: leave out --database-url", field="--server")
-    for name, limits in ranges.BUDGET_RANGES.items():
-        ranges.check_range(wanted[name], limits, field=name)
+    check_bounds(SearchSettings, {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds})
     changed = (
         _on_server(server, search, runs=runs, gpu_seconds=gpu_seconds)
         if server

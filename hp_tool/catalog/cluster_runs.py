@@ -12,7 +12,6 @@ from hp_tool.errors import InputError, NotFoundError
 
 RUNS = "runs"
 """The key of an entry."""
-_MOST_RUNS = 10_000
 
 
 def cluster_name(cluster: str | ClusterQuery) -> str | None:
@@ -35,14 +34,6 @@ def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
     if not isinstance(given, dict):
         raise InputError(f"{entry.path}: runs must be a mapping of launcher, options and limits", field="cluster.runs")
     found = records.build(ClusterRuns, given, field="cluster.runs", origin=entry.path)
-    if not 1 <= found.max_concurrent_runs <= _MOST_RUNS:
-        raise InputError(
-            f"{entry.path}: max_concurrent_runs must be from 1 to {_MOST_RUNS:,}", field="cluster.runs.max_concurrent_runs"
-        )
     if found.launcher == "local" and found.options:
         raise InputError(f"{entry.path}: launcher local takes no options", field="cluster.runs.options")
-    for name in ("max_gpu_seconds_per_search", "max_gpu_seconds_per_day"):
-        amount = getattr(found, name)
-        if amount is not None and not 0 < amount < 1e18:
-            raise InputError(f"{entry.path}: {name} must be above 0", field=f"cluster.runs.{name}")
     return found

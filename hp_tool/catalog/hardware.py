@@ -5,20 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from hp_tool.catalog import library, records
 from hp_tool.catalog.cluster_runs import RUNS
 from hp_tool.catalog.mixed import mixed_cluster
+from hp_tool.domain.fields import checked
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
 from hp_tool.errors import InputError
-
-S = TypeVar("S", GpuSpec, NodeType, ClusterQuery)
-
-_DEVICES = (1, 1 << 20)
-_OVERSUBSCRIPTION = (1.0, 1e3)
-_LARGEST = 1e24
-"""Of any byte count, rate, price or power; keeps the arithmetic far from overflow."""
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
@@ -33,7 +27,7 @@ def node_type(name: str, *, field: str = "cluster") -> NodeType:
 
 def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
     """A server from the fields that a catalogue file writes; an unknown key is an InputError that names the nearest."""
-    return _checked(records.build(NodeType, mapping, field="cluster"), field="cluster")
+    return records.build(NodeType, mapping, field="cluster")
 
 
 def gpus() -> list[str]:
@@ -56,7 +50,7 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
         query = ClusterQuery(name=query, node_type=query)
     if query.stages is not None:
         return mixed_cluster(query, one_kind=cluster)
-    _checked(query, field="cluster")
+    checked(query, field="cluster")
     node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
     device = _device(query, node)
     num_gpus = _num_gpus(query, node)
@@ -82,55 +76,21 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
 @functools.lru_cache(maxsize=1024)
 def _gpu(entry: library.Entry) -> GpuSpec:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    return _checked(records.build(GpuSpec, fields, field="gpu", origin=entry.path), field="gpu")
+    return records.build(GpuSpec, fields, field="gpu", origin=entry.path)
 
 
 @functools.lru_cache(maxsize=1024)
 def _node_type(entry: library.Entry) -> NodeType:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
     fields.pop(RUNS, None)  # what only those who start runs need to know
-    return _checked(records.build(NodeType, fields, field="cluster", origin=entry.path), field="cluster")
-
-
-def _checked(spec: S, *, field: str) -> S:
-    """The spec itself, where each number is in its range."""
-    for name in spec.__slots__:
-        value = getattr(spec, name)
-        if value is None or isinstance(value, str):
-            continue
-        for number in value.values() if isinstance(value, dict) else (value,):
-            if not isinstance(number, int | float):
-                continue
-            low, high = _range(name)
-            if not number >= low:
-                least = (
-                    f"be at least {low:g}"
-                    if name == "network_oversubscription"
-                    else "be positive"
-                    if low
-                    else "not be negative"
-                )
-                raise InputError(f"{name} {number} must {least}", field=f"{field}.{name}")
-            if number > high:
-                raise InputError(f"{name} {number} must be at most {high:g}", field=f"{field}.{name}")
-    return spec
-
-
-@functools.cache
-def _range(name: str) -> tuple[float, float]:
-    """Smallest and largest value of a field; prices, powers and latencies may be zero."""
-    if name in ("num_gpus", "gpus_per_node", "nvlink_domain_size", "nodes_per_leaf"):
-        return _DEVICES
-    if name == "network_oversubscription":
-        return _OVERSUBSCRIPTION
-    return (1.0 if name == "memory_bytes" or name.endswith("_per_second") else 0.0), _LARGEST
+    return records.build(NodeType, fields, field="cluster", origin=entry.path)
 
 
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
         raise InputError("gpu or node_type must be given", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
-    device = _checked(named, field="cluster.gpu") if isinstance(named, GpuSpec) else gpu(named, field="cluster.gpu")
+    device = checked(named, field="cluster.gpu") if isinstance(named, GpuSpec) else gpu(named, field="cluster.gpu")
     if not device.peak_flops_per_second:
         raise InputError("peak_flops_per_second must name at least one precision", field="cluster.gpu.peak_flops_per_second")
     if node is not None and device.name != gpu(node.gpu).name:

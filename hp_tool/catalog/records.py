@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hp_tool.domain.fields import check_bounds
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
 
 
 def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None) -> T:
-    """An instance of a dataclass; an unknown key, a wrong type or a missing value is an InputError that names it.
+    """An instance of a dataclass; an unknown key, a wrong type, a number out of bounds or a missing value is an InputError.
 
     `field` is the dotted path of the mapping in the query, `origin` the file it stands in, if any.
     """
@@ -33,7 +34,9 @@ def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, orig
                 raise InputError(f"unknown key {key!r}{hint}", field=f"{field}.{key}", code="unknown_key")
         if missing := sorted(required - mapping.keys()):
             raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
-        return cls(**{key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()})
+        values = {key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()}
+        check_bounds(cls, values, field=field)
+        return cls(**values)
     except InputError as error:
         raise InputError(f"{prefix}{error.message}", field=error.field, code=error.code) from None
 

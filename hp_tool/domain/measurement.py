@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.microbenchmark import OperationTimes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -20,10 +21,8 @@ Runner = Literal["megatron-core", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(Strict):
     """The machine a measurement belongs to."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     gpu: str
     """Catalogue name of the device, `cpu` for one process with one thread."""
@@ -37,10 +36,8 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fidelity:
+class Fidelity(Strict):
     """How much of the asked configuration was run; all None means the whole of it."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     num_hidden_layers: int | None = None
     data_parallel_size: int | None = None
@@ -55,10 +52,8 @@ class Fidelity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingTimes:
+class ServingTimes(Strict):
     """Latencies of one replica that is given `concurrency` prompts at once, again and again: a closed load of equals."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     ttft_s: float
     """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
@@ -77,10 +72,8 @@ class ServingTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Strict):
     """The outcome of one profile run (or of a reported training). Failures are measurements too."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     status: MeasurementStatus
     step_s: float | None = None
@@ -129,10 +122,8 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
+class ProfileRequest(Strict):
     """All the profiler needs to run one configuration; written as JSON, read on the cluster."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     kind: Literal["training"] = "training"
     run_id: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
 
 LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
@@ -12,10 +13,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Strict):
     """One operation of one size. All ranks do it at the same time, as in training."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: LocalOperation | Collective
     shape: tuple[int, ...]
@@ -30,10 +29,8 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationTimes:
+class OperationTimes(Strict):
     """An operation and each rank's mean seconds."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     operation: Operation
     seconds_per_rank: tuple[float, ...]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.result import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
+class PoolConfig(Strict):
     """Replicas that are alike."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     gpu: str
     tensor_parallel_size: int

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hp_tool.domain.fields import Strict
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Strict):
     """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs nothing of ours."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     command: tuple[str, ...]
     """argv, run in the job's folder; never a shell string."""

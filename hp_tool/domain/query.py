@@ -3,72 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Amount, Fraction, Strict
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
 Kind = Literal["training", "inference"]
+Repetitions = Annotated[int, Interval(ge=1, le=100_000)]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constraints:
+class Constraints(Strict):
     """What a recommended configuration must keep to."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    max_days: float | None = None
+    max_days: Amount | None = None
     """Needs training.total_tokens."""
-    max_cost: float | None = None
+    max_cost: Amount | None = None
     """US dollars; needs training.total_tokens and a price."""
-    memory_headroom_fraction: float = 0.05
+    memory_headroom_fraction: Fraction = 0.05
     """Share of device memory kept free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
+class SearchSettings(Strict):
     """tune only: how much may be spent on real runs, and where they run."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     launcher: Literal["local", "slurm", "ray", "kubernetes"] | None = None
     """Where the runs go; None: where the registered cluster's entry says, else this host."""
-    budget_runs: int = 8
+    budget_runs: Repetitions = 8
     """Profile runs at most."""
-    budget_gpu_seconds: float | None = None
+    budget_gpu_seconds: Amount | None = None
     """Device seconds of profile runs at most."""
-    run_timeout_s: float = 300.0
+    run_timeout_s: Annotated[float, Interval(ge=1e-3, le=1e7)] = 300.0
     """One run, start to end."""
-    steps: int = 5
+    steps: Repetitions = 5
     """Measured optimizer steps a run."""
-    warmup_steps: int = 2
-    """Steps before measuring."""
+    warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
+    """Repetitions before measuring."""
     breakdown: bool = False
     """Also run one step of each configuration under torch's profiler: the measurement says where its seconds went."""
-    step_tolerance_fraction: float = 0.01
+    step_tolerance_fraction: Fraction = 0.01
     """A run ends early once at least four measured steps differ by less than this share."""
-    hopeless_factor: float = 3.0
+    hopeless_factor: Annotated[float, Interval(ge=1.0, le=1e6)] = 3.0
     """A run ends after its first measured step where that takes this many times the best known step time."""
-    min_gain_fraction: float = 0.02
+    min_gain_fraction: Fraction = 0.02
     """Stop when no further run is expected to win more than this share of the best step time."""
-    seed: int = 0
+    seed: Annotated[int, Interval(ge=0, le=(1 << 32) - 1)] = 0
     reuse: bool = False
     """Earlier measurements of the same configuration and problem stand for runs; they cost nothing and count in no budget."""
     fidelity: Literal["full", "auto"] = "auto"
     """full: only the configuration itself is run. auto: a run may leave out replicas, micro-batches and layers where that
     saves half its cost, and stands for the whole by extrapolation; the best is run whole before the search ends."""
-    parallel_runs: int = 1
+    parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at a time. They wait for each other where the launcher's devices do not suffice for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerCommand:
+class TrainerCommand(Strict):
     """tune only: someone's own training command in place of the built-in profiler."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     command: tuple[str, ...]
     """argv with placeholders for the configuration, as in `{tensor_parallel_size}` or `{flags:megatron-lm}`. No shell."""
@@ -84,25 +82,21 @@ class TrainerCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class Targets(Strict):
     """Inference: latency targets in seconds."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    request_latency_s: float | None = None
-    ttft_p90_s: float | None = None
-    ttft_p99_s: float | None = None
-    tpot_p90_s: float | None = None
-    tpot_p99_s: float | None = None
+    ttft_s: Amount | None = None
+    tpot_s: Amount | None = None
+    request_latency_s: Amount | None = None
+    ttft_p90_s: Amount | None = None
+    ttft_p99_s: Amount | None = None
+    tpot_p90_s: Amount | None = None
+    tpot_p99_s: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class Query(Strict):
     """One question. Names (model, cluster) are resolved against the catalogue afterwards."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     id: str | None = None
     """Echoed back."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Strict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReliabilitySpec:
+class ReliabilitySpec(Strict):
     """How often devices fail, and what a failure and a checkpoint cost. What is left out is as published."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    mtbf_per_gpu_hours: float | None = None
+    mtbf_per_gpu_hours: Annotated[float, Interval(ge=1e-3, le=1e12)] | None = None
     """Mean time between the failures of one device that stop a job; None: 50,677 h, as published for Llama 3."""
-    checkpoint_s: float | None = None
+    checkpoint_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | None = None
     """Time for which saving a checkpoint stops training; None: its bytes at the published rate of Megatron-LM's nodes."""
-    checkpoint_interval_s: float | None = None
+    checkpoint_interval_s: Annotated[float, Interval(ge=1e-3, le=1e9)] | None = None
     """Training between two checkpoints; None: the interval that loses least."""
-    restart_s: float | None = None
+    restart_s: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
     """From a failure to training again; None: ten minutes to detect and diagnose, and the time to load the checkpoint."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.result import Reason
 
@@ -12,10 +13,8 @@ Schedule = Literal["mixed", "prefill_first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConfig:
+class ServingConfig(Strict):
     """One way to serve a model, fully resolved. Replicas are num_gpus / (tensor x pipeline x attention data)."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     tensor_parallel_size: int = 1
     """Devices that split each attention head group and dense MLP (t)."""
@@ -34,10 +33,8 @@ class ServingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEfficiency:
+class EngineEfficiency(Strict):
     """What an inference engine adds to isolated kernels, how it schedules, and the memory it keeps: one engine, one version."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     engine: str
     version: str

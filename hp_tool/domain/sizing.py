@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Count, Strict
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
@@ -16,21 +19,19 @@ Style = Literal["llama", "gpt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsQuery:
+class ExpertsQuery(Strict):
     """Experts in place of dense MLPs; a token's share of them is as wide as the dense MLP would be."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    num_experts: int
+    num_experts: Annotated[int, Interval(ge=2, le=4096)]
     """Routed experts per layer."""
-    num_experts_per_tok: int
+    num_experts_per_tok: Annotated[int, Interval(ge=1, le=4096)]
     """Experts each token is sent to (top-k)."""
-    num_shared_experts: int = 0
+    num_shared_experts: Annotated[int, Interval(ge=0, le=64)] = 0
     """Experts every token passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizingQuery:
+class SizingQuery(Strict):
     """A budget. What is left out follows from a scaling law, from the cluster, or from both.
 
     `model` or `parameters`, `tokens` and `flops`: any two of the three fix the training, any one fixes it with the law; with
@@ -38,40 +39,38 @@ class SizingQuery:
     whole cluster does in this time.
     """
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
     id: str | None = None
     """Echoed back."""
     cluster: str | ClusterQuery | None = None
     """As in any query; None: shape and hyperparameters alone, without days."""
-    days: float | None = None
+    days: Annotated[float, Interval(ge=1e-3, le=1e5)] | None = None
     """Calendar days, time lost to failures included."""
     model: str | ModelSpec | dict[str, Any] | None = None
     """A shape that is fixed already, as in any query."""
-    parameters: float | None = None
+    parameters: Annotated[float, Interval(ge=1e6, le=1e15)] | None = None
     """Parameters a token passes: all of a dense model's, of a mixture of experts the active ones."""
-    tokens: float | None = None
+    tokens: Annotated[float, Interval(ge=1e3, le=1e18)] | None = None
     """Length of the training."""
-    flops: float | None = None
+    flops: Annotated[float, Interval(ge=1e12, le=1e32)] | None = None
     """Compute by the laws' own count, 6 x parameters x tokens."""
     law: LawName = "chinchilla-corrected"
     """How compute is divided between parameters and tokens."""
-    tokens_per_parameter: float | None = None
+    tokens_per_parameter: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
     """Over-training: this ratio in place of the law's."""
     style: Style = "llama"
     """llama: RMSNorm, rotary positions, SwiGLU, grouped queries, untied embeddings. gpt: LayerNorm with biases, learned
     positions, GELU, as many key/value heads as heads, tied embeddings."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Interval(ge=2, le=10_000_000)] | None = None
     """Rounded up to a multiple of 1,024 (128 for each of 8 tensor-parallel ranks); None: 128,256 (llama) or 50,257 (gpt)."""
-    aspect_ratio: float | None = None
+    aspect_ratio: Annotated[float, Interval(ge=4.0, le=1024.0)] | None = None
     """hidden_size / num_hidden_layers; None: GPT-3's, 64 for small models to 128 for large ones."""
-    num_key_value_heads: int | None = None
+    num_key_value_heads: Annotated[int, Interval(ge=1, le=1024)] | None = None
     """None: by style."""
     experts: ExpertsQuery | None = None
     """A mixture of experts; None: dense."""
-    sequence_length: int = 4096
+    sequence_length: Count = 4096
     """Tokens a sequence."""
-    global_batch_size: int | None = None
+    global_batch_size: Count | None = None
     """Sequences a step; None: by the batch size law."""
     precision: Precision = "bf16"
     framework: str = "megatron-core"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Strict
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.reliability import ReliabilitySpec
 
@@ -15,12 +18,10 @@ Optimizer = Literal["adam", "sgd", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSpec:
+class LoraSpec(Strict):
     """Low-rank adapters on frozen weights: nothing else is trained."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    rank: int
+    rank: Annotated[int, Interval(ge=1, le=65_536)]
     """Inner width (r)."""
     target_modules: tuple[str, ...] | None = None
     """Matrices that get one, in Megatron Core's names (linear_qkv, linear_proj, linear_fc1, linear_fc2, of latent attention
@@ -29,10 +30,8 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSpec:
+class OverlapSpec(Strict):
     """Communication that runs beside compute, switch by switch; None: as in the runs the framework's constants come from."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     tensor_parallel: bool | None = None
     """Forward collectives pipelined with their matmuls (Megatron's tp-comm-overlap), backward ones behind weight gradients."""
@@ -48,18 +47,16 @@ class OverlapSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingWorkload:
+class TrainingWorkload(Strict):
     """One training run's batch, precision and software."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    sequence_length: int
+    sequence_length: Count
     """Tokens a sequence (s)."""
-    decoder_sequence_length: int | None = None
+    decoder_sequence_length: Count | None = None
     """Encoder-decoder models: tokens a row of the decoder, sequence_length being the encoder's; None: as many."""
     sequence_lengths: str | None = None
     """A file or named distribution of lengths, instead of all equal."""
-    global_batch_size: int
+    global_batch_size: Count
     """Sequences per optimizer step (B)."""
     precision: Precision = "bf16"
     """Matmul inputs; MFU divides by the dense peak of this precision."""
@@ -91,27 +88,27 @@ class TrainingWorkload:
     """Short sequences share a row."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
     """Probability; above zero the masks are stored, one byte an element."""
     optimizer: Optimizer = "adam"
     """adam; sgd with momentum; muon for the layers' weight matrices and Adam for the rest."""
     offload: Literal["none", "optimizer", "activations"] | None = None
     """What lives in host memory: the optimizer's states and master copy, which the host then updates, or saved activations."""
-    offload_fraction: float = 1.0
+    offload_fraction: Annotated[float, Interval(ge=1e-3, le=1.0)] = 1.0
     """Share of the parameters, or of the layers, that is offloaded."""
     cross_entropy: Literal["fused", "unfused"] = "unfused"
     """fused passes over the logits less often; Megatron Core's keeps their fp32 copy all the same."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """Convention of reported model FLOPs: full attention (72BLsh^2(1+s/6h+V/12hL)), or its causal half."""
-    expert_imbalance: float = 1.0
+    expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0
     """MoE: load of the busiest expert-parallel rank over the mean; routers trained with a balancing loss stay near 1."""
-    expert_capacity_factor: float | None = None
+    expert_capacity_factor: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
     """Which communication is hidden, where that is known; None: as the framework's measured runs hid it."""
     cuda_graphs: bool = False
     """Kernels are launched as recorded CUDA graphs: devices never wait for their host."""
-    total_tokens: float | None = None
+    total_tokens: Annotated[float, Interval(ge=1.0, le=1e18)] | None = None
     """Length of the whole training; adds days, GPU-hours, cost."""
     reliability: ReliabilitySpec | None = None
     """Failures: adds goodput and effective_days, and max_days and max_cost then count the calendar's time. {}: as published."""
@@ -166,61 +163,53 @@ class VariableLengthWorkload(TrainingWorkload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSpec:
+class LoadSpec(Strict):
     """How requests arrive."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
     arrival: Literal["closed", "burst", "poisson"] = "closed"
-    num_prompts: int | None = None
-    warmup: int | None = None
+    num_prompts: Count | None = None
+    warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeSpec:
+class SpeculativeSpec(Strict):
     """Speculative decoding: tokens are drafted, and verified together in one pass of the model (arXiv 2211.17192)."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    num_speculative_tokens: int
+    num_speculative_tokens: Annotated[int, Interval(ge=1, le=64)]
     """Tokens drafted for each pass (k)."""
-    acceptance_rate: float
+    acceptance_rate: Annotated[float, Interval(ge=0.0, le=1.0)]
     """Chance that a drafted token is accepted, given that those before it were (a)."""
-    draft_cost_fraction: float = 0.0
+    draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
     """Seconds of one draft token by those of a decoding pass of the model (c): 0 for n-grams, about the ratio of the weights
     read for a draft model or multi-token prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregationSpec:
+class DisaggregationSpec(Strict):
     """Pools of their own for prefill and for decoding; what is left out is chosen. With two kinds of GPU (cluster.stages) the
     first prefills."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    prefill_tensor_parallel_size: int | tuple[int, ...] | None = None
+    prefill_tensor_parallel_size: Axis[Devices] = None
     """Devices of a replica that prefills; a value or a list."""
-    decode_tensor_parallel_size: int | tuple[int, ...] | None = None
+    decode_tensor_parallel_size: Axis[Devices] = None
     """Devices of a replica that decodes; a value or a list."""
-    prefill_replicas: int | None = None
-    decode_replicas: int | None = None
+    prefill_replicas: Count | None = None
+    decode_replicas: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceWorkload:
+class InferenceWorkload(Strict):
     """A serving load."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    input_length: int
-    output_length: int
-    concurrency: int | None = None
+    input_length: Count
+    output_length: Count
+    concurrency: Count | None = None
     """Requests in flight over all GPUs."""
-    request_rate_per_second: float | None = None
+    request_rate_per_second: Amount | None = None
     precision: Precision | Literal["int8", "int4"] = "bf16"
     kv_cache_precision: Precision | None = None
     """None: the engine's choice for a checkpoint of this precision."""
-    prefix_cache_hit_rate: float = 0.0
+    prefix_cache_hit_rate: Fraction = 0.0
     """Share of prompt tokens found in the engine's prefix cache: not computed again. Each request still holds its own copy."""
     speculative: SpeculativeSpec | None = None
     disaggregated: DisaggregationSpec | None = None

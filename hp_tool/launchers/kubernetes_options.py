@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from hp_tool.domain.fields import Strict
 from hp_tool.launchers import options
 from hp_tool.launchers.options import check, check_devices, check_environment, check_seconds, check_words
 
@@ -20,10 +21,8 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesOptions:
+class KubernetesOptions(Strict):
     """One Kubernetes cluster, or one pool of its nodes, as profile jobs use it."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str = "kubernetes"
     """What the cluster is called where no node's own name is known."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from hp_tool.domain.fields import Strict
 from hp_tool.launchers import options
 from hp_tool.launchers.options import check, check_devices, check_environment, check_seconds, check_words
 
@@ -20,10 +21,8 @@ _PREFIX = re.compile(r"[a-zA-Z0-9._-]{0,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayOptions:
+class RayOptions(Strict):
     """One Ray cluster as profile jobs use it."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str = "ray"
     """What the cluster is called where no node's own name is known."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from hp_tool.domain.fields import Strict
 from hp_tool.launchers import options
 from hp_tool.launchers.options import check, check_devices, check_environment, check_seconds, check_words
 
@@ -24,10 +25,8 @@ _LOGS = re.compile(r"/[\w.,:@+/-]{0,256}", re.ASCII)  # Slurm's own words in a l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class Container(Strict):
     """The image each node's processes run in, through Slurm's pyxis plugin."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     image: str
     """What `srun --container-image` takes: a registry reference or the path of a squashfs file."""
@@ -36,10 +35,8 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
+class Logs(Strict):
     """The one folder that jobs write and this host reads, where the jobs' own folders are not shared."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     folder: str
     """As the nodes see it. It exists; each job writes a few files there."""
@@ -53,10 +50,8 @@ class Logs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmOptions:
+class SlurmOptions(Strict):
     """One cluster, or one partition of it, as profile jobs use it."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str = "slurm"
     """What the cluster is called where no node's own name is known."""

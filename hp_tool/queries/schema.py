@@ -20,10 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.own_files import with_own_files
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
+from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
 from hp_tool.queries.messages import input_error
-from hp_tool.queries.ranges import check_ranges
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
@@ -143,7 +144,7 @@ def read_yaml(text: str | bytes) -> Mapping[str, Any]:
 
 
 def _check(query: Query) -> None:
-    """Rules that types cannot say."""
+    """Raise InputError where a section is missing or an axis too long; types say everything else."""
     if query.kind == "training" and query.training is None:
         raise InputError(
             "training is missing; a query of kind training describes its batch there", field="training", code="missing_field"
@@ -152,4 +153,13 @@ def _check(query: Query) -> None:
         raise InputError(
             "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
         )
-    check_ranges(query)
+    check_axes(query.parallel, field="parallel")
+    if query.inference is not None and query.inference.disaggregated is not None:
+        check_axes(query.inference.disaggregated, field="inference.disaggregated")
+
+
+def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
+    """Raises InputError where an axis lists more values than one request may."""
+    for name in axes.__slots__:
+        if isinstance(values := getattr(axes, name), tuple):
+            bounds.check_values(len(values), field=f"{field}.{name}")

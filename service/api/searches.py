@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
+from hp_tool.domain.fields import Amount, Strict
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.query import Kind
+from hp_tool.domain.query import Kind, Repetitions
 from hp_tool.domain.records import RunState, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
@@ -90,15 +91,13 @@ def get_search(search_id: str, store: StoreDep) -> SearchView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetChange:
+class BudgetChange(Strict):
     """What a search may spend from now on; what is left out stays as it is."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    budget_runs: int | None = None
-    """Profile runs at most, those that it did already included."""
-    budget_gpu_seconds: float | None = None
-    """Device seconds of profile runs at most, spent ones included."""
+    budget_runs: Repetitions | None = None
+    """Maximum number of profile runs, finished ones included."""
+    budget_gpu_seconds: Amount | None = None
+    """Maximum device seconds of profile runs, spent ones included."""
 
 
 async def _budget(request: Request) -> BudgetChange:
