@@ -18,6 +18,8 @@ from service.settings import Settings
 WAITING = ("/events", "/result")
 """Ends of the paths whose requests wait for a search and compute nothing."""
 RETRY_AFTER_S = 1.0
+LISTEN_AFTER_S = 0.05
+"""Most requests have been answered by then, and need nobody to listen."""
 _SEEN_S: ContextVar[float] = ContextVar("seen_s")
 """Processor time of this thread when it was last looked at. Every hop to a thread has a copy of the context, so its own."""
 
@@ -59,7 +61,6 @@ class Allowance:
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         meter = Meter(max_s=self.settings.max_cpu_s)
         asker = Asker(receive, hung_up=meter.stop)
-        listening = asyncio.create_task(asker.listen())
         bounds = Bounds(
             max_combinations=self.settings.max_combinations,
             max_values=self.settings.max_values,
@@ -70,7 +71,7 @@ class Allowance:
             with bounded(bounds):
                 await self.app(scope, asker.receive, send)
         finally:
-            listening.cancel()
+            asker.close()
 
 
 class Meter:
@@ -102,25 +103,23 @@ class Meter:
 
 
 class Asker:
-    """Whoever sends the request, listened to a message ahead of the routes: a hang-up is heard while they work."""
+    """Whoever sends the request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
-        self._heard: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
-
-    async def listen(self) -> None:
-        """Pass messages on until the sender is gone. A sender who is too fast waits, as without this."""
-        try:
-            while (message := await self._receive())["type"] != "http.disconnect":
-                await self._heard.put(message)
-        except Exception as error:
-            await self._heard.put(error)  # a body over its limit: for the route to answer
-        else:
-            self._hung_up()
-            await self._heard.put(message)
+        self._asked = False
+        self._heard: asyncio.Queue[Message | Exception] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._wait()
 
     async def receive(self) -> Message:
         """The next message; the last one, a hang-up or an error, as often as it is asked for."""
+        if self._heard is None:
+            self._asked = True
+            try:
+                return await self._receive()
+            finally:
+                self._asked = False
         message = await self._heard.get()
         if isinstance(message, Exception):
             self._heard.put_nowait(message)
@@ -128,3 +127,30 @@ class Asker:
         if message["type"] == "http.disconnect":
             self._heard.put_nowait(message)
         return message
+
+    def close(self) -> None:
+        """Listen no more: the request is answered."""
+        self._timer.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LISTEN_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        if self._asked:  # the route listens itself
+            self._wait()
+            return
+        self._heard = asyncio.Queue(1)
+        self._listening = asyncio.create_task(self._listen(self._heard))
+
+    async def _listen(self, heard: asyncio.Queue[Message | Exception]) -> None:
+        """Pass messages on until the sender is gone. A sender who is too fast waits, as without this."""
+        try:
+            while (message := await self._receive())["type"] != "http.disconnect":
+                await heard.put(message)
+        except Exception as error:
+            await heard.put(error)  # a body over its limit: for the route to answer
+        else:
+            self._hung_up()
+            await heard.put(message)

@@ -58,7 +58,7 @@ class Settings:
     max_batch_bytes: int = 256 * MIB
     """Largest batch as a whole; it is streamed, never held."""
     max_yaml_bytes: int = 64 * 1024
-    """Largest YAML in a body, line or field, which takes a processor a hundred times as long to read as JSON."""
+    """Largest YAML in a body, line or field: a processor reads it far more slowly than JSON."""
     max_combinations: int = 5_000_000
     """Of values of all axes, that one request or one line of a batch may have looked at. A search's are the worker's."""
     max_values: int = 128

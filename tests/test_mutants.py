@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.mutants.generate import Mutant, draw, mutants
+from benchmarks.mutants.reached import read
 from benchmarks.mutants.trial import Copy
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +48,12 @@ def test_operators_constants_and_conditions_are_mutated_and_nothing_else() -> No
     assert sorted(map(faulty_line, mutants(SOURCE.encode(), path="area.py"))) == sorted(FAULTS.strip().splitlines())
 
 
+def test_a_mutant_knows_the_function_that_runs_it() -> None:
+    functions = [mutant.function for mutant in mutants(SOURCE.encode(), path="area.py")]
+    assert functions.count(None) == 1  # a default is computed on import
+    assert set(functions) == {None, "area.py:area"}
+
+
 def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> None:
     drawn = draw(ROOT, seed=3, count=40)
     assert drawn == draw(ROOT, seed=3, count=40)
@@ -80,8 +88,11 @@ def test_area():
     subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
     copy = Copy.of(repository, tmp_path / "copy")
     times, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
-    assert copy.judge(times).killed_by == "tests/cost/test_area.py::test_area"
+    copy.record(tmp_path / "reached.json")
+    reached = read(tmp_path / "reached.json")
+    assert copy.judge(times, reached=reached).killed_by == "tests/cost/test_area.py::test_area"
     assert copy.unreliable == {"tests/cost/test_area.py::test_that_fails_anyway"}
-    survivor = copy.judge(plus)
-    assert (survivor.killed_by, survivor.diff) == (None, "- return x + 1\n+ return x - 1")
+    unseen = copy.judge(plus, reached=reached)
+    assert (unseen.killed_by, unseen.reached, unseen.diff) == (None, False, "- return x + 1\n+ return x - 1")
+    assert copy.judge(replace(plus, function=times.function), reached=reached).killed_by is None
     assert {name: (copy.root / name).read_text() for name in files} == files

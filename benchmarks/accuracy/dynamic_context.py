@@ -18,6 +18,7 @@ from hp_tool.cost.lengths.dynamic import compare_context_parallelism
 from hp_tool.cost.lengths.micro_batch import MicroBatchClock
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -76,7 +77,7 @@ def evaluate(names: list[str]) -> dict[str, Any]:
 
 
 def _row(name: str, timer: MicroBatchClock) -> dict[str, Any]:
-    distribution = sequence_lengths(name)
+    distribution = sequence_lengths(OwnFile(name))
     found = compare_context_parallelism(clock=timer, distribution=distribution)
     return {
         "lengths": distribution.name,

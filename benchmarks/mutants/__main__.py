@@ -1,6 +1,6 @@
 """`python -m benchmarks.mutants --seed N --count 60 [-j 2] [--json]`: how many faults drawn by a seed the tests see.
 
-Each mutant runs in a temporary copy of the working tree, without reference data.
+Each mutant runs in a temporary copy of the working tree, without reference data, under the test files that reach its function.
 """
 
 from __future__ import annotations
@@ -16,23 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mutants.generate import Mutant, draw
+from benchmarks.mutants.reached import read
 from benchmarks.mutants.trial import Copy, Verdict
 
 ROOT = Path(__file__).parents[2]
 MIN_KILLED = 50 / 60
 
 
-def evaluate(*, seed: int, count: int, jobs: int) -> list[Verdict]:
-    """The verdicts in the order of the draw; progress goes to standard error."""
+def evaluate(*, seed: int, count: int, jobs: int, reached: Path | None = None) -> list[Verdict]:
+    """The verdicts in the order of the draw; progress goes to standard error. `reached`: where to keep what tests reach."""
     with tempfile.TemporaryDirectory(prefix="hp-mutants-") as folder:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(jobs):
-            copies.put(Copy.of(ROOT, Path(folder) / str(number)))
+            copies.put(copy := Copy.of(ROOT, Path(folder) / str(number)))
+        reached = reached or Path(folder) / "reached.json"
+        if not reached.exists():
+            copy.record(reached)
+        reach = read(reached)
 
         def judge(mutant: Mutant) -> Verdict:
             copy = copies.get()
             try:
-                verdict = copy.judge(mutant)
+                verdict = copy.judge(mutant, reached=reach)
             finally:
                 copies.put(copy)
             print(as_line(verdict), file=sys.stderr, flush=True)
@@ -45,7 +50,9 @@ def evaluate(*, seed: int, count: int, jobs: int) -> list[Verdict]:
 def as_line(verdict: Verdict) -> str:
     """Where the fault stood and which test saw it."""
     place = f"{verdict.mutant.path}:{verdict.mutant.line}"
-    return f"killed    {place} by {verdict.killed_by}" if verdict.killed_by else f"SURVIVED  {place}\n{verdict.diff}"
+    if verdict.killed_by:
+        return f"killed    {place} by {verdict.killed_by}"
+    return f"SURVIVED  {place}{'' if verdict.reached else ', which no test runs'}\n{verdict.diff}"
 
 
 def as_text(verdicts: list[Verdict]) -> str:
@@ -56,7 +63,10 @@ def as_text(verdicts: list[Verdict]) -> str:
 
 def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
     """The same with every mutant."""
-    mutants = [{**asdict(verdict.mutant), "diff": verdict.diff, "killed_by": verdict.killed_by} for verdict in verdicts]
+    mutants = [
+        {**asdict(verdict.mutant), "diff": verdict.diff, "killed_by": verdict.killed_by, "reached": verdict.reached}
+        for verdict in verdicts
+    ]
     return {"seed": seed, "killed": sum(verdict.killed_by is not None for verdict in verdicts), "mutants": mutants}
 
 
@@ -65,9 +75,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60, help="mutants to draw")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="mutants tested at a time")
+    parser.add_argument("--reached", type=Path, help="keep here which functions each test file reaches; reused where it exists")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    verdicts = evaluate(seed=arguments.seed, count=arguments.count, jobs=arguments.jobs)
+    verdicts = evaluate(seed=arguments.seed, count=arguments.count, jobs=arguments.jobs, reached=arguments.reached)
     print(json.dumps(as_json(verdicts, seed=arguments.seed), indent=2) if arguments.json else as_text(verdicts))
     killed = sum(verdict.killed_by is not None for verdict in verdicts)
     sys.exit(killed < MIN_KILLED * len(verdicts))

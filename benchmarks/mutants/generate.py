@@ -56,6 +56,8 @@ class Mutant:
     start: int
     end: int
     replacement: str
+    function: str | None
+    """`path:qualified name` of the outermost function around it; None where it is run on import."""
 
     def apply(self, source: bytes) -> bytes:
         """The file's text with the fault."""
@@ -92,20 +94,27 @@ def mutated_files(root: Path) -> list[str]:
 def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
     """Every place of a file with its replacement, in the order of the text's tree."""
     text = _Text(source)
-    for node in _mutated_nodes(ast.parse(source)):
-        for start, end, replacement in text.replacements(node):
-            yield Mutant(path=path, line=source.count(b"\n", 0, start) + 1, start=start, end=end, replacement=replacement)
+    for node, function in _mutated_nodes(ast.parse(source)):
+        for start, end, new in text.replacements(node):
+            line = source.count(b"\n", 0, start) + 1
+            name = f"{path}:{function}" if function else None
+            yield Mutant(path=path, line=line, start=start, end=end, replacement=new, function=name)
 
 
-def _mutated_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The tree without type hints, decorators, messages and invariants."""
-    yield node
+def _mutated_nodes(node: ast.AST, *, scope: str = "", function: str | None = None) -> Iterator[tuple[ast.AST, str | None]]:
+    """The tree without type hints, decorators, messages and invariants; each node with the outermost function around it."""
+    yield node, function
+    if isinstance(node, ast.ClassDef):
+        scope = f"{scope}{node.name}."
     for name, value in ast.iter_fields(node):
         if name in UNMUTATED_FIELDS:
             continue
+        inside = function
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body":
+            inside = function or f"{scope}{node.name}"
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not isinstance(child, UNMUTATED) and not _is_type(child, parent=node):
-                yield from _mutated_nodes(child)
+                yield from _mutated_nodes(child, scope=scope, function=inside)
 
 
 def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:

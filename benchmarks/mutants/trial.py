@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mutants.generate import Mutant
+from benchmarks.mutants.reached import Reach
 
-LIKELY = ("app", "cost", "calibration", "search", "serving", "lengths", "mends", "space", "learning", "anatomy")
-"""Folders of tests that see most faults beside those of the mutant's own package and the golden predictions."""
+ROOT = Path(__file__).parents[2]
 STRANGERS = ("formats", "launchers", "packaging", "profiler", "service", "store", "trainers")
 """Folders whose tests see predictions only through files, servers and jobs, if at all: they are not run."""
 SELECTION = "not long and not slow and not distributed and not postgres and not slurm and not ray"
 """Of the default run, what starts no training job, database or cluster."""
-TEST_LIMIT_S = 120
+TEST_LIMIT_S = 300
 RUN_LIMIT_S = 3600
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 HUNG = re.compile(r'File ".*?/(tests/[^"]*test_\w+\.py)", line \d+ in')
@@ -36,6 +36,8 @@ class Verdict:
     diff: str
     killed_by: str | None
     """The test that failed, or the file whose test did not end; None where all passed."""
+    reached: bool
+    """Whether any test runs the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,17 @@ class Copy:
                 shutil.copy2(repository / name, root / name)
         return cls(root)
 
-    def judge(self, mutant: Mutant) -> Verdict:
-        """Run its package's tests and the golden predictions, then others that see many faults, then the rest."""
-        own, likely = (self._folders(*names) for names in ((mutant.path.split("/")[1], "golden"), LIKELY))
-        likely = [folder for folder in likely if folder not in own]
-        others = ["tests", *(f"--ignore={folder}" for folder in (*own, *likely, *self._folders(*STRANGERS)))]
-        killed_by = next(filter(None, (self._killer(mutant, tests) for tests in (own, likely, others) if tests)), None)
-        return Verdict(mutant=mutant, diff=mutant.diff((self.root / mutant.path).read_bytes()), killed_by=killed_by)
+    def record(self, output: Path) -> None:
+        """Run all tests once without a fault, and write which functions each file of them reaches."""
+        folders = [f"--ignore=tests/{name}" for name in STRANGERS]
+        self._pytest(["-p", "benchmarks.mutants.reached", "--reached", str(output), *folders, "tests"])
 
-    def _folders(self, *names: str) -> list[str]:
-        return [f"tests/{name}" for name in names if (self.root / "tests" / name).is_dir()]
+    def judge(self, mutant: Mutant, *, reached: Mapping[str, Reach]) -> Verdict:
+        """Run the test files that reach the function, the shortest first; for what runs on import, all that reach anything."""
+        seeing = [name for name, one in reached.items() if mutant.function in one.functions or not mutant.function]
+        killed_by = self._killer(mutant, sorted(seeing, key=lambda name: reached[name].seconds)) if seeing else None
+        diff = mutant.diff((self.root / mutant.path).read_bytes())
+        return Verdict(mutant=mutant, diff=diff, killed_by=killed_by, reached=bool(seeing))
 
     def _killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
         """The first test that fails with the fault. A test's first failure counts if it repeats, and goes without the fault."""
@@ -96,23 +99,26 @@ class Copy:
 
     def _first_failure(self, tests: Sequence[str]) -> str | None:
         """The test that failed first, or the file whose test took longer than any may."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", SELECTION]
-        command += ["-o", f"faulthandler_timeout={TEST_LIMIT_S}", "-o", "faulthandler_exit_on_timeout=true"]
-        command += [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in sorted(self.unreliable)]
-        command += tests
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
-        environment["PYTHONPATH"] = str(self.root)
-        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)  # examples that failed with other faults
+        left_out = [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in sorted(self.unreliable)]
         try:
-            done = subprocess.run(
-                command, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S
-            )
+            code, output = self._pytest(["-x", *left_out, *tests])
         except subprocess.TimeoutExpired:
             return tests[0]
-        if done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
-        output = done.stdout + done.stderr
         found = FAILED.search(output) or HUNG.search(output)
         if found is None:
-            raise RuntimeError(f"pytest ended with {done.returncode} and named no test:\n{output[-2000:]}")
+            raise RuntimeError(f"pytest ended with {code} and named no test:\n{output[-2000:]}")
         return found[1]
+
+    def _pytest(self, arguments: Sequence[str]) -> tuple[int, str]:
+        """Exit code and output of a run in the copy, without reference data and settings."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", SELECTION]
+        command += ["-o", f"faulthandler_timeout={TEST_LIMIT_S}", "-o", "faulthandler_exit_on_timeout=true", *arguments]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
+        environment["PYTHONPATH"] = f"{self.root}{os.pathsep}{ROOT}"
+        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)  # examples that failed with other faults
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S
+        )
+        return done.returncode, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from annotated_types import Interval
@@ -43,9 +44,11 @@ class LayerRun:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec(Strict):
-    """A transformer's shape. A value of None means "derived": read the property of that meaning below the fields."""
+    """A transformer's shape. A value of None means "derived": read the property of that meaning below the fields, which is
+    worked out once.
+    """
 
     name: str = "custom"
     """What results call this model."""
@@ -154,18 +157,18 @@ class ModelSpec(Strict):
     type_vocab_size: ZeroOrMore | None = None
     """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
 
-    @property
+    @cached_property
     def decoder_layers(self) -> int:
         """encoder_decoder: layers of the decoder."""
         return self.num_decoder_layers if self.num_decoder_layers is not None else self.num_hidden_layers
 
-    @property
+    @cached_property
     def total_layers(self) -> int:
         """Layers in all: of an encoder-decoder model both sides'."""
         both = self.architecture == "encoder_decoder"
         return self.num_hidden_layers + self.decoder_layers if both else self.num_hidden_layers
 
-    @property
+    @cached_property
     def attention(self) -> AttentionKind:
         return "grouped" if self.kv_lora_rank is None else "latent"
 
@@ -173,107 +176,107 @@ class ModelSpec(Strict):
         """The kind of a layer with experts, or of one without."""
         return LayerKind(attention=self.attention, mlp="experts" if moe else "dense")
 
-    @property
+    @cached_property
     def layer_runs(self) -> tuple[LayerRun, ...]:
         """The layers from first to last, equal neighbours counted together; multi-token prediction's are not among them."""
         dense = self.total_layers - self.moe_layers
         runs = ((self.layer_kind(moe=False), dense), (self.layer_kind(moe=True), self.moe_layers))
         return tuple(LayerRun(kind=kind, count=count) for kind, count in runs if count)
 
-    @property
+    @cached_property
     def moe_layers(self) -> int:
         """Layers with experts: all but the leading dense ones; none in a dense model."""
         return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
         return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_attention_heads
 
-    @property
+    @cached_property
     def head_size(self) -> int:
         return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_attention_heads
 
-    @property
+    @cached_property
     def qk_nope_size(self) -> int:
         """MLA: width of the part of a query or key head without rotary embedding."""
         return self.qk_nope_head_dim if self.qk_nope_head_dim is not None else self.head_size
 
-    @property
+    @cached_property
     def qk_head_size(self) -> int:
         """Width of a query or key head; of latent attention with its rotary part."""
         return self.head_size if self.attention == "grouped" else self.qk_nope_size + (self.qk_rope_head_dim or 0)
 
-    @property
+    @cached_property
     def v_head_size(self) -> int:
         """Width of a value head; MLA's default is the part of a key head without rotary embedding, as DeepSeek has it."""
         if self.attention == "grouped":
             return self.head_size
         return self.v_head_dim if self.v_head_dim is not None else self.qk_nope_size
 
-    @property
+    @cached_property
     def mlp_inputs(self) -> int:
         """Matrices that read an MLP's input: up, and its gate where it has one."""
         return 2 if self.gated_mlp else 1
 
-    @property
+    @cached_property
     def expert_size(self) -> int:
         """Width of one routed expert."""
         return self.moe_intermediate_size if self.moe_intermediate_size is not None else self.ffn_size
 
-    @property
+    @cached_property
     def shared_expert_size(self) -> int:
         """Width of the shared experts of a layer together; 0 where there are none."""
         if self.shared_expert_intermediate_size is not None and self.num_shared_experts:
             return self.shared_expert_intermediate_size
         return self.num_shared_experts * self.expert_size
 
-    @property
+    @cached_property
     def ffn_size(self) -> int:
         return self.intermediate_size if self.intermediate_size is not None else 4 * self.hidden_size
 
-    @property
+    @cached_property
     def is_gpt_like(self) -> bool:
         """layernorm without gates: the family that has biases and learned positions unless told otherwise."""
         return self.normalization == "layernorm" and not self.gated_mlp
 
-    @property
+    @cached_property
     def has_attention_bias(self) -> bool:
         return self.attention_bias if self.attention_bias is not None else self.is_gpt_like
 
-    @property
+    @cached_property
     def has_attention_output_bias(self) -> bool:
         return self.attention_output_bias if self.attention_output_bias is not None else self.has_attention_bias
 
-    @property
+    @cached_property
     def vectors_per_norm(self) -> int:
         """Weight and bias, a weight, or nothing."""
         of_normalization: Vectors = "weight_bias" if self.normalization == "layernorm" else "weight"
         return _VECTORS[self.norm_vectors or of_normalization]
 
-    @property
+    @cached_property
     def has_output_bias(self) -> bool:
         return self.output_bias if self.output_bias is not None else self.architecture == "encoder"
 
-    @property
+    @cached_property
     def head_dense_vectors(self) -> int:
         """Weight and bias, a weight, or nothing of the dense layer in the head."""
         of_architecture: Vectors = "weight_bias" if self.architecture == "encoder" else "none"
         return _VECTORS[self.head_dense or of_architecture]
 
-    @property
+    @cached_property
     def has_sentence_head(self) -> bool:
         return self.sentence_head if self.sentence_head is not None else self.architecture == "encoder"
 
-    @property
+    @cached_property
     def token_types(self) -> int:
         of_architecture = 2 if self.architecture == "encoder" else 0
         return self.type_vocab_size if self.type_vocab_size is not None else of_architecture
 
-    @property
+    @cached_property
     def has_mlp_bias(self) -> bool:
         return self.mlp_bias if self.mlp_bias is not None else self.has_attention_bias
 
-    @property
+    @cached_property
     def positions(self) -> PositionEmbedding:
         if self.position_embedding is not None:
             return self.position_embedding

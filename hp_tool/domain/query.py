@@ -102,7 +102,8 @@ class Query(Strict):
     """Echoed back."""
     kind: Kind
     model: str | ModelSpec | dict[str, Any]
-    """Catalogue name, path to a config.json, a mapping of ModelSpec's fields, or a config.json's content."""
+    """Catalogue name, a mapping of ModelSpec's fields, or a config.json's content; from the command line and Python also a path
+    to one."""
     cluster: str | ClusterQuery
     """A registered cluster's name, or its description."""
     training: TrainingWorkload | None = None

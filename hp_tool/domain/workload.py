@@ -55,7 +55,7 @@ class TrainingWorkload(Strict):
     decoder_sequence_length: Count | None = None
     """Encoder-decoder models: tokens a row of the decoder, sequence_length being the encoder's; None: as many."""
     sequence_lengths: str | None = None
-    """A file or named distribution of lengths, instead of all equal."""
+    """A named distribution of lengths, instead of all equal; from the command line and Python also a file."""
     global_batch_size: Count
     """Sequences per optimizer step (B)."""
     precision: Precision = "bf16"

@@ -349,7 +349,7 @@ def _own_account(run: RunRecord, launcher: Launcher) -> float | None:
     try:
         handle = launcher.find(run.job_name)
         measurement = None if handle is None else launcher.fetch(handle)
-    except LauncherError:
+    except Exception:  # whatever keeps the report back: the job is cancelled, and the run has to end
         return None
     return None if measurement is None else measurement.wall_s
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
+from hp_tool.domain.fields import Strict
 from hp_tool.queries import schema
 from service import keys
 from service.api import examples, openapi
@@ -24,10 +25,8 @@ ScopeName = Literal["read", "submit", "admin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
+class NewKey(Strict):
     """A key to be made."""
-
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     owner: str
     """Whose searches it sees and submits."""

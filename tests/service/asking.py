@@ -31,7 +31,7 @@ QUERIES = ("query", "first", "second")
 """Parameters of addresses that hold a whole query."""
 WITHOUT = frozenset(
     {
-        *("/v1/searches/{search_id}", "/v1/keys", "/v1/models", "/v1/clusters", "/v1/calibrations"),
+        *("/v1/searches/{search_id}", "/v1/keys", "/v1/calibrations"),
         *(f"{prefix}/searches/{{search_id}}/{act}" for prefix in ("", "/v1") for act in ("cancel", "pause", "resume", "clone")),
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
         *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
@@ -40,22 +40,10 @@ WITHOUT = frozenset(
 """Changing routes that take no query."""
 LABELS = frozenset(
     {
-        *("a", "b", "after", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind", "limit"),
-        *("model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until", "wait_s"),
-        *(
-            "attention",
-            "calibration",
-            "cp",
-            "ep",
-            "global_batch_size",
-            "mbs",
-            "num_gpus",
-            "pp",
-            "precision",
-            "recompute",
-            "sequence_length",
-        ),
-        *("sp", "tp", "vpp", "zero"),
+        *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
+        *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
+        *("attention", "global_batch_size", "num_gpus", "precision", "sequence_length", "wait_s"),
+        *("cp", "ep", "mbs", "pp", "recompute", "sp", "tp", "vpp", "zero"),
     }
 )
 """Parameters of addresses that hold one value: each is tried with it."""
@@ -139,6 +127,12 @@ def _sizing(place: str, value: str) -> Iterator[Json]:
     yield {"json": laid({"tokens": 1e12, "cluster": examples.SIZING["cluster"]}, place, value)}
 
 
+def _registration(place: str, value: str) -> Iterator[Json]:
+    if place == "model":
+        for new in (examples.MODEL, examples.CLUSTER):
+            yield {"json": new | {"spec": new["spec"] | {"gpu": value, "source": value}}}
+
+
 def _form(place: str, value: str) -> Iterator[Json]:
     query = asked(place, value)
     given = {f"{name}.{key}": one for name, part in query.items() if isinstance(part, dict) for key, one in part.items()}
@@ -155,6 +149,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/exports": _export,
     "/v1/imports": _import,
     "/v1/sizings": _sizing,
+    **dict.fromkeys(("/v1/models", "/v1/clusters"), _registration),
     **dict.fromkeys(("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form),
 }
 """How each changing route is given a query with a value at a place."""
@@ -182,6 +177,8 @@ def answers(http: TestClient, route: Address, place: str, value: str) -> Iterato
             yield http.get(route.pattern, params={"kind": "training", place: value})
         elif place.rpartition(".")[2] in route.parameters:
             yield http.get(route.pattern, params={place.rpartition(".")[2]: value})
+        if "{name}" in route.pattern and place == "model":
+            yield http.get(route.at(name=value))
     elif route.pattern in BODIES:
         for form in BODIES[route.pattern](place, value):
             yield http.request(route.method, route.pattern, **form)

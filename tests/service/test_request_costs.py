@@ -18,11 +18,12 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.access import Scope
+from hp_tool.errors import InputError
 from hp_tool.store import SqlStore
 from service import keys
 from service.api.bodies import read_body
 from service.app import create_app
-from service.settings import Settings
+from service.settings import Settings, from_environment
 from tests.service.processes import api_process, served, wait_for
 
 CHEAP_S = 2.0
@@ -47,8 +48,8 @@ WIDE = TRAINING | {
 ENDLESS = TRAINING | {
     "objective": "min_gpus",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1 << 20},
-    "training": TRAINING["training"] | {"sequence_length": 1 << 20},
-    "parallel": {"tensor_parallel_size": MANY, "micro_batch_size": MANY[:16], "zero_stage": 1, "recompute": "none"},
+    "constraints": {"memory_headroom_fraction": 0.99},
+    "parallel": {"tensor_parallel_size": MANY, "micro_batch_size": MANY[:16], "zero_stage": [1, 2, 3]},
 }
 """Fits on no number of devices, and there are thousands of them."""
 NESTED = "\n".join(f"A{i}=" + f"$A{i + 1}" * 100 for i in range(14)) + "\nA14=x\n--num-layers $A0"
@@ -224,7 +225,7 @@ def test_a_strange_log_is_read_in_time_linear_in_its_length(service: Service, li
 
 
 def test_work_ends_when_its_asker_hangs_up(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the whole of it the service would take half a minute of processor time."""
+    """The whole of it takes minutes."""
     for name, amount in (("COMBINATIONS", "1000000000000"), ("CPU_SECONDS", "1000")):
         monkeypatch.setenv(f"HP_MAX_{name}_PER_REQUEST", amount)
     body = json.dumps(ENDLESS).encode()
@@ -271,6 +272,14 @@ def test_a_key_has_so_many_requests_under_way(store: SqlStore) -> None:
         for connection in slow:
             connection.close()
         wait_for(lambda: listing(ada).status_code == 200, timeout_s=10)
+
+
+@pytest.mark.parametrize("variable", ["COMBINATIONS_PER_REQUEST", "CPU_SECONDS_PER_REQUEST", "REQUESTS_AT_ONCE"])
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_limits_are_numbers_above_zero(variable: str, text: str) -> None:
+    with pytest.raises(InputError):
+        from_environment({f"HP_MAX_{variable}": text})
+    from_environment({f"HP_MAX_{variable}": "3"})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from hp_tool import catalog
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import NewMeasurement
 from hp_tool.errors import InputError
@@ -105,6 +107,16 @@ def test_no_value_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, fold
                     tried[place] += len(there)
                     assert (found, missed) == ([], []), (route, place, path)
     assert min(tried.values()) > 10
+
+
+def test_what_it_looks_for_is_noticed(app: FastAPI, folder: Path) -> None:
+    """A route of tomorrow, and a file that is opened."""
+    app.add_api_route("/v1/tomorrow", lambda: None, methods=["POST"])
+    app.add_api_route("/tomorrow.json", lambda question: None)
+    assert unknown_routes(app) == ["POST /v1/tomorrow", "GET /tomorrow.json"]
+    with opened(STEM) as found, pytest.raises(InputError, match=SECRET):
+        catalog.model(OwnFile(f"{STEM}.yaml"))
+    assert found == [f"{STEM}.yaml"]
 
 
 @pytest.mark.parametrize("place", OF_FILES)
