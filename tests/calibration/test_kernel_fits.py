@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.calibration.kernel_fits import GPU, fit_additive_roofline, fit_link, fit_memory, fit_roofline
-from hp_tool.calibration.microbenchmarks import fit_machine, plan_operations
+from hp_tool.calibration.microbenchmarks import (
+    GPU,
+    fit_additive_roofline,
+    fit_link,
+    fit_machine,
+    fit_memory,
+    fit_roofline,
+    plan_operations,
+)
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.case import Machine
