@@ -17,7 +17,7 @@ from scipy.optimize import least_squares
 
 from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
-from hp_tool.domain.microbenchmark import Collective, Operation, OperationTimes
+from hp_tool.domain.measurement import Collective, Operation, OperationTimes
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}

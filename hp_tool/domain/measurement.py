@@ -10,14 +10,56 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hp_tool.domain.fields import Strict
-from hp_tool.domain.microbenchmark import OperationTimes
+from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.program import Program
 from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm"]
+
+
+LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Strict):
+    """One operation of one size. All ranks do it at the same time, as in training."""
+
+    name: LocalOperation | Collective
+    shape: tuple[int, ...]
+    """matmul: m, n, k. attention, causal, forward: sequences, length, query heads, key/value heads, head_dim. add, and forward
+    and backward of activation: elements. norm and loss, forward and backward: rows, columns. Collectives: bytes of the whole
+    buffer, as NCCL's tests count them."""
+    precision: Precision = "fp32"
+    group_size: int = 1
+    """Collectives: ranks of a group; the ranks are dealt out into as many groups, which all work at once."""
+    stride: int = 1
+    """Collectives: 1: neighbouring ranks; the devices of a node: groups that have one rank on each node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTimes(Strict):
+    """An operation and each rank's mean seconds."""
+
+    operation: Operation
+    seconds_per_rank: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(Strict):
+    """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs nothing of ours."""
+
+    command: tuple[str, ...]
+    """argv, run in the job's folder; never a shell string."""
+    torchrun: bool = True
+    """Whether torchrun starts it, once for each device; else it is started as it stands, once on each node."""
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts to lay into the job's folder before it starts, by name."""
+    returns: tuple[str, ...] = ()
+    """Files that it leaves there and that are read afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool.domain.fields import Strict
-from hp_tool.domain.measurement import ProfileRequest, Runner
-from hp_tool.domain.microbenchmark import Operation
+from hp_tool.domain.measurement import Operation, ProfileRequest, Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload

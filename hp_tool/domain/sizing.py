@@ -11,8 +11,8 @@ from hp_tool.domain.fields import Count, Strict
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.reliability import Goodput, ReliabilitySpec
-from hp_tool.domain.result import Reason, Recommendation
+from hp_tool.domain.result import Goodput, Reason, Recommendation
+from hp_tool.domain.workload import ReliabilitySpec
 
 LawName = Literal["chinchilla-1", "chinchilla-2", "chinchilla-3", "chinchilla-corrected", "kaplan"]
 Style = Literal["llama", "gpt"]

@@ -9,7 +9,6 @@ from annotated_types import Interval
 
 from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Strict
 from hp_tool.domain.hardware import Precision
-from hp_tool.domain.reliability import ReliabilitySpec
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
@@ -44,6 +43,20 @@ class OverlapSpec(Strict):
     """Stage-to-stage transfers behind other micro-batches (overlap-p2p-communication)."""
     data_parallel: bool | None = None
     """Gradient reduction and weight gathering (overlap-grad-reduce, overlap-param-gather)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilitySpec(Strict):
+    """How often devices fail, and what a failure and a checkpoint cost. What is left out is as published."""
+
+    mtbf_per_gpu_hours: Annotated[float, Interval(ge=1e-3, le=1e12)] | None = None
+    """Mean time between the failures of one device that stop a job; None: 50,677 h, as published for Llama 3."""
+    checkpoint_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | None = None
+    """Time for which saving a checkpoint stops training; None: its bytes at the published rate of Megatron-LM's nodes."""
+    checkpoint_interval_s: Annotated[float, Interval(ge=1e-3, le=1e9)] | None = None
+    """Training between two checkpoints; None: the interval that loses least."""
+    restart_s: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
+    """From a failure to training again; None: ten minutes to detect and diagnose, and the time to load the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from hp_tool.cost.collectives import ring
 from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.microbenchmark import Operation, OperationTimes
+from hp_tool.domain.measurement import Operation, OperationTimes
 
 SIZES = np.logspace(-7, -2, 40)
 fractions = st.floats(0.2, 0.95)
