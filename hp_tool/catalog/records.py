@@ -25,7 +25,7 @@ def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, orig
 
     `field` is the dotted path of the mapping in the query, `origin` the file it stands in, if any.
     """
-    prefix = f"{origin}: {mapping.get('name', '')}: " if origin else ""
+    prefix = ": ".join((str(origin), *filter(None, [mapping.get("name")]), "")) if origin else ""
     hints, required = _shape(cls)
     try:
         for key in mapping:
@@ -68,6 +68,8 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
             return None
         if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
             return value
+        if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+            return build(option, value, field=field)  # type: ignore[arg-type]
         if typing.get_origin(option) is dict and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(option)
             return {_checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}") for k, v in value.items()}

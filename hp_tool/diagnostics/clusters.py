@@ -7,7 +7,7 @@ from functools import partial
 
 from hp_tool import launchers
 from hp_tool.catalog import library
-from hp_tool.catalog.cluster_runs import RUNS
+from hp_tool.catalog.hardware import RUNS
 from hp_tool.diagnostics.host import Check
 from hp_tool.domain.ports import Launcher
 from hp_tool.errors import HpToolError, InputError, MissingExtraError
