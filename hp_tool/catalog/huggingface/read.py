@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.catalog.huggingface import encoders, experts, gpts, llamas, two_sided
+from hp_tool.catalog.huggingface import decoders, encoders, experts
 from hp_tool.catalog.huggingface.family import Config, Family, same, sliding_window
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
 
-_FAMILIES: dict[str, Family] = {
-    **llamas.FAMILIES, **gpts.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES, **two_sided.FAMILIES,
-}  # fmt: skip
+_FAMILIES: dict[str, Family] = {**decoders.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES}
 _SAME = same(
     "num_hidden_layers",
     "hidden_size",
