@@ -25,7 +25,7 @@ class GpuSpec(Strict):
     kind: Kind = "gpu"
     """gpu, or cpu: one process with one thread on a host."""
     memory_bytes: Annotated[int, Interval(ge=1, le=1 << 60)]
-    """Memory the driver offers to programs (what nvidia-smi and torch report, below the marketing figure)."""
+    """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing figure)."""
     memory_bandwidth_bytes_per_second: Rate
     """Peak bandwidth of device memory."""
     peak_flops_per_second: dict[Precision, Rate]
@@ -35,21 +35,21 @@ class GpuSpec(Strict):
     pcie_bandwidth_bytes_per_second: Rate
     """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
     gpus_per_node: Devices = 8
-    """Devices in the usual server; a cluster may say otherwise."""
+    """Devices of the usual server; a cluster may have another number."""
     nvlink_domain_size: Devices | None = None
-    """Devices one NVLink switch domain joins; None: those of a node."""
+    """Devices of one NVLink domain; None: those of a node."""
     inter_node_bandwidth_bytes_per_second: Rate
-    """Per-direction network bandwidth per device in the usual server; a cluster may say otherwise."""
+    """Per-direction network bandwidth per device in the usual server; a cluster may have another."""
     power_w: NonNegative
     """Board power at full load (TDP)."""
     idle_power_w: NonNegative | None = None
     """Board power when waiting; None: a quarter of power_w."""
     host_power_w: NonNegative = 0.0
-    """Share of the server's other power per device."""
+    """Power of the rest of the server, per device."""
     host_memory_bytes: NonNegative | None = None
-    """Share of the usual server's host memory per device; None: not known, and not limited."""
+    """Host memory per device of the usual server; None: unknown, and not limited."""
     host_memory_bandwidth_bytes_per_second: Rate | None = None
-    """Share of the usual server's host memory bandwidth per device."""
+    """Host memory bandwidth per device of the usual server."""
     price_per_hour: NonNegative | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
     source: str = ""
@@ -95,25 +95,27 @@ class StageGpus(Strict):
     """One of two GPU kinds of a mixed cluster, by pipeline stage."""
 
     gpu: str | GpuSpec
+    """Catalogue name, or the datasheet itself."""
     num_gpus: Devices
+    """Number of these devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterQuery(Strict):
-    """A cluster as a query writes it: names are still names, and what is left out comes from the catalogue."""
+    """A cluster. Fields left out come from the catalogue."""
 
     name: str | None = None
-    """What results call it; None: made from gpu and num_gpus."""
+    """Name in results; None: made from gpu and num_gpus."""
     node_type: str | None = None
-    """A catalogue server or cloud instance (dgx-h100, aws-p5.48xlarge) that fills in gpu, fabric and price."""
+    """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu, network and price."""
     gpu: str | GpuSpec | None = None
-    """Catalogue name or the datasheet itself; may be left out where node_type names it."""
+    """Catalogue name, or the datasheet itself; may be left out where node_type is given."""
     num_gpus: Devices | None = None
-    """Devices in all; None: as many as node_type has."""
+    """Total number of devices; None: those of node_type."""
     gpus_per_node: Devices | None = None
     """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
     nvlink_domain_size: Devices | None = None
-    """Devices one NVLink switch domain joins; None: the usual server's."""
+    """Devices of one NVLink domain; None: the usual server's."""
     inter_node_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction network bandwidth per device; None: the usual server's."""
     inter_node_latency_s: NonNegative | None = None
@@ -149,7 +151,7 @@ class NodeType(Strict):
     nodes_per_leaf: Devices | None = None
     network_oversubscription: Oversubscription | None = None
     price_per_gpu_hour: NonNegative | None = None
-    """On-demand list price in US dollars, where published."""
+    """On-demand list price in US dollars, if published."""
     num_gpus: Devices | None = None
     """A whole registered cluster says how many devices it has; a node type leaves it out."""
     source: str = ""
@@ -162,10 +164,10 @@ class ClusterRuns:
     launcher: str
     """local, slurm, ray or kubernetes."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The launcher's own. What they leave out of gpu, gpus_per_node, max_nodes and name is the cluster's."""
+    """Options of the launcher; gpu, gpus_per_node, max_nodes and name default to the cluster's."""
     max_concurrent_runs: Annotated[int, Interval(ge=1, le=10_000)] = 1
-    """Of all searches on it together."""
+    """Maximum number of runs at once, over all searches on the cluster."""
     max_gpu_seconds_per_search: Amount | None = None
-    """Ceiling of a search's budget; None: none."""
+    """Maximum GPU-seconds of one search; None: no limit."""
     max_gpu_seconds_per_day: Amount | None = None
-    """What all searches on it together may use in a day (UTC); None: no ceiling."""
+    """Maximum GPU-seconds of all searches on the cluster per day (UTC); None: no limit."""

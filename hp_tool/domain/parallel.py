@@ -122,7 +122,7 @@ class ParallelQuery(Strict):
     expert_tensor_parallel_size: Axis[Devices] = None
     """Devices that split one expert's matmuls."""
     data_parallel_size: Devices | None = None
-    """Derived: num_gpus / (t p c); checked where given."""
+    """num_gpus / (t p c): may be left out, and is checked where given."""
     data_parallel_shard_size: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None
     """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the d / S groups are replicas.
     0 (default): all of them are one group."""
@@ -131,17 +131,19 @@ class ParallelQuery(Strict):
     sequence_parallel: Axis[bool] = None
     """Shard norms and dropout over the tensor group; default: on where t > 1."""
     recompute: Axis[RecomputeName | Recompute] = None
+    """Activation recomputation: a name, or a mapping with details."""
     zero_stage: Axis[Annotated[int, Interval(ge=0, le=3)]] = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
     pipeline_schedule: Axis[PipelineSchedule] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
     per rank) and dualpipe (every stage kept twice). None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
-    """What each model chunk holds, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
+    """The contents of each model chunk, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
     pipeline_parallel_size x virtual_pipeline_parallel_size chunks. None: equal stages."""
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
     context_parallel_communication: ContextCommunication | None = None
+    """How ranks that split a sequence exchange it; None: p2p."""
     hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
     context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
@@ -149,11 +151,11 @@ class ParallelQuery(Strict):
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any. None:
     flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
     attention_data_parallel_size: Axis[Devices] = None
-    """Inference only."""
+    """Inference only: groups of a stage that attend to different requests."""
     max_num_seqs: Axis[Devices] = None
-    """Inference only: requests one scheduler runs at once; None: the engine's default."""
+    """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None
-    """Inference only: tokens of one forward pass; None: the engine's default."""
+    """Inference only: maximum tokens of one forward pass; None: the engine's default."""
 
 
 def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:

@@ -40,23 +40,23 @@ class SizingQuery(Strict):
     """
 
     id: str | None = None
-    """Echoed back."""
+    """Your name for the query, repeated in the answer."""
     cluster: str | ClusterQuery | None = None
     """As in any query; None: shape and hyperparameters alone, without days."""
     days: Annotated[float, Interval(ge=1e-3, le=1e5)] | None = None
     """Calendar days, time lost to failures included."""
     model: str | ModelSpec | dict[str, Any] | None = None
-    """A shape that is fixed already, as in any query."""
+    """A given model, as in any query; None: its shape follows from the budget."""
     parameters: Annotated[float, Interval(ge=1e6, le=1e15)] | None = None
-    """Parameters a token passes: all of a dense model's, of a mixture of experts the active ones."""
+    """Active parameters: all of a dense model's; of a mixture of experts those that a token passes."""
     tokens: Annotated[float, Interval(ge=1e3, le=1e18)] | None = None
-    """Length of the training."""
+    """Tokens of the training."""
     flops: Annotated[float, Interval(ge=1e12, le=1e32)] | None = None
     """Compute by the laws' own count, 6 x parameters x tokens."""
     law: LawName = "chinchilla-corrected"
     """How compute is divided between parameters and tokens."""
     tokens_per_parameter: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
-    """Over-training: this ratio in place of the law's."""
+    """Over-training: this ratio instead of the law's."""
     style: Style = "llama"
     """llama: RMSNorm, rotary positions, SwiGLU, grouped queries, untied embeddings. gpt: LayerNorm with biases, learned
     positions, GELU, as many key/value heads as heads, tied embeddings."""
@@ -65,19 +65,21 @@ class SizingQuery(Strict):
     aspect_ratio: Annotated[float, Interval(ge=4.0, le=1024.0)] | None = None
     """hidden_size / num_hidden_layers; None: GPT-3's, 64 for small models to 128 for large ones."""
     num_key_value_heads: Annotated[int, Interval(ge=1, le=1024)] | None = None
-    """None: by style."""
+    """Key and value heads; None: by style."""
     experts: ExpertsQuery | None = None
     """A mixture of experts; None: dense."""
     sequence_length: Count = 4096
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     global_batch_size: Count | None = None
-    """Sequences a step; None: by the batch size law."""
+    """Sequences per optimizer step; None: by the batch size law."""
     precision: Precision = "bf16"
+    """Precision of matmul inputs."""
     framework: str = "megatron-core"
+    """Training framework."""
     parallel: ParallelQuery = ParallelQuery()
-    """Narrows the axes, as in any query."""
+    """Limits the parallelism, as in any query."""
     reliability: ReliabilitySpec = ReliabilitySpec()
-    """Failures; what is left out is as published."""
+    """Failures and checkpoints; fields left out take published values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ an InputError that names the field, the value and the mend.
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -111,22 +110,9 @@ def lay(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dump(data: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(data, allow_nan=False)
-    except ValueError as error:
-        field = _not_finite(data)
-        if field is None:
-            raise InputError(f"the query holds a value that JSON does not know: {error}") from None
-        raise InputError(f"{field} must be a finite number", field=field, code="invalid_value") from None
-    except (TypeError, RecursionError) as error:
+        return json.dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the query holds a value that JSON does not know: {error}") from None
-
-
-def _not_finite(value: Any, *path: str) -> str | None:
-    """The dotted path of the first number that is infinite or none at all."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".".join(path)
-    children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return next(filter(None, (_not_finite(child, *path, str(name)) for name, child in children)), None)
 
 
 def read_yaml(text: str | bytes) -> Mapping[str, Any]:
