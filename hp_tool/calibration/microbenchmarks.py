@@ -240,7 +240,8 @@ def fit_link(peers: Floats, wire_s: Floats, seconds: Floats, *, bounds: Bounds) 
     apart = len(np.unique(peers)) > 1
 
     def predicted_s(x: Floats) -> Floats:
-        return (x[1] + x[2] * (peers - 1) if apart else x[1]) + wire_s / x[0]
+        latency = x[1] + x[2] * (peers - 1) if apart else x[1]
+        return np.asarray(latency + wire_s / x[0])
 
     x, errors = _fit(predicted_s, seconds, kinds="foo" if apart else "fo", bounds=bounds)
     fixed, per_peer = (x[1], x[2]) if apart else (x[1] / 2, x[1] / 2 / (peers[0] - 1))
