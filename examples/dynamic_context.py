@@ -11,8 +11,8 @@ from __future__ import annotations
 from hp_tool import catalog
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
-from hp_tool.cost.lengths.dynamic import ContextComparison, compare_context_parallelism
-from hp_tool.cost.lengths.micro_batch import MicroBatchClock
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
@@ -22,8 +22,10 @@ def figures() -> dict[str, ContextComparison]:
     """Seconds a step, static and dynamic, of each distribution."""
     machine = catalog.cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128))
     clock = MicroBatchClock(
-        model=catalog.model("llama-2-13b"), cluster=machine, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
-        workload=TrainingWorkload(sequence_length=131_072, global_batch_size=64),
+        case=TrainingCase(
+            model=catalog.model("llama-2-13b"), cluster=machine, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+            workload=TrainingWorkload(sequence_length=131_072, global_batch_size=64),
+        ),
         config=ParallelConfig(
             tensor_parallel_size=2, pipeline_parallel_size=4, context_parallel_size=8, data_parallel_size=2,
             sequence_parallel=True, recompute="full",

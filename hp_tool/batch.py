@@ -1,4 +1,4 @@
-"""Lines of a batch: a query each, answered on one line each, in order. Whatever is wrong with a line stays in it."""
+"""Lines of a batch: a query each, answered on one line each, in order. An error stays in its line."""
 
 from __future__ import annotations
 
@@ -6,65 +6,28 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from hp_tool import bounds
-from hp_tool.answers import EstimateAnswer, Task, estimate_answer, recommend_answer, uncalibrated
+from hp_tool.answers import Task, estimate_answer, recommend_answer
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.training.calibrated import Corrections
-from hp_tool.training.evaluate import Row, Single, calibrated, predicted, single
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration, resolve_configuration
 
 log = logging.getLogger(__name__)
-
-LEAST = 8
-"""Configurations of one problem from which on an array costs less than as many plain numbers."""
-
-
-def costed_together(singles: Sequence[Single | None]) -> list[Row | None]:
-    """For each its row among those of its problem. None, for one to be costed alone: it is illegal, there are too few like it,
-    or one among them breaks the costs of all.
-    """
-    alike: defaultdict[Hashable, list[tuple[int, Single]]] = defaultdict(list)
-    for place, one in enumerate(singles):
-        if one is None or one.reasons:
-            continue
-        try:
-            alike[one.costed_with()].append((place, one))
-        except TypeError:  # a model or a device described in the query, as a mapping
-            continue
-    rows: list[Row | None] = [None] * len(singles)
-    for group in alike.values():
-        if len(group) < LEAST:
-            continue
-        costed = _rows([one for _, one in group])
-        for (place, _), row in zip(group, costed, strict=True) if costed else ():
-            rows[place] = row
-    return rows
-
-
-def _rows(singles: Sequence[Single]) -> list[Row]:
-    candidates = Candidates.from_configs(one.config for one in singles)
-    try:
-        costs = singles[0].problem.costs(candidates)
-    except HpToolError:  # whose it is shows when each is costed alone
-        return []
-    except Exception:
-        log.exception("candidates could not be costed together")
-        return []
-    return [Row(index=index, candidates=candidates, costs=costs) for index in range(len(singles))]
-
-
-# Lines of a batch: a query each, answered on one line each, in order. Whatever is wrong with a line stays in it.
-
 
 T = TypeVar("T")
 Line = bytes | HpToolError
 """A line, or in its place why there is none."""
 Read = Callable[[bytes], Query]
+
+MIN_ARRAY = 8
+"""Configurations of one problem from which on an array costs less than as many plain numbers."""
 
 
 def answer_lines(
@@ -73,52 +36,75 @@ def answer_lines(
     task: Task,
     top: int,
     read: Read = schema.parse_query,
-    corrections: Corrections = uncalibrated,
+    calibrations: Calibrations | None = None,
 ) -> list[str]:
     """An answer for each line, the same as if it were the only one. Estimates that differ in their configuration alone are
-    costed together, which is several times faster: hand over a few dozen lines at a time.
+    costed together, which is several times faster: pass a few dozen lines at a time.
 
-    Estimates come without mends, which would cost more than the rest of a batch together.
+    Estimates come without fixes, which would cost more than the rest of a batch together.
     """
 
-    def begun(line: Line) -> Single | str:
+    def begin(line: Line) -> ResolvedConfiguration | str:
         if isinstance(line, HpToolError):
             raise line
         bounds.begin_again()
         query = read(line)
         if task == "recommend":
-            return schema.to_json(recommend_answer(query, top=top, with_query=False, corrections=corrections))
-        if query.kind == "inference":
-            return schema.to_json(estimate_answer(query, with_mends=False, with_query=False))
-        return single(query)
+            return schema.to_json(recommend_answer(query, top=top, with_query=False, calibrations=calibrations))
+        return estimate(query) if query.kind == "inference" else resolve_configuration(query)
 
-    def ended(asked: Single, row: Row | None) -> str:
-        found = predicted(asked=asked, row=row)
-        learnt = calibrated(asked=asked, corrections=corrections, row=row)
-        return schema.to_json(EstimateAnswer(id=asked.query.id, estimate=found, calibrated_estimate=learnt))
+    def estimate(query: Query, configuration: ResolvedConfiguration | None = None) -> str:
+        answer = estimate_answer(
+            query, configuration=configuration, with_fixes=False, with_query=False, calibrations=calibrations
+        )
+        return schema.to_json(answer)
 
-    halves = [_or_its_error(line, partial(begun, line)) for line in lines]
-    rows = costed_together([half if isinstance(half, Single) else None for half in halves])
+    begun = [_or_its_error(line, partial(begin, line)) for line in lines]
+    costed = iter(cost_together([each for each in begun if isinstance(each, ResolvedConfiguration)]))
     return [
-        half if isinstance(half, str) else _or_its_error(line, partial(ended, half, row))
-        for line, half, row in zip(lines, halves, rows, strict=True)
+        each if isinstance(each, str) else _or_its_error(line, partial(estimate, each.query, next(costed)))
+        for line, each in zip(lines, begun, strict=True)
     ]
 
 
 def answer_line(
-    line: Line,
-    *,
-    task: Task,
-    top: int,
-    read: Read = schema.parse_query,
-    corrections: Corrections = uncalibrated,
+    line: Line, *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
 ) -> str:
     """The answer of one line."""
-    return answer_lines([line], task=task, top=top, read=read, corrections=corrections)[0]
+    return answer_lines([line], task=task, top=top, read=read, calibrations=calibrations)[0]
+
+
+def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
+    """The configurations, with their costs where they were computed as one array. Those stay without that are illegal, that
+    are too few of one problem, or among which one breaks the costs of all.
+    """
+    costed = list(configurations)
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for place, configuration in enumerate(configurations):
+        if configuration.reasons:
+            continue
+        try:
+            groups[configuration.problem_key()].append(place)
+        except TypeError:  # a model or a device described in the query, as a mapping
+            continue
+    for places in groups.values():
+        if len(places) < MIN_ARRAY:
+            continue
+        candidates = Candidates.from_configs(configurations[place].config for place in places)
+        try:
+            costs = configurations[places[0]].problem.costs(candidates)
+        except HpToolError:  # costing each alone shows whose it is
+            continue
+        except Exception:
+            log.exception("candidates could not be costed together")
+            continue
+        for index, place in enumerate(places):
+            costed[place] = replace(costed[place], row=CostedRow(index=index, candidates=candidates, costs=costs))
+    return costed
 
 
 def _or_its_error(line: Line, answer: Callable[[], T]) -> T | str:
-    """What `answer` gives, or what it raises as the line's answer."""
+    """What `answer` returns, or the error it raises as the line's answer."""
     try:
         return answer()
     except HpToolError as error:

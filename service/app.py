@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import uvicorn
 from fastapi import Depends, FastAPI
 
 from hp_tool import __version__
 from hp_tool.domain.access_store import AccessStore
-from hp_tool.domain.query import Query
-from hp_tool.domain.sizing import SizingQuery
-from hp_tool.learning import MeasurementReport, StoredCalibrations
+from hp_tool.learning import StoredCalibrations
 from hp_tool.store import open_store
-from service.allowance import Allowance
+from service import logs
 from service.answer_cache import AnswerCache, CachedAnswers
 from service.api import (
-    batch,
     calibrations,
     catalog,
     estimates,
-    events,
     formats,
     health,
     keys,
@@ -28,14 +25,14 @@ from service.api import (
     openapi,
     problems,
     searches,
-    sizings,
 )
 from service.api.dependencies import refuse_unknown_parameters
-from service.conditional import Conditional
 from service.dashboard import pages
+from service.etags import ETags
 from service.keys import Keyring
 from service.metrics import Metrics
-from service.observation import Observer
+from service.request_limits import RequestLimits
+from service.request_log import RequestLog
 from service.security import Gate
 from service.settings import Settings
 
@@ -71,17 +68,32 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, batch, searches, events, measurements, formats, sizings, calibrations, catalog, keys):
+    for module in (estimates, searches, measurements, formats, calibrations, catalog, keys):
         app.include_router(module.router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     pages.install(app)
-    bodies = (Query, SizingQuery, MeasurementReport, keys.NewKey, catalog.NewRegistration, searches.BudgetChange)
-    openapi.install(app, bodies={kind.__name__: kind for kind in bodies})
+    openapi.install(app)
     app.state.metrics = metrics = Metrics(store=opened)
-    app.state.answers = AnswerCache(corrections=app.state.calibrations)
-    app.add_middleware(Allowance, settings=settings)
+    app.state.answers = AnswerCache(calibrations=app.state.calibrations)
+    app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
-    app.add_middleware(Conditional)
+    app.add_middleware(ETags)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
-    app.add_middleware(Observer, metrics=metrics, store=opened)  # the last one added is the outermost
+    app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
     return app
+
+
+def serve(*, settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
+    logs.configure(form=settings.log_form, level=settings.log_level)
+    uvicorn.run(
+        create_app(settings),
+        log_config=None,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        # Every worker would be a process with its own pool; the work is short, so one process and threads do.
+        workers=1,
+    )

@@ -1,27 +1,26 @@
-"""`service.client.Client` for an event loop: the same calls, answers and errors."""
+"""`service.client.Client` for an event loop: the same methods, answers and errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
 from hp_tool.errors import StoreError
-from service import calls
-from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
-from service.calls import Call, JsonObject
-from service.client import connection
-from service.patience import PATIENCE_S, Absence, AsyncPatient
+from service.api.views import EventView
+from service.client import EventStream, connection
+from service.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
+from service.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 
 T = TypeVar("T")
 
 
-class AsyncClient:
-    """A connection to one service, for any number of tasks of one loop. Each method does what its twin does."""
+class AsyncClient(Endpoints):
+    """A connection to one service, for any number of tasks of one loop."""
 
     def __init__(
         self,
@@ -31,8 +30,9 @@ class AsyncClient:
         timeout_s: float = 30.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        options = connection(server=server, api_key=api_key, timeout_s=timeout_s)
-        self._http = httpx.AsyncClient(**options, transport=AsyncPatient(transport or httpx.AsyncHTTPTransport()))
+        base_url, headers = connection(server=server, api_key=api_key)
+        retrying = AsyncRetryTransport(transport or httpx.AsyncHTTPTransport())
+        self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -42,82 +42,46 @@ class AsyncClient:
     ) -> None:
         await self._http.aclose()
 
-    async def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
-        return await self._do(calls.estimate(query=query))
-
-    async def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
-        return await self._do(calls.recommend(query=query, top=top))
-
-    async def size(self, *, query: Mapping[str, Any]) -> JsonObject:
-        return await self._do(calls.size(query=query))
-
-    async def submit_search(
-        self,
-        *,
-        query: Mapping[str, Any],
-        idempotency_key: str | None = None,
-        webhook: str | None = None,
-        priority: int = 0,
-    ) -> SearchView:
-        call = calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
-        return await self._do(call)
-
-    async def webhook(self, *, search_id: str) -> WebhookView:
-        return await self._do(calls.webhook(search_id=search_id))
-
-    async def searches(self, **filters: Any) -> PageView[SearchView]:
-        return await self._do(calls.searches(**filters))
-
-    async def search(self, *, search_id: str) -> SearchView:
-        return await self._do(calls.search(search_id=search_id))
-
-    async def trials(self, *, search_id: str, **filters: Any) -> TrialsView:
-        return await self._do(calls.trials(search_id=search_id, **filters))
-
-    async def act(self, *, search_id: str, action: str) -> SearchView:
-        """`action`: cancel, pause, resume or clone."""
-        return await self._do(calls.act(search_id=search_id, action=action))
-
-    async def change_budget(
-        self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
-    ) -> SearchView:
-        budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        return await self._do(calls.change_budget(search_id=search_id, **budget))
-
-    async def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
-        call = calls.result(search_id=search_id, wait_s=wait_s)
-        response = await self._send(call)
-        return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
+    async def send(self, call: Call[T]) -> T:
+        """The answer to one call."""
+        try:
+            return call.read(await self._http.send(call.request(self._http)))
+        except httpx.TransportError as error:
+            raise unreachable(self._http.base_url, error) from error
 
     async def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> AsyncGenerator[EventView]:
-        absence = Absence(patience_s=patience_s)
+        """As `Client.events`."""
+        reconnects = ReconnectPolicy(patience_s=patience_s)
         while True:
-            stream = calls.EventStream()
+            stream = EventStream(search_id=search_id, after=after)
             try:
-                connection = self._events(calls.events(search_id=search_id, after=after), stream, absence)
-                async with aclosing(connection) as events:
+                async with aclosing(self._connected(stream, reconnects)) as events:
                     async for event in events:
-                        after = event.seq
                         yield event
                 if stream.ended:
                     return
-                lost = calls.unreachable(self._http.base_url, "the stream was cut off")
+                lost = unreachable(self._http.base_url, "the stream was cut off")
             except StoreError as error:
                 lost = error
-            await asyncio.sleep(absence.wait_s(lost))
+            after = stream.after
+            await asyncio.sleep(reconnects.wait_s(lost))
 
-    async def _events(self, call: Call[EventView], stream: calls.EventStream, absence: Absence) -> AsyncGenerator[EventView]:
+    async def _connected(self, stream: EventStream, reconnects: ReconnectPolicy) -> AsyncGenerator[EventView]:
+        """The events of one connection."""
         try:
-            async with self._http.stream(call.method, call.path, **call.options) as response:
+            response = await self._http.send(stream.call.request(self._http), stream=True)
+            try:
                 if not response.is_success:
                     await response.aread()
-                    calls.raise_problem(response)
-                absence.over()
+                    raise_problem(response)
+                reconnects.connected()
                 async for chunk in response.aiter_bytes():
                     for event in stream.feed(chunk):
                         yield event
+            finally:
+                await response.aclose()
         except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            raise unreachable(self._http.base_url, error) from error
 
     async def wait(
         self,
@@ -126,7 +90,8 @@ class AsyncClient:
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = PATIENCE_S,
     ) -> JsonObject:
-        seen, absence = 0, Absence(patience_s=patience_s)
+        """As `Client.wait`."""
+        seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
             async with aclosing(self.events(search_id=search_id, after=seen, patience_s=patience_s)) as events:
                 async for event in events:
@@ -135,29 +100,8 @@ class AsyncClient:
             try:
                 result = await self.result(search_id=search_id, wait_s=10.0)
             except StoreError as error:
-                await asyncio.sleep(absence.wait_s(error))
+                await asyncio.sleep(reconnects.wait_s(error))
                 continue
-            absence.over()
+            reconnects.connected()
             if result is not None:
-                return calls.with_result(result)
-
-    async def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
-        return await self._do(calls.report_measurement(report=report, idempotency_key=idempotency_key))
-
-    async def measurements(self, **filters: Any) -> PageView[MeasurementView]:
-        return await self._do(calls.measurements(**filters))
-
-    async def catalog(self, *, kind: str) -> JsonObject:
-        return await self._do(calls.catalog(kind=kind))
-
-    async def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> RegistrationView:
-        return await self._do(calls.register(kind=kind, name=name, spec=spec, shared=shared))
-
-    async def _do(self, call: Call[T]) -> T:
-        return call.read(await self._send(call))
-
-    async def _send(self, call: Call[Any]) -> httpx.Response:
-        try:
-            return await self._http.request(call.method, call.path, **call.options)
-        except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+                return with_result(result)

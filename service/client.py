@@ -4,8 +4,8 @@ with Client(server="http://127.0.0.1:8000") as client:
     search = client.submit_search(query=query)
     result = client.wait(search_id=search.id, on_event=print)
 
-`service.async_client.AsyncClient` is the same for an event loop. Answers that get lost are asked for again where that does no
-harm, and a key that asks too often waits as long as it is told (`service.patience`).
+`service.async_client.AsyncClient` is the same for an event loop. `service.endpoints` declares the methods of both.
+`service.retries` decides which requests are sent again after a lost answer or a rate limit.
 """
 
 from __future__ import annotations
@@ -13,41 +13,102 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
 from hp_tool.errors import HpToolError, InputError, StoreError
-from service import calls
-from service.api.ndjson import MEDIA_TYPE as NDJSON
-from service.api.views import EventView, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
-from service.calls import BATCH_BYTES, BATCH_LINES, Call, JsonObject
-from service.patience import PATIENCE_S, Absence, Patient
+from service.api.views import NDJSON, STREAM_END, EventView
+from service.endpoints import Call, Endpoints, JsonObject, parsed, raise_problem, unreachable, with_result
+from service.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 
-__all__ = ["BATCH_BYTES", "BATCH_LINES", "Client"]
 T = TypeVar("T")
+BATCH_LINES = 256
+BATCH_BYTES = 1 << 16
+"""Bounds of one request of a batch: small beside what sockets buffer."""
+SILENCE_S = 60.0
+"""The service pings an event stream every 15 s; a longer silence is a dead connection."""
 
 
-def connection(*, server: str, api_key: str | None, timeout_s: float) -> JsonObject:
-    """httpx's options of a client. `api_key` defaults to HP_API_KEY, or the file that HP_API_KEY_FILE names."""
+def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
+    """Base URL and headers of a client. `api_key` defaults to HP_API_KEY, or the file that HP_API_KEY_FILE names."""
     if not server.startswith(("http://", "https://")):
         raise InputError(f"{server!r} is not an http(s) URL", field="server")
     key = api_key if api_key is not None else read_secret(os.environ, "HP_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return {"base_url": server.rstrip("/"), "headers": headers, "timeout": timeout_s}
+    return server.rstrip("/"), {"Authorization": f"Bearer {key}"} if key else {}
 
 
-class Client:
+class Lines:
+    """Splits a stream into lines. httpx's own splitter also cuts at separators that JSON may hold within a line (U+2028)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes."""
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        return [line.decode() for line in whole]
+
+
+class EventStream:
+    """The server-sent events of one connection."""
+
+    def __init__(self, *, search_id: str, after: int) -> None:
+        """`after`: seq of the last event already received; 0: none."""
+        self.after = after
+        self.ended = False
+        """The search has ended; a stream that stops before that was cut off."""
+        self.call: Call[EventView] = Call(
+            path=f"/v1/searches/{search_id}/events",
+            answer=EventView,
+            headers={"Last-Event-ID": str(after)},
+            timeout=httpx.Timeout(30.0, read=SILENCE_S),
+        )
+        self._lines = Lines()
+        self._name = ""
+
+    def feed(self, chunk: bytes) -> Iterator[EventView]:
+        """The events that `chunk` completes; named ones mark the stream's end and belong to no search."""
+        for line in self._lines.feed(chunk):
+            if line.startswith("event: "):
+                self._name = line.removeprefix("event: ")
+                self.ended = self._name == STREAM_END
+            elif line.startswith("data: ") and not self._name:
+                event: EventView = parsed(EventView, line.removeprefix("data: "))
+                self.after = event.seq
+                yield event
+            elif not line:
+                self._name = ""
+
+
+def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Request bodies of at most BATCH_LINES lines, each closed by the line that brings it to BATCH_BYTES."""
+    body, count = bytearray(), 0
+    for line in lines:
+        if not line.strip():  # has no answer
+            continue
+        body += line.rstrip(b"\n") + b"\n"
+        count += 1
+        if count == BATCH_LINES or len(body) >= BATCH_BYTES:
+            yield bytes(body)
+            body, count = bytearray(), 0
+    if body:
+        yield bytes(body)
+
+
+class Client(Endpoints):
     """A connection to one service. Not for use by several threads at once."""
 
     def __init__(
         self, *, server: str, api_key: str | None = None, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
     ) -> None:
         """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no socket."""
-        options = connection(server=server, api_key=api_key, timeout_s=timeout_s)
-        self._http = httpx.Client(**options, transport=Patient(transport or httpx.HTTPTransport()))
+        base_url, headers = connection(server=server, api_key=api_key)
+        retrying = RetryTransport(transport or httpx.HTTPTransport())
+        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying)
 
     def __enter__(self) -> Client:
         return self
@@ -56,142 +117,76 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._http.close()
 
-    def estimate(self, *, query: Mapping[str, Any]) -> JsonObject:
-        """{id, status, estimate} for the query's one configuration."""
-        return self._do(calls.estimate(query=query))
+    def send(self, call: Call[T]) -> T:
+        """The answer to one call."""
+        try:
+            return call.read(self._http.send(call.request(self._http)))
+        except httpx.TransportError as error:
+            raise unreachable(self._http.base_url, error) from error
 
-    def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> JsonObject:
-        """{id, status, recommendations, space, rejections}, best first."""
-        return self._do(calls.recommend(query=query, top=top))
-
-    def size(self, *, query: Mapping[str, Any]) -> JsonObject:
-        """{id, status, sizing}: the training that a budget buys."""
-        return self._do(calls.size(query=query))
+    @contextmanager
+    def _stream(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
+        """The chunks of an answer as they arrive; raises the problem that the server answers instead."""
+        try:
+            response = self._http.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    response.read()
+                    raise_problem(response)
+                yield response.iter_bytes()
+            finally:
+                response.close()
+        except httpx.TransportError as error:
+            raise unreachable(self._http.base_url, error) from error
 
     def batch(
         self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
     ) -> Iterator[str]:
-        """One answer line per query line, in order, as they come; neither side holds the whole.
+        """One answer line per query line, in order, as they arrive; neither side holds the whole.
 
-        Lines go in requests of few: one that the server answers before it was sent to its end would fill the buffers between
-        the two, and each would wait for the other to read.
+        Lines go in small requests: the server answers a request before it was sent to its end, so a large one would fill the
+        buffers between the two, and each side would wait for the other to read.
         """
         params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
-        for content in calls.batches(lines):
+        for content in batches(lines):
             yield from self._batch(content, params=params, due=content.count(b"\n"))
 
     def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:
         """The answers to one request."""
         headers = {"Content-Type": NDJSON}
-        number = 0
-        try:
-            with self._http.stream("POST", "/v1/batch", params=params, content=content, headers=headers) as response:
-                self._check(response)
-                lines = calls.Lines()
-                for chunk in response.iter_bytes():
-                    for answer in lines.feed(chunk):
-                        yield answer
-                        number += 1
-        except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+        request = self._http.build_request("POST", "/v1/batch", params=params, content=content, headers=headers)
+        number, lines = 0, Lines()
+        with self._stream(request) as chunks:
+            for chunk in chunks:
+                for answer in lines.feed(chunk):
+                    yield answer
+                    number += 1
         if number != due:
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
 
-    def submit_search(
-        self,
-        *,
-        query: Mapping[str, Any],
-        idempotency_key: str | None = None,
-        webhook: str | None = None,
-        priority: int = 0,
-    ) -> SearchView:
-        """Queue a search. Sending the same key again answers the same search, so a lost answer is no second search.
-
-        `priority`: -100 to 100, higher goes first; above 0 for administrators.
-        `webhook`: https URL that is told when it ends; `service.webhooks.verify` tells the service's messages from others'.
-        """
-        call = calls.submit_search(query=query, idempotency_key=idempotency_key, webhook=webhook, priority=priority)
-        return self._do(call)
-
-    def webhook(self, *, search_id: str) -> WebhookView:
-        """How far the telling of its end has come."""
-        return self._do(calls.webhook(search_id=search_id))
-
-    def searches(
-        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, **filters: str
-    ) -> PageView[SearchView]:
-        """A page of searches, newest first; filters: owner, since, until, order."""
-        return self._do(calls.searches(state=state, limit=limit, cursor=cursor, **filters))
-
-    def search(self, *, search_id: str) -> SearchView:
-        """Where one search stands."""
-        return self._do(calls.search(search_id=search_id))
-
-    def trials(self, *, search_id: str, limit: int | None = None, cursor: str | None = None, **filters: str) -> TrialsView:
-        """Its profile runs, predicted and measured side by side; filters: state, status, since, until, order."""
-        return self._do(calls.trials(search_id=search_id, limit=limit, cursor=cursor, **filters))
-
-    def cancel(self, *, search_id: str) -> SearchView:
-        """Ask its worker to stop for good."""
-        return self._do(calls.act(search_id=search_id, action="cancel"))
-
-    def pause(self, *, search_id: str) -> SearchView:
-        """Ask its worker to let go until `resume`."""
-        return self._do(calls.act(search_id=search_id, action="pause"))
-
-    def resume(self, *, search_id: str) -> SearchView:
-        """Queue a paused or failed search again."""
-        return self._do(calls.act(search_id=search_id, action="resume"))
-
-    def clone(self, *, search_id: str) -> SearchView:
-        """A new search with the same query."""
-        return self._do(calls.act(search_id=search_id, action="clone"))
-
-    def change_budget(
-        self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
-    ) -> SearchView:
-        """Let it spend more or less from now on."""
-        budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        return self._do(calls.change_budget(search_id=search_id, **budget))
-
-    def result(self, *, search_id: str, wait_s: float = 0.0) -> JsonObject | None:
-        """The ended search's result, waiting up to wait_s seconds for it; None: not ended yet."""
-        call = calls.result(search_id=search_id, wait_s=wait_s)
-        response = self._send(call)
-        return None if response.status_code == httpx.codes.ACCEPTED else call.read(response)
-
     def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> Iterator[EventView]:
-        """Its events after seq `after`, each once, live until it ends, over as many connections as it takes.
+        """The search's events after seq `after`, each once, live until it ends, over as many connections as it takes.
 
         Raises StoreError where the server is away for `patience_s`.
         """
-        absence = Absence(patience_s=patience_s)
+        reconnects = ReconnectPolicy(patience_s=patience_s)
         while True:
-            stream = calls.EventStream()
+            stream = EventStream(search_id=search_id, after=after)
             try:
-                for event in self._events(calls.events(search_id=search_id, after=after), stream, absence):
-                    after = event.seq
-                    yield event
+                with self._stream(stream.call.request(self._http)) as chunks:
+                    reconnects.connected()
+                    for chunk in chunks:
+                        yield from stream.feed(chunk)
                 if stream.ended:
                     return
-                lost = calls.unreachable(self._http.base_url, "the stream was cut off")
+                lost = unreachable(self._http.base_url, "the stream was cut off")
             except StoreError as error:
                 lost = error
-            time.sleep(absence.wait_s(lost))
-
-    def _events(self, call: Call[EventView], stream: calls.EventStream, absence: Absence) -> Iterator[EventView]:
-        """The events of one connection."""
-        try:
-            with self._http.stream(call.method, call.path, **call.options) as response:
-                self._check(response)
-                absence.over()
-                for chunk in response.iter_bytes():
-                    yield from stream.feed(chunk)
-        except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
+            after = stream.after
+            time.sleep(reconnects.wait_s(lost))
 
     def wait(
         self,
@@ -205,7 +200,7 @@ class Client:
         Raises HpToolError where the search ended without any result, as it would have in this process, and StoreError where
         the server is away for `patience_s`.
         """
-        seen, absence = 0, Absence(patience_s=patience_s)
+        seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
             for event in self.events(search_id=search_id, after=seen, patience_s=patience_s):
                 seen = event.seq
@@ -213,39 +208,8 @@ class Client:
             try:
                 result = self.result(search_id=search_id, wait_s=10.0)
             except StoreError as error:
-                time.sleep(absence.wait_s(error))
+                time.sleep(reconnects.wait_s(error))
                 continue
-            absence.over()
+            reconnects.connected()
             if result is not None:
-                return calls.with_result(result)
-
-    def report_measurement(self, *, report: Mapping[str, Any], idempotency_key: str | None = None) -> MeasurementView:
-        """Tell what a real training measured: {query, parallel, measurement}."""
-        return self._do(calls.report_measurement(report=report, idempotency_key=idempotency_key))
-
-    def measurements(self, *, limit: int = 100, cursor: str | None = None, **filters: str) -> PageView[MeasurementView]:
-        """Stored measurements, newest first; filters: gpu, model, framework, source, status, search_id, since, until, order."""
-        return self._do(calls.measurements(limit=limit, cursor=cursor, **filters))
-
-    def catalog(self, *, kind: str) -> JsonObject:
-        """What `models`, `gpus` or `clusters` there are."""
-        return self._do(calls.catalog(kind=kind))
-
-    def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> RegistrationView:
-        """Make one of `models` or `clusters` known by a name."""
-        return self._do(calls.register(kind=kind, name=name, spec=spec, shared=shared))
-
-    def _do(self, call: Call[T]) -> T:
-        return call.read(self._send(call))
-
-    def _send(self, call: Call[Any]) -> httpx.Response:
-        try:
-            return self._http.request(call.method, call.path, **call.options)
-        except httpx.TransportError as error:
-            raise calls.unreachable(self._http.base_url, error) from error
-
-    def _check(self, response: httpx.Response) -> None:
-        """Raise the problem of a stream that is none."""
-        if not response.is_success:
-            response.read()
-            calls.raise_problem(response)
+                return with_result(result)

@@ -1,4 +1,4 @@
-"""What the service adds to the command line; hp_tool finds it through the entry-point group hp_tool.commands."""
+"""The service's commands; hp_tool finds them through the entry-point group hp_tool.commands."""
 
 from __future__ import annotations
 
@@ -6,36 +6,32 @@ from typing import Annotated
 
 import typer
 
-from service.budget_command import budget
-from service.cancel_command import cancel
+from hp_tool.cli.db import UrlOption
 from service.key_commands import keys
-from service.report_command import report
-
-DatabaseUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL; default HP_DATABASE_URL, else the user's SQLite file.")]
+from service.search_commands import budget, cancel, report
 
 
 def register(app: typer.Typer) -> None:
     """Add the service's commands. Imports stay inside: the command line starts without the web framework."""
     app.add_typer(keys, name="keys")
-    app.command()(report)
-    app.command()(budget)
-    app.command()(cancel)
+    for command in (report, budget, cancel):
+        app.command()(command)
 
     @app.command()
     def serve(
         host: Annotated[str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")] = None,
         port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")] = None,
-        database_url: DatabaseUrl = None,
+        database_url: UrlOption = None,
     ) -> None:
         """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
-        from service import server
+        from service.app import serve
         from service.settings import from_environment
 
-        server.run(settings=from_environment(host=host, port=port, database_url=database_url))
+        serve(settings=from_environment(host=host, port=port, database_url=database_url))
 
     @app.command()
     def worker(
-        database_url: DatabaseUrl = None,
+        database_url: UrlOption = None,
         lease_s: Annotated[
             float, typer.Option(min=1.0, help="Seconds after which another worker may take over from one that died.")
         ] = 30.0,

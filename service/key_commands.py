@@ -1,24 +1,19 @@
-"""`hp-tool keys`: who may ask the service for what. Works on the database itself, so the first key needs no key."""
+"""`hp-tool keys`: the service's API keys. Works on the database itself, so the first key needs no key."""
 
 from __future__ import annotations
 
 import getpass
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hp_tool.cli.db import JsonOption, UrlOption
+
 if TYPE_CHECKING:
     from hp_tool.domain.access_store import AccessStore
 
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option("--database-url", help="SQLAlchemy URL; default HP_DATABASE_URL, else the user's SQLite file."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 DAY_S = 86_400.0
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the service's API keys.")
@@ -39,16 +34,17 @@ def create(
     expires_days: Annotated[float | None, typer.Option(help="Days until it expires; left out: never.")] = None,
     requests_per_second: Annotated[float | None, typer.Option(help="Left out: the service's default.")] = None,
     gpu_seconds_per_day: Annotated[float | None, typer.Option(help="Quota of its searches; left out: none.")] = None,
-    database_url: DatabaseUrl = None,
+    database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and print it. It is shown this once; the database keeps a digest."""
     from hp_tool.domain.access import Scope
     from hp_tool.queries.schema import to_json
+    from hp_tool.store import open_store
     from service.api.keys import IssuedKey, KeyView
     from service.keys import issue
 
-    with _store(database_url) as store:
+    with closing(open_store(database_url)) as store:
         record, token = issue(
             store=store,
             owner=owner,
@@ -66,20 +62,21 @@ def create(
 
 
 @keys.command("list")
-def list_(database_url: DatabaseUrl = None, as_json: JsonOption = False) -> None:
+def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show every key, newest first, without secrets."""
     from hp_tool.queries.schema import to_json
+    from hp_tool.store import open_store
     from service.api.keys import KeyView
 
     views, cursor = [], None
-    with _store(database_url) as store:
+    with closing(open_store(database_url)) as store:
         while True:
             page = store.list_keys(limit=200, cursor=cursor)
             views += [KeyView.of(record) for record in page.items]
             if (cursor := page.next_cursor) is None:
                 break
     if as_json:
-        typer.echo(json.dumps({"items": [json.loads(to_json(view)) for view in views]}))
+        typer.echo(to_json({"items": views}))
         return
     for view in views:
         end = "revoked" if view.revoked_at else f"until {view.expires_at:%Y-%m-%d}" if view.expires_at else "no end"
@@ -90,28 +87,19 @@ def list_(database_url: DatabaseUrl = None, as_json: JsonOption = False) -> None
 @keys.command()
 def revoke(
     key_id: Annotated[str, typer.Argument(help="The key's id, its part after hp_; see `keys list`.")],
-    database_url: DatabaseUrl = None,
+    database_url: UrlOption = None,
 ) -> None:
     """Make a key worthless for ever; a running service notices within seconds."""
-    with _store(database_url) as store:
+    from hp_tool.store import open_store
+
+    with closing(open_store(database_url)) as store:
         record = store.revoke_key(key_id=key_id)
         _audit(store, "keys revoke", record.id)
     typer.echo(f"revoked key {record.id} of {record.owner}")
 
 
-@contextmanager
-def _store(database_url: str | None) -> Iterator[AccessStore]:
-    from hp_tool.store import open_store
-
-    opened = open_store(database_url)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Under the name this host knows the caller by: the command line asks for no key."""
+    """Record the action under the caller's user name on this host: the command line needs no key."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -13,12 +13,11 @@ import pytest
 import typer
 import yaml
 
-from hp_tool import answers, catalog
+from hp_tool import answers, catalog, training
 from hp_tool.catalog import library
 from hp_tool.cli.batches import sources
 from hp_tool.cli.main import build, main
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -157,7 +156,7 @@ def test_the_grid_of_the_documentation_is_answered() -> None:
     (grid,) = blocks((ROOT / "docs" / "batch.md").read_text(encoding="utf-8"), "csv")
     queries = [schema.parse_query(item) for item in sources.items(io.BytesIO(grid.encode()), format="csv", base={})]
     assert [query.id for query in queries][:2] == ["dense tp=4 mbs=1", "dense tp=4 mbs=2"]
-    assert all(app.estimate(query=query, with_mends=False).time is not None for query in queries)
+    assert all(training.estimate(query=query, with_fixes=False).time is not None for query in queries)
 
 
 QUERIES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if "kind" in yaml.safe_load(path.read_bytes())]
@@ -177,7 +176,7 @@ def written(page: str) -> list[tuple[str, dict[str, Any]]]:
 
 def test_the_query_of_the_documentation_is_one() -> None:
     (example,) = [block for block in blocks((ROOT / "docs/queries.md").read_text(), "yaml") if block.startswith("id:")]
-    assert app.recommend(query=schema.parse_query(example), top=1).recommendations
+    assert training.recommend(query=schema.parse_query(example), top=1).recommendations
 
 
 def test_own_files_of_the_documentation_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.budgets.asked import parse_sizing
+from hp_tool.budgets import parse_sizing
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
 from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.query import Query
-from hp_tool.launchers import kubernetes_options, ray_options, slurm_options
+from hp_tool.launchers.options import KubernetesOptions, RayOptions, SlurmOptions
 from hp_tool.learning.reports import read_report
 from hp_tool.queries import schema
 from hp_tool.serving.problem import resolve_serving
@@ -49,13 +49,13 @@ def lengths(content: dict[str, Any], folder: Path) -> None:
 
 def launcher(content: dict[str, Any], folder: Path) -> None:
     kubernetes = "image" in content
-    (kubernetes_options if kubernetes else ray_options).parse(content, origin="docs/clusters.md")
+    (KubernetesOptions if kubernetes else RayOptions).parse(content, origin="docs/clusters.md")
 
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     "sizing.md": lambda content, folder: parse_sizing(content),
     "clusters.md": launcher,
-    "slurm.md": lambda content, folder: slurm_options.parse(content, origin="docs/slurm.md"),
+    "slurm.md": lambda content, folder: SlurmOptions.parse(content, origin="docs/slurm.md"),
     "calibration.md": lambda content, folder: read_report(json.dumps(content).encode(), source="file"),
 }
 """Where a page's blocks are not queries."""

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hp_tool import answers
+from hp_tool import answers, training
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 
 QUERY: dict[str, Any] = {
     "id": "row-17",
@@ -128,7 +127,7 @@ def test_an_unknown_key_names_its_nearest(path: str, field: str, hint: str) -> N
 
 def test_an_unknown_key_of_an_inline_model_names_its_nearest() -> None:
     with pytest.raises(InputError, match="hidden_size") as caught:
-        app.estimate(query=schema.parse_query(changed("model.hiden_size", 512)))
+        training.estimate(query=schema.parse_query(changed("model.hiden_size", 512)))
     assert caught.value.field == "model.hiden_size"
 
 

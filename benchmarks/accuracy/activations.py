@@ -9,7 +9,7 @@ from benchmarks.accuracy.korthikanti import MODELS, Comparison, workload
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from hp_tool.units import GIB
 
 SIZES = {

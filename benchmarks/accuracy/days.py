@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import recommend
+from hp_tool.training import recommend
 from hp_tool.units import SECONDS_PER_DAY
 
 PARAMETERS, TOKENS, GPUS = 175e9, 300e9, 1024

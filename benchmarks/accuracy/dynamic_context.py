@@ -14,8 +14,7 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import named_sequence_lengths, sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.lengths.dynamic import compare_context_parallelism
-from hp_tool.cost.lengths.micro_batch import MicroBatchClock
+from hp_tool.cost.lengths.dynamic import MicroBatchClock, compare_context_parallelism
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.own_files import OwnFile

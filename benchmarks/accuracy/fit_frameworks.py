@@ -26,11 +26,11 @@ from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, tab
 from benchmarks.accuracy.moe_runs import moe_cases, newest
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.critical_stage import without_host
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import single_config
 
 Floats = NDArray[np.float64]
 
@@ -129,7 +129,7 @@ def step_ratio(case: Case, framework: FrameworkEfficiency) -> float:
     if training.cuda_graphs:
         framework = without_host(framework)
     problem = dataclasses.replace(problem, profile=EfficiencyProfile(gpu=problem.profile.gpu, framework=framework))
-    candidate = Candidates.alone(single_config(case.query.parallel, num_gpus=problem.cluster.num_gpus))
+    candidate = Candidates.alone(resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus))
     return float(problem.costs(candidate).step_s) / case.step_s
 
 

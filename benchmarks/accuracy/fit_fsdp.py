@@ -23,8 +23,8 @@ from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.korthikanti import Comparison
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.recommend import single_config
 
 PRIORS = {
     # name: (mean, standard deviation, lowest, highest)
@@ -53,7 +53,7 @@ class Prepared:
     @classmethod
     def of(cls, case: Case) -> Prepared:
         problem = resolve_training(case.query)
-        config = single_config(case.query.parallel, num_gpus=problem.cluster.num_gpus)
+        config = resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus)
         return cls(case=case, problem=problem, candidate=Candidates.alone(config))
 
     def step_s(self, framework: FrameworkEfficiency) -> float:

@@ -15,7 +15,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from hp_tool.units import GIB
 
 H100_96GB = dataclasses.replace(
@@ -44,7 +44,7 @@ def _compare(row: Row) -> Comparison:
             recompute="full",
         ),
     )  # fmt: skip
-    memory = estimate(query=query, with_mends=False).memory
+    memory = estimate(query=query, with_fixes=False).memory
     assert memory is not None
     what = f"H100 x{row['gpus']}, s {row['seq']}, mbs {row['local_bs']}, TP {row['tp']}, CP {row['cp']}"
     return Comparison(

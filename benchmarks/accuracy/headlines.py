@@ -31,7 +31,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.training.recommend import estimate, recommend
+from hp_tool.training import estimate, recommend
 
 RELEASE = "one factor for 2021's release, from the other nine models"
 
@@ -77,7 +77,7 @@ def scaling_2021(row: ScalingRow) -> Headline:
             sequence_parallel=False, recompute="full", zero_stage=0,
         ),
     )  # fmt: skip
-    found = estimate(query=query, with_mends=False)
+    found = estimate(query=query, with_fixes=False)
     assert found.time is not None, found.reasons
     rate = recomputed_flops(row.model, load) / found.time.step_s / row.gpus * 1e-12
     return Headline(
@@ -115,7 +115,7 @@ def gpt2_2019() -> list[Headline]:
                 tensor_parallel_size=t, micro_batch_size=8, sequence_parallel=False, recompute="full", zero_stage=0
             ),
         )  # fmt: skip
-        rate = estimate(query=query, with_mends=False).model_tflops_per_gpu
+        rate = estimate(query=query, with_fixes=False).model_tflops_per_gpu
         assert rate is not None
         rates[name] = rate * gpus * 1e12
     petaflops, scaling = rates["gpt2-8.3b"] * 1e-15, rates["gpt2-8.3b"] / (512.0 * rates["gpt2-1.2b"])

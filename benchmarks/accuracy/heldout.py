@@ -16,7 +16,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from hp_tool.units import GIB
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}

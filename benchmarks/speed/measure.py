@@ -23,9 +23,9 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.queries import schema
 from hp_tool.space.enumerate import CHUNK
+from hp_tool.training import estimate
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import keep_heap
-from hp_tool.training.recommend import estimate
 
 REPEATS = 7
 LIMITS = {
@@ -85,7 +85,7 @@ def estimates_per_second(count: int = 400) -> dict[str, Any]:
     """Single estimates, no two alike: as a call on a parsed query, and from a JSON line to a JSON line."""
     queries = single_queries(count)
     lines = query_lines(queries)
-    call = cpu_seconds(lambda: [estimate(query=query, with_mends=False) for query in queries])
+    call = cpu_seconds(lambda: [estimate(query=query, with_fixes=False) for query in queries])
     line = cpu_seconds(lambda: [answer_line(one, task="estimate", top=1) for one in lines])
     parse = cpu_seconds(lambda: [schema.parse_query(one) for one in lines])
     return {

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed.measure import cpu_seconds
-from hp_tool import serving
 from hp_tool.answers import recommend_answer
 from hp_tool.queries.schema import parse_query
-from hp_tool.serving.recommend import CHUNK
+from hp_tool.serving.problem import resolve_serving
+from hp_tool.serving.rank import CHUNK
 from hp_tool.space.serving import serving_space
 
 QUERY: dict[str, Any] = {
@@ -46,7 +46,7 @@ print("TIMES " + json.dumps(times))
 def candidates_per_second() -> dict[str, float]:
     """Latencies, throughput, memory and limit of every candidate: configurations times batch limits times loads."""
     query = parse_query(QUERY)
-    problem = serving.resolve_serving(query)
+    problem = resolve_serving(query)
     limits = {"max_num_seqs": [8 * k for k in range(1, 65)], "max_num_batched_tokens": [1024 * k for k in range(1, 17)]}
     asked = parse_query(QUERY | {"parallel": limits})
     space = serving_space(

@@ -14,8 +14,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.space import default_axes, legal_chunks
+from hp_tool.training import config_query
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.recommend import config_query
 
 QUERY: dict[str, Any] = {
     "kind": "training",

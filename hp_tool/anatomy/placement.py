@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.topology import dense_group, expert_group, group_size, sharing
+from hp_tool.cost.network import dense_group, expert_group, group_size, sharing
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
 

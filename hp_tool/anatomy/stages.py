@@ -5,19 +5,16 @@ of it. The fullest one's bytes are the estimate's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.mixed_gpus import STAGE_PARTS, stage_seconds
-from hp_tool.cost.pipeline_layout import rank_contents
-from hp_tool.cost.pipeline_stages import NO_LAYERS, Section, Stage, section, stage_contents, stage_layers
+from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, stage_contents, whole_pipeline
 from hp_tool.cost.step_time import micro_batches
-from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.cost.training import training_costs
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.training.problem import TrainingProblem
 
@@ -51,94 +48,84 @@ def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAn
     Rows of unequal cost (packed sequences) are taken at their mean; what the slowest of them adds is in the estimate's time.
     """
     candidate = Candidates.alone(config)
-    return tuple(
-        _anatomy(rank, piece, cluster, profile, problem)
-        for rank, (piece, cluster, profile) in enumerate(_pieces(problem, candidate))
-    )
+    parts = _parts(problem, candidate)
+    return tuple(_anatomy(rank, part, case, candidate, problem) for rank, (part, case) in enumerate(parts))
 
 
-_Piece = tuple[Candidates, ClusterSpec, EfficiencyProfile]
-
-
-def _pieces(problem: TrainingProblem, candidate: Candidates) -> Iterator[_Piece]:
-    """The section of each rank, and the machine it is on."""
-    p = int(candidate.pipeline_parallel_size)
-    machine = problem.cluster, problem.profile
-    layout = problem.strategy.pipeline_layout
+def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pipeline, TrainingCase]]:
+    """Each stage as a part of the pipeline of its own, and the case on its device."""
+    p, layout, model = int(candidate.pipeline_parallel_size), problem.strategy.pipeline_layout, problem.model
     if layout is not None:
-        columns: dict[str, Any] = {f.name: getattr(candidate, f.name) for f in fields(Candidates)}
         for rank in range(p):
-            said = rank_contents(layout, rank=rank, stages=p, model=problem.model)._asdict()
-            del said["ranks"]
-            yield Stage(**columns, **said, stages=1), *machine
-        return
-    if problem.cluster.kinds:
+            yield rank_contents(layout, rank=rank, stages=p, model=model).pipeline(model), problem
+    elif problem.cluster.kinds:
         yield from _of_two_kinds(problem, candidate, p)
-        return
-    if p == 1:
-        yield candidate, *machine
-        return
-    for rank, (before, held, embedding, output) in enumerate(_contents(problem, candidate, p)):
-        yield _section(candidate, rank, before=before, layers=held, embedding=embedding, output=output), *machine
+    elif p == 1:
+        yield whole_pipeline(problem, candidate), problem
+    else:
+        for rank, (before, count, embedding, output) in enumerate(_contents(problem, candidate, p)):
+            yield _part(model, candidate, rank, before=before, layers=count, embedding=embedding, output=output), problem
 
 
 def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[tuple[float, float, bool, bool]]:
     """(layers before, layers, embedding, output layer) of each rank of a pipeline that is not laid out by hand."""
-    model = problem.model
     if facts(problem.workload.framework).balances_blocks:
-        found, output_at = stage_contents(model, p)
-        counts = [float(count) for count in found]
+        layers, output_at = stage_contents(problem.model, p)
+        counts = [float(count) for count in layers]
         ends = [(rank == 0, rank == output_at) for rank in range(p)]
     else:
-        split = stage_layers(model, candidate, framework=problem.workload.framework)
-        each = float(split.pace)
-        counts = [each - float(split.fewer_first), *[each] * (p - 2), each - float(split.fewer_last)]
+        pipeline = whole_pipeline(problem, candidate)
+        each = float(pipeline.critical.count)
+        counts = [each - float(pipeline.fewer_first), *[each] * (p - 2), each - float(pipeline.fewer_last)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.pipeline_schedule == ZBV:
             ends = [(rank == 0, rank == 0) for rank in range(p)]
         elif candidate.pipeline_schedule == DUALPIPE:
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
-    for rank, held in enumerate(counts):
-        yield sum(counts[:rank]), max(held, NO_LAYERS), *ends[rank]
+    for rank, count in enumerate(counts):
+        yield sum(counts[:rank]), max(count, NO_LAYERS), *ends[rank]
 
 
-def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Piece]:
-    """Stages of a kind hold equally many layers, as `cost.mixed` found best."""
-    per_stage = [float(count) for count in problem.costs(candidate).layers_by_kind]
-    first = p * problem.cluster.kinds[0].num_gpus // sum(kind.num_gpus for kind in problem.cluster.kinds)
+def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[tuple[Pipeline, TrainingCase]]:
+    """Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best."""
+    layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
+    kinds = problem.kinds
+    assert kinds  # there are two
+    first = int(stages_by_kind(kinds, candidate)[0])
     for rank in range(p):
         kind = int(rank >= first)
-        before = min(rank, first) * per_stage[0] + max(rank - first, 0) * per_stage[1]
-        here = _section(candidate, rank, before=before, layers=per_stage[kind], embedding=rank == 0, output=rank == p - 1)
-        yield here, problem.cluster.kinds[kind], problem.kind_profiles[kind]
+        before = min(rank, first) * layers[0] + max(rank - first, 0) * layers[1]
+        part = _part(
+            problem.model, candidate, rank, before=before, layers=layers[kind], embedding=rank == 0, output=rank == p - 1
+        )
+        yield part, kinds[kind]
 
 
-def _section(c: Candidates, rank: int, *, before: float, layers: float, embedding: bool, output: bool) -> Section:
-    return section(
-        c, stages_before=rank, layers_before=before, stages=1, layers=layers, holds_embedding=embedding, holds_output=output
+def _part(
+    model: ModelSpec, c: Candidates, rank: int, *, before: float, layers: float, embedding: bool, output: bool
+) -> Pipeline:
+    return pipeline_part(
+        model, c, first_rank=rank, layers_before=before, stages=1, layers=layers, embedding=embedding, output=output
     )
 
 
-def _anatomy(
-    rank: int, piece: Candidates, cluster: ClusterSpec, profile: EfficiencyProfile, problem: TrainingProblem
-) -> StageAnatomy:
-    costs: TrainingCosts = training_costs(
-        case=TrainingCase(
-            model=problem.model, cluster=cluster, workload=problem.workload, profile=profile, strategy=problem.strategy
-        ),
-        candidates=piece,
+def _anatomy(rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem) -> StageAnatomy:
+    costs = training_costs(
+        case=case,
+        candidates=candidate,
+        pipeline=part,
         memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
-    m = micro_batches(piece, workload=problem.workload)
-    here = piece if isinstance(piece, Section) else None  # None: the whole pipeline is one stage
+    m = micro_batches(candidate, workload=problem.workload)
+    whole, stage = part.part is None, part.stages[0]
     return StageAnatomy(
         rank=rank,
-        gpu=cluster.gpu.name,
-        layers=float(problem.model.total_layers) if here is None else round(float(here.layers), 6),
-        holds_embedding=here is None or bool(here.holds_embedding),
-        holds_output=here is None or bool(here.holds_output),
+        gpu=case.cluster.gpu.name,
+        layers=float(problem.model.total_layers) if whole else round(float(stage.layers.count - stage.extra_layers), 6),
+        holds_embedding=whole or bool(part.embedding),
+        holds_output=whole or bool(part.output),
         memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
         capacity_bytes=float(costs.capacity_bytes),
-        seconds=float(stage_seconds(costs, profile=profile, micro_batches=m)),
+        seconds=float(stage_seconds(costs, profile=case.profile, micro_batches=m)),
         parts_s={name: float(costs.parts[name] / m) for name in STAGE_PARTS},
     )

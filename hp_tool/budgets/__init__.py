@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from hp_tool.budgets.answer import size_answer
-from hp_tool.budgets.asked import parse_sizing
+from hp_tool.budgets.query import parse_sizing
 
 __all__ = ["parse_sizing", "size_answer"]

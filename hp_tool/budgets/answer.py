@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from hp_tool.answers import uncalibrated
-from hp_tool.budgets.asked import asked_flops, asked_law, asked_model
-from hp_tool.budgets.plan import Plan, Planner
-from hp_tool.budgets.solve import solved
+from hp_tool.budgets.plan import Plan, Planner, solve
+from hp_tool.budgets.query import query_flops, query_law, query_model
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.sizing import Choice, Sizing, SizingAnswer, SizingQuery
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.sizing import (
-    LAWS,
-    ScalingLaw,
-    active_parameters,
-    compute_overhead,
-    loss,
-    shape_choices,
-    starting_hyperparameters,
-)
-from hp_tool.training.calibrated import Corrections
+from hp_tool.sizing import LAWS, ScalingLaw, active_parameters, compute_overhead, loss, shape_choices, starting_hyperparameters
+from hp_tool.training.calibrated import Calibrations
 
 
-def size_answer(query: SizingQuery, *, corrections: Corrections = uncalibrated) -> SizingAnswer:
+def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
     """The training that a budget buys. Raises HpToolError.
 
-    A training that fits nowhere, or meets no deadline, is `feasible: false` with its reasons.
+    One that fits nowhere, or meets no deadline, is `feasible: false` with its reasons.
     """
-    model, law = asked_model(query), asked_law(query)
+    model, law = query_model(query), query_law(query)
     planner = Planner(
         query=query,
         law=law,
         model=model,
         cluster=None if query.cluster is None else catalogue_cluster(query.cluster),
-        corrections=corrections,
+        calibrations=calibrations,
     )
     try:
-        plan = solved(planner, flops=asked_flops(query, model=model, law=law))
+        plan = solve(planner, flops=query_flops(query, model=model, law=law))
     except HpToolError as error:
         # What a query says below `training` stands at the top of a budget.
         error.field = error.field and error.field.removeprefix("training.")
@@ -64,7 +54,7 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
         compute_overhead=compute_overhead(parameters=active, tokens=tokens),
         shape=()
         if query.model is not None
-        else shape_choices(model, style=query.style, asked=plan.asked_parameters, ratio=query.aspect_ratio),
+        else shape_choices(model, style=query.style, asked=plan.target_parameters, ratio=query.aspect_ratio),
         hyperparameters=starting_hyperparameters(
             model=model,
             parameters=active,

@@ -1,33 +1,42 @@
-"""One training on the cluster: a shape, its tokens and batch, and what the cost model says of the fastest configuration."""
+"""The training that a budget buys: a shape, its tokens and batch, and the fastest configuration on the cluster."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from hp_tool.budgets.asked import asked_parameters
+from hp_tool import training
+from hp_tool.budgets.query import query_parameters
+from hp_tool.cost.roofline import peak_flops
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
-from hp_tool.domain.result import Estimate, Reason, Recommendation
+from hp_tool.domain.result import Estimate, Ranking, Reason, Recommendation
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.sizing import ScalingLaw, batch_sequences, hyperparameter_flops, shaped
-from hp_tool.training import recommend as app
-from hp_tool.training.calibrated import Corrections
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.units import SECONDS_PER_DAY
+
+CLOSE = 0.02
+"""Days off the budget at which tokens fill the rest."""
+MAX_PLANS = 24
+_SMALLER = 4.0
+"""Factor on compute after a model that fits nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is trained, and how fast where there is a cluster."""
+    """What is trained, and how fast if there is a cluster."""
 
     model: ModelSpec
-    asked_parameters: float
-    """Of which `model` is the shape."""
+    target_parameters: float
+    """Active parameters that `model` was shaped for."""
     workload: TrainingWorkload
     query: Query | None = None
-    """What was asked of the cost model; None without a cluster."""
+    """The cost model's query; None without a cluster."""
     recommendation: Recommendation | None = None
-    """None without a cluster, or where nothing is acceptable."""
+    """None without a cluster, or if nothing is acceptable."""
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -37,7 +46,7 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate | None:
-        """After what was measured on the cluster, where anything was."""
+        """The recommendation's, calibrated if anything was measured on the cluster."""
         row = self.recommendation
         return None if row is None else row.calibrated_estimate or row.estimate
 
@@ -55,17 +64,17 @@ class Planner:
     law: ScalingLaw
     model: ModelSpec | None
     cluster: ClusterSpec | None
-    corrections: Corrections
+    calibrations: Calibrations | None
 
     def of_flops(self, flops: float) -> Plan:
-        """The training of 6 N D = `flops`, not yet timed; what is not asked for follows from the law."""
-        asked = asked_parameters(self.query, model=self.model)
-        if asked is None:
+        """The training of 6 N D = `flops`, not yet timed; what the query leaves open follows from the law."""
+        parameters = query_parameters(self.query, model=self.model)
+        if parameters is None:
             tokens = self.query.tokens
-            asked = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
-        model = self.model or self._shaped(asked)
-        tokens = self.query.tokens if self.query.tokens is not None else flops / (6.0 * asked)
-        return Plan(model=model, asked_parameters=asked, workload=self._workload(model, tokens))
+            parameters = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
+        model = self.model or self._shaped(parameters)
+        tokens = self.query.tokens if self.query.tokens is not None else flops / (6.0 * parameters)
+        return Plan(model=model, target_parameters=parameters, workload=self._workload(model, tokens))
 
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
         """The plan with its fastest configuration on the whole cluster; with a deadline in calendar days, on the fewest devices
@@ -83,14 +92,9 @@ class Planner:
             objective=None if deadline_days is None else "min_gpus",
             constraints=Constraints(max_days=deadline_days),
         )
-        found = app.recommend(query=query, top=1, corrections=self.corrections)
-        best = next(iter(found.recommendations), None)
-        return replace(
-            plan,
-            query=query,
-            recommendation=best,
-            reasons=() if best is not None else _reasons(found),
-        )
+        ranking = training.recommend(query=query, top=1, calibrations=self.calibrations)
+        best = next(iter(ranking.recommendations), None)
+        return replace(plan, query=query, recommendation=best, reasons=_reasons(ranking) if best is None else ())
 
     def _shaped(self, parameters: float) -> ModelSpec:
         query = self.query
@@ -121,11 +125,53 @@ class Planner:
         )
 
 
-def _reasons(found: app.RecommendationResult) -> tuple[Reason, ...]:
+def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
     """Why nothing is acceptable: what lacks least, or how many each rule turned away."""
-    if found.nearest_misses:
-        return found.nearest_misses[0].estimate.reasons
+    if ranking.nearest_misses:
+        return ranking.nearest_misses[0].estimate.reasons
     return tuple(
         Reason(code=code, message=f"turns away {count:,} combinations of the axes", needed=None, available=None)
-        for code, count in found.rejections.items()
+        for code, count in ranking.rejections.items()
     )
+
+
+def solve(planner: Planner, *, flops: float | None) -> Plan:
+    """The plan of 6 N D = `flops`, on the fewest devices for a deadline; None: the largest plan that the time allows."""
+    days = planner.query.days
+    if flops is None:
+        assert days is not None
+        return _largest(planner, days=days)
+    return planner.timed(planner.of_flops(flops), deadline_days=days)
+
+
+def _largest(planner: Planner, *, days: float) -> Plan:
+    """The largest plan by the law that the cluster does in so many calendar days.
+
+    Compute and throughput settle together: the compute of a plan times the budget over its days is the next one's. The first
+    is what the devices would do at their peak, so an upper bound. Shapes are coarse, and memory may end the way up; so the
+    tokens then fill the time of the nearest plan that fits.
+    """
+    assert planner.cluster is not None
+    peak = peak_flops(planner.cluster.gpu, precision=planner.query.precision)
+    flops = peak * planner.cluster.num_gpus * days * SECONDS_PER_DAY
+    low, high = 0.0, math.inf
+    best, nearest = None, math.inf
+    for _ in range(MAX_PLANS):
+        plan = planner.timed(planner.of_flops(flops))
+        following = flops / _SMALLER
+        if (needed := plan.effective_days) is None:
+            high = flops
+        else:
+            share = days / needed
+            low, high = (flops, high) if share >= 1.0 else (low, flops)
+            following = flops * share
+            if abs(math.log(share)) < nearest:
+                best, nearest = plan, abs(math.log(share))
+        if nearest <= CLOSE or high <= low * (1.0 + CLOSE):
+            break
+        flops = following if low < following < high else math.sqrt(low * high)
+    if best is None:
+        return plan
+    assert best.effective_days is not None
+    tokens = best.tokens * days / best.effective_days
+    return planner.timed(replace(best, workload=replace(best.workload, total_tokens=tokens)))

@@ -1,7 +1,7 @@
 """Learning from what ran: predicted parts and measured numbers in, corrected predictions with intervals out. Pure."""
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
-from hp_tool.calibration.evidence import Evidence, residual_features
+from hp_tool.calibration.evidence import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.memory import MemoryPrediction
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
@@ -15,7 +15,9 @@ __all__ = [
     "Prior",
     "SlowRegime",
     "StepPrediction",
+    "allocated_bytes",
     "fit_calibration",
+    "layer_passes",
     "prior_for",
     "residual_features",
 ]

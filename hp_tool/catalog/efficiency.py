@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from hp_tool import documents
 from hp_tool.catalog import library, records
-from hp_tool.cost.critical_stage import without_host
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.serving import EngineEfficiency
@@ -79,7 +79,7 @@ def _framework(name: str, gpu: str) -> FrameworkEfficiency:
 
 def _build(kind: type[P], path: Path) -> P:
     """The profile that a file holds."""
-    return records.build(kind, documents.parse(documents.read_text(path), origin=path), field="efficiency", origin=path)
+    return records.build(kind, documents.read(path), field="efficiency", origin=path)
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
     path = next((found for folder in folders if (found := folder / _FOLDER.name / name).is_file()), None)
     if path is None:
         return None
-    fields = documents.parse(documents.read_text(path), origin=path)
+    fields = documents.read(path)
     parts = {"network": fields.pop("network", None), "gpu": fields}
     return records.build(MachineProfile, parts, field="efficiency", origin=path)
 

@@ -11,7 +11,7 @@ from annotated_types import Interval
 
 from hp_tool import documents
 from hp_tool.catalog import library, records
-from hp_tool.cost.lengths.distribution import LengthDistribution
+from hp_tool.cost.lengths.sequences import LengthDistribution
 from hp_tool.domain.own_files import OwnFile
 from hp_tool.errors import InputError
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 import typer
 
 from hp_tool.cli import queries as query_files
-from hp_tool.cli.corrections import CalibrationOption
+from hp_tool.cli.calibrations import CalibrationOption
 from hp_tool.errors import InputError
 
 FLUSH_LINES = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from hp_tool.cli import queries
-from hp_tool.cli.corrections import CalibrationOption, stored_corrections
+from hp_tool.cli.calibrations import CalibrationOption, stored_calibrations
 
 
 def register(app: typer.Typer) -> None:
@@ -38,8 +38,8 @@ def estimate(
         "global_batch_size": global_batch_size, "precision": precision, "total_tokens": total_tokens,
     }  # fmt: skip
     parsed = queries.read_query(query, flags, settings)
-    with stored_corrections(wanted=calibration) as corrections:
-        answer = answers.estimate_answer(parsed, corrections=corrections)
+    with stored_calibrations(wanted=calibration) as calibrations:
+        answer = answers.estimate_answer(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
     elif isinstance(answer.estimate, InferenceEstimate):

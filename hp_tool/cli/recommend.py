@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from hp_tool.cli import queries
-from hp_tool.cli.corrections import CalibrationOption, stored_corrections
+from hp_tool.cli.calibrations import CalibrationOption, stored_calibrations
 
 
 def register(app: typer.Typer) -> None:
@@ -53,8 +53,8 @@ def recommend(
     parsed = queries.read_query(query, flags, settings)
     if plot is not None:
         plots.check_path(plot)
-    with stored_corrections(wanted=calibration) as corrections:
-        answer = answers.recommend_answer(parsed, top=top, corrections=corrections, pareto=pareto)
+    with stored_calibrations(wanted=calibration) as calibrations:
+        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto)
     if plot is not None and answer.recommendations:
         plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hp_tool.cli import queries
-from hp_tool.cli.corrections import CalibrationOption, stored_corrections
+from hp_tool.cli.calibrations import CalibrationOption, stored_calibrations
 
 FLAGS = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
 """Flags that are not keys of a sizing query themselves."""
@@ -41,7 +41,6 @@ def size(
     """
     from hp_tool import budgets
     from hp_tool.cli.sized import print_sizing
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.queries import schema
 
     flags = {
@@ -51,9 +50,9 @@ def size(
     }  # fmt: skip
     data: dict[str, Any] = {} if query is None else schema.parse_mapping(queries.read_text(query))
     given = {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
-    parsed = with_own_files(budgets.parse_sizing(schema.lay(data, given | queries.overrides({}, settings))))
-    with stored_corrections(wanted=calibration) as corrections:
-        answer = budgets.size_answer(parsed, corrections=corrections)
+    parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, given | queries.overrides({}, settings))))
+    with stored_calibrations(wanted=calibration) as calibrations:
+        answer = budgets.size_answer(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
     else:

@@ -54,7 +54,7 @@ def tune(
     if plan:
         if asked is None or server:
             raise InputError("--plan shows a job of this process's own: give a query, and neither --resume nor --server")
-        from hp_tool.tuning.plan import describe_plan
+        from hp_tool.tuning.run import describe_plan
 
         typer.echo(describe_plan(asked))
         return

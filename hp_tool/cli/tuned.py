@@ -91,7 +91,7 @@ def _figures(row: Recommendation) -> list[str]:
     measured = row.measurement
     before, after = row.estimate.time, row.calibrated_estimate.time if row.calibrated_estimate else None
     intervals = row.calibrated_estimate.intervals if row.calibrated_estimate else None
-    step_s = measured.known_step_s if measured is not None else None
+    step_s = measured.objective_s if measured is not None else None
     whole = measured is not None and measured.fidelity.is_whole
     rate = measured.tokens_per_second_per_gpu if measured is not None and whole else None
     return [

@@ -79,7 +79,7 @@ def zeros_like(x: Numbers) -> Floats:
     return np.zeros(x.shape) if isinstance(x, np.ndarray) else 0.0
 
 
-def result(column: Floats) -> FloatArray:
+def result(column: Numbers) -> FloatArray:
     """The column as results declare it: there a plain number, of one candidate alone, passes for an array in the types."""
     return cast(FloatArray, column)
 

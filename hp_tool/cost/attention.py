@@ -6,8 +6,8 @@ from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, w
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import all_to_all_seconds, group_ring
 from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads, shapes
+from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, group_size, sharing, split
 from hp_tool.cost.roofline import (
     additive_seconds,
     cast_traffic,
@@ -16,7 +16,6 @@ from hp_tool.cost.roofline import (
     peak_flops,
     weight_matmuls,
 )
-from hp_tool.cost.topology import Group, dense_group, group_size, sharing, split
 from hp_tool.domain.workload import TrainingWorkload
 
 

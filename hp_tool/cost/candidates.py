@@ -16,14 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, IntArray
-from hp_tool.domain.parallel import (
-    OF_THE_QUERY,
-    ParallelConfig,
-    PipelineSchedule,
-    Recompute,
-    RecomputeModule,
-    RecomputeName,
-)
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, PipelineSchedule, Recompute, RecomputeModule, RecomputeName
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
@@ -187,3 +180,39 @@ def _row(config: ParallelConfig) -> dict[str, int]:
     row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in said_apart}
     schedule = schedule_code(config.pipeline_schedule)
     return row | codes | {"pipeline_schedule": schedule}
+
+
+# Evaluate a formula once per distinct combination of a few axes, and spread the answers.
+
+
+MAX_TABLE = 1 << 22
+
+
+def unique_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, NDArray[np.intp] | None]:
+    """(unique, inverse): one candidate for each combination of the named axes, and for each row which one is its own (None for
+    at most one row). Of a grid `inverse` has an axis only for what the named axes vary along.
+
+    Axes hold small integers, so combinations are numbered by mixed radix in a table: linear in n, without a sort.
+    """
+    if len(candidates) <= 1:
+        return candidates, None
+    columns = [getattr(candidates, name) for name in names]
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    key = np.zeros(shape, dtype=np.int64)
+    size = 1
+    for values in columns:
+        if values.min() == values.max():
+            continue
+        levels = np.zeros(int(values.max()) + 1, dtype=np.int64)
+        levels[values] = 1
+        codes = np.cumsum(levels) - 1
+        key = key * (codes[-1] + 1) + codes[values]
+        size *= int(codes[-1] + 1)
+    if size > MAX_TABLE:
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        return candidates.at(np.unravel_index(first, shape)), inverse.reshape(shape)
+    row = np.full(size, -1, dtype=np.intp)
+    row[key.ravel()] = np.arange(key.size)
+    occurs = row >= 0
+    inverse = (np.cumsum(occurs) - 1)[key]
+    return candidates.at(np.unravel_index(row[occurs], shape)), inverse

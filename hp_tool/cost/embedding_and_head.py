@@ -8,7 +8,7 @@ from hp_tool.cost.arrays import Floats, minimum, where
 from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import tensor_ring
+from hp_tool.cost.network import tensor_ring
 from hp_tool.cost.parameters import head_matrices
 from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
 from hp_tool.domain.frameworks import facts

@@ -14,10 +14,10 @@ from hp_tool.cost.attention import core_bytes, core_seconds
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
-from hp_tool.cost.matrices import attention_matrices, kv_heads, mlp_matrices, query_heads, whole_entries
+from hp_tool.cost.matrices import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
+from hp_tool.cost.network import tensor_ring
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -104,7 +104,7 @@ def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) ->
     what the convention counts of the decoder's own scores.
     """
     encoder_tokens, decoder_tokens = float(workload.sequence_length), float(decoder_length(workload))
-    matrices = 2.0 * (whole_entries(attention_matrices(model)) + whole_entries(mlp_matrices(model)))
+    matrices = 2.0 * float(entries(attention_matrices(model)) + entries(mlp_matrices(model)))
     scores = 4.0 * model.num_attention_heads * model.head_size
     projections, read = cross_flops(model, decoder_tokens=decoder_tokens, encoder_tokens=encoder_tokens)
     encoder, decoder = model.total_layers - model.decoder_layers, model.decoder_layers
@@ -188,6 +188,6 @@ def cross_flops(model: ModelSpec, *, decoder_tokens: float, encoder_tokens: floa
     """Forward FLOPs of one row in one block: (projections, scores and their product with the values)."""
     qk, v = model.qk_head_size, model.v_head_size
     read = model.hidden_size * model.kv_heads * (qk + v)
-    own = whole_entries(attention_matrices(model)) - read
+    own = float(entries(attention_matrices(model))) - read
     scores = 2.0 * decoder_tokens * encoder_tokens * model.num_attention_heads * (qk + v)
     return 2.0 * (own * decoder_tokens + read * encoder_tokens), scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hp_tool.cost.block import windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
-from hp_tool.cost.matrices import attention_matrices, mlp_matrices, whole_entries
+from hp_tool.cost.matrices import attention_matrices, entries, mlp_matrices
 from hp_tool.cost.parameters import active_expert_matrices, head_matrices
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -46,8 +46,8 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
         return _two_sided_flops(model, workload)
     layers, extra = float(model.num_hidden_layers), float(model.num_nextn_predict_layers)
     sparse = model.moe_layers + (extra if model.num_experts else 0.0)
-    blocks = (layers + extra - sparse) * whole_entries(mlp_matrices(model)) + sparse * active_expert_matrices(model)
-    matrices = 2.0 * ((layers + extra) * whole_entries(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
+    blocks = (layers + extra - sparse) * entries(mlp_matrices(model)) + sparse * active_expert_matrices(model)
+    matrices = 2.0 * float((layers + extra) * entries(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
     adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
     attended = windowed_length(model, workload.attended_length)
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))

@@ -13,10 +13,10 @@ from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
+from hp_tool.cost.network import tensor_ring
 from hp_tool.cost.recomputation import dropped_bytes, names_modules, per_op_bytes, repeated_seconds
 
 

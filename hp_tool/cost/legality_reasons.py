@@ -1,4 +1,4 @@
-"""Why one configuration is not possible, with numbers and the mend: broken rules of `feasibility`, and memory."""
+"""Why one configuration is not possible, with numbers and how to fix it: broken rules of `legality`, and memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy
+from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy, least_micro_batches, schedule_rule
 from hp_tool.cost.pipeline_stages import splits
-from hp_tool.cost.schedules.legality import least_micro_batches, schedule_rule
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig
@@ -18,17 +17,17 @@ from hp_tool.units import gib
 
 
 def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
-    """The broken rules of one configuration, whose `feasibility.legality` is `code`."""
-    found = []
+    """The broken rules of one configuration, whose `legality` is `code`."""
+    reasons = []
     for bit, name in enumerate(REASONS):
         if not code >> bit & 1:
             continue
         if name in STRATEGY_REASONS:
-            found.append(explain_strategy(name, case=case, config=config))
+            reasons.append(explain_strategy(name, case=case, config=config))
             continue
         message, needed, available = _TOLD[name](case, config)
-        found.append(Reason(code=name, message=message, needed=needed, available=available))
-    return tuple(found)
+        reasons.append(Reason(code=name, message=message, needed=needed, available=available))
+    return tuple(reasons)
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
@@ -235,5 +234,5 @@ _TOLD: dict[str, Callable[[TrainingCase, ParallelConfig], _Told]] = {
 def _unevenly(layers: int) -> str:
     """The numbers of stages that shorter ends make possible besides."""
     sizes = [1 << k for k in range(1, layers.bit_length() + 1)]
-    found = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
-    return f", or stages with one chunk each and shorter ends among {found}" if found else ""
+    sizes = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
+    return f", or stages with one chunk each and shorter ends among {sizes}" if sizes else ""

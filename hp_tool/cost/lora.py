@@ -15,9 +15,9 @@ from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import tensor_ring
 from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.moe import routed_tokens
+from hp_tool.cost.network import tensor_ring
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -111,12 +111,12 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
     save it for the weight gradient alone); one with adapters keeps it in 16 bits for A, whole where sequence parallelism
     gathers it first, and A's output for B. What attention or the activation function keeps anyway is counted there.
     """
-    model, workload = case.model, case.workload
+    workload = case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
     saved = block.saved
     sources: dict[str, bool] = {}
-    for matrix in rank_matrices(model, candidates, moe=moe):
+    for matrix in rank_matrices(case.model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens
         attached = list(adapters(matrix, workload.lora))
         if matrix.source not in sources:
@@ -142,12 +142,12 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     """The layer's seconds when only adapters are trained: no weight gradients but theirs, their matmuls, and the sums of
     both paths (forward reads two and writes one output; backward the same for the input's gradient).
     """
-    model, workload = case.model, case.workload
+    workload = case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
     gradient: Floats = 0.0
     matmul, forward, backward = block.matmul, block.elementwise, block.elementwise_backward
-    for matrix in rank_matrices(model, candidates, moe=moe):
+    for matrix in rank_matrices(case.model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens
         for one in adapters(matrix, workload.lora):
             both, both_gradient = weight_matmuls(tokens, one.matrices, machine=case, precision=wide_precision(workload))

@@ -1,7 +1,7 @@
 """The weight matrices of one layer on one rank: the one table that parameters, FLOPs, matmul time, LoRA, Muon and serving
 read.
 
-Modules have Megatron Core's names. Floats-parallel matrices are divided by rows (outputs), row-parallel ones by columns
+Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs), row-parallel ones by columns
 (inputs), replicated ones are whole on every rank. Letters: docs/cost-model.md.
 """
 
@@ -134,11 +134,6 @@ def router_matrix(model: ModelSpec) -> Matrix:
 def entries(matrices: Iterable[Matrix]) -> Floats:
     """Numbers in these matrices on one rank: their parameters without biases."""
     return sum((matrix.entries for matrix in matrices), 0.0)
-
-
-def whole_entries(matrices: Iterable[Matrix]) -> float:
-    """The same of undivided matrices, a plain number."""
-    return float(entries(matrices))
 
 
 def shapes(matrices: Iterable[Matrix]) -> list[Shape]:

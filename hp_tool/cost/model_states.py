@@ -1,60 +1,72 @@
-"""Weights, gradients and optimizer states of the pipeline's two ends: bytes, and seconds to reduce and update them."""
+"""Weights, gradients and optimizer states of pipeline stages: parameters, bytes, and seconds to reduce and update them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, where, zeros_like
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.collectives import group_ring, ring
-from hp_tool.cost.end_parameters import end_adapters, end_expert_parameters, end_frozen, end_matrices, end_parameters
-from hp_tool.cost.optimizer import BytesPerParameter, StageBytes, bytes_per_parameter, muon_seconds, offload_states, stage_bytes
-from hp_tool.cost.parameters import cross_parameters, expert_parameters, layer_parameters, moe_shared_parameters
-from hp_tool.cost.pipeline_stages import StageLayers
+from hp_tool.cost.lora import layer_adapter_parameters
+from hp_tool.cost.matrices import entries, rank_matrices
+from hp_tool.cost.network import dense_group, expert_group, group_ring, ring
+from hp_tool.cost.optimizer import (
+    BytesPerParameter,
+    StageBytes,
+    bytes_per_parameter,
+    muon_seconds,
+    offloaded_update,
+    stage_bytes,
+)
+from hp_tool.cost.parameters import (
+    cross_parameters,
+    embedding_parameters,
+    expert_parameters,
+    final_norm_weights,
+    layer_parameters,
+    moe_shared_parameters,
+    norm_weights,
+    output_parameters,
+    special_parameters,
+)
+from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
-from hp_tool.cost.topology import dense_group, expert_group
-from hp_tool.cost.zero import Sharding, sharding
+from hp_tool.cost.zero import Sharding, StateTimes, sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateCosts:
-    """Arrays of shape (n,): bytes on one rank of the first and of the last stage, seconds of the larger one."""
+class StageStates:
+    """Bytes on one rank of a stage; shape (n,)."""
 
-    first_weights: Floats
-    first_gradients: Floats
-    first_optimizer: Floats
-    last_weights: Floats
-    last_gradients: Floats
-    last_optimizer: Floats
-    gathered_layer: Floats
-    """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
-    reduce_s: Floats
-    """One reduction of the gradients over the shard group, before any of it is hidden."""
-    replica_s: Floats
-    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once a step; 0 without."""
-    gather_s: Floats
-    """One all-gather of the weights, before any of it is hidden."""
-    tied_reduction_s: Floats
-    """All-reduce of a tied embedding's gradient between the pipeline's ends."""
-    update_s: Floats
-    """Optimizer step on the device."""
-    offload_s: Floats = 0.0
-    """Optimizer step on the host, with the copies there and back."""
-    host_bytes: Floats = 0.0
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    host: Floats = 0.0
+    """In host memory instead."""
 
-    @property
-    def ends(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        """Bytes of the first and of the last stage by their names in MEMORY_PARTS."""
-        return (
-            {"weights": self.first_weights, "gradients": self.first_gradients, "optimizer": self.first_optimizer},
-            {"weights": self.last_weights, "gradients": self.last_gradients, "optimizer": self.last_optimizer},
+    def __add__(self, other: StageStates) -> StageStates:
+        return StageStates(
+            weights=self.weights + other.weights,
+            gradients=self.gradients + other.gradients,
+            optimizer=self.optimizer + other.optimizer,
         )
 
 
-def state_costs(*, case: TrainingCase, candidates: Candidates, stages: StageLayers) -> StateCosts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCosts:
+    """What the states of a pipeline cost."""
+
+    stages: tuple[StageStates, ...]
+    """In the order of Pipeline.stages."""
+    gathered_layer: Floats
+    """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
+    times: StateTimes
+
+
+def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> StateCosts:
     """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. Replicas are the
     d c ranks of a tensor and pipeline position; of a routed expert they are t d c / (e_p e_t).
 
@@ -62,49 +74,127 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, stages: StageLaye
     does so in each shard group and all-reduces the gradients' shards over the replicas.
     Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
     """
-    model, cluster, workload = case.model, case.cluster, case.workload
-    c, size = candidates, bytes_per_parameter(workload)
-    order = cluster.rank_order
+    model, workload, order = case.model, case.workload, case.cluster.rank_order
+    c, size = candidates, bytes_per_parameter(case.workload)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
-    ends = end_parameters(case, c, stages=stages)
-    matrices = end_matrices(model, c, stages=stages) if size.tells_matrices_apart else (0.0, 0.0)
-    added = end_adapters(case, c, stages=stages, routed=False)
-    frozen = end_frozen(case, c) if workload.frozen else (0.0, 0.0)
-    costs = _group_costs(*_ends(ends, matrices, added, frozen, size), case=case, candidates=c, sharding=division)
+    stages, times = _divided(_shared_bytes(case, c, pipeline, size), case=case, candidates=c, sharding=division)
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
-        ends = end_expert_parameters(model, c, stages=stages)
-        added = end_adapters(case, c, stages=stages, routed=True)
-        experts = _group_costs(*_ends(ends, ends, added, (0.0, 0.0), size), case=case, candidates=c, sharding=expert_division)
-        costs = {name: value + experts[name] for name, value in costs.items()}
-    if workload.optimizer == "muon":
-        costs["update_s"] = costs["update_s"] + muon_seconds(
-            case=case, candidates=c, division=division, expert_division=expert_division, matrices=matrices
+        expert_stages, expert_times = _divided(
+            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, sharding=expert_division
         )
+        stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
+        times = times + expert_times
+    if workload.optimizer == "muon":
+        largest = replace(
+            pipeline.critical, count=maximum(_largest([end.layers.count for end in pipeline.ends]), pipeline.critical.count)
+        )
+        muon = muon_seconds(
+            case=case, candidates=c, division=division, expert_division=expert_division, layers=largest,
+            matrices=_largest(stage_matrices(case, c, pipeline)[:2]),
+        )  # fmt: skip
+        times = replace(times, update_s=times.update_s + muon)
     if workload.offload == "optimizer":
-        costs = offload_states(costs, workload=workload, gpu=cluster.gpu, size=size)
-    gathered = (c.zero_stage >= 3) * (size.communicated_weights + size.matrix_communicated) * _layer_on_rank(model, c)
+        stages, times = _offloaded(stages, times, case=case, size=size)
     return StateCosts(
-        **costs,
-        gathered_layer=gathered,
-        tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients),
+        stages=tuple(stages),
+        gathered_layer=(c.zero_stage >= 3) * (size.communicated_weights + size.matrix_communicated) * _layer_on_rank(model, c),
+        times=replace(times, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)),
     )
 
 
-def _ends(
-    parameters: tuple[Floats, Floats],
-    matrices: tuple[Floats, Floats],
-    adapters: tuple[Floats | None, Floats | None],
-    frozen: tuple[Floats, Floats],
-    size: BytesPerParameter,
-) -> tuple[StageBytes, StageBytes]:
-    """The first and the last stage in bytes."""
-    kinds = zip(parameters, matrices, adapters, frozen, strict=True)
-    first, last = (
-        stage_bytes(all_, matrices=some, adapters=added, frozen=still, size=size) for all_, some, added, still in kinds
+# Parameters on one rank of a stage, by what happens to them.
+
+
+def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
+    """Parameters besides routed experts on one rank of each representative stage. Tied weights are kept on both ends where
+    those are different stages (Megatron Core), once where they are the same.
+    """
+    model = case.model
+    t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    dense = layer_parameters(model, tensor_parallel_size=t)
+    more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
+    embedding = embedding_parameters(model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t)
+    own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
+    head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
+    if model.architecture != "decoder" or model.has_output_bias:
+        head = head + special_parameters(model, tensor_parallel_size=t)
+    # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
+    extra = 2.0 * (model.hidden_size**2 + norm_weights(model))
+    return [
+        stage.layer_sum(dense=dense, more=more)
+        + stage.embedding_copies * embedding
+        + (stage.output * head + stage.extra_layers * extra)
+        for stage in pipeline.stages
+    ]
+
+
+def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
+    """Entries of the layers' weight matrices besides routed experts' on one rank of each stage."""
+    model = case.model
+    dense = _matrix_entries(model, candidates, moe=False)
+    more = _matrix_entries(model, candidates, moe=True) - dense if model.num_experts else 0.0
+    return [
+        stage.layer_sum(dense=dense, more=more) + stage.extra_layers * 2.0 * model.hidden_size**2 for stage in pipeline.stages
+    ]
+
+
+def _shared_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
+    """All parameters of each stage but routed experts in bytes."""
+    nothing: list[Floats] = [0.0] * len(pipeline.stages)
+    columns = zip(
+        stage_parameters(case, candidates, pipeline),
+        stage_matrices(case, candidates, pipeline) if size.tells_matrices_apart else nothing,
+        _adapters(case, candidates, pipeline, routed=False),
+        _frozen(case, candidates, pipeline) if case.workload.frozen else nothing,
+        strict=True,
     )
-    return first, last
+    return [
+        stage_bytes(parameters, matrices=matrices, adapters=adapters, frozen=frozen, size=size)
+        for parameters, matrices, adapters, frozen in columns
+    ]
+
+
+def _expert_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
+    """Routed experts on one rank of each stage in bytes."""
+    ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+    adapters = _adapters(case, candidates, pipeline, routed=True)
+    sizes = []
+    for stage, added in zip(pipeline.stages, adapters, strict=True):
+        kept = [layers for layers in (stage.layers, stage.mirrored) if layers is not None]
+        routed: Floats = sum(layers.count * layers.expert_share * expert_parameters(case.model) / ranks for layers in kept)
+        sizes.append(stage_bytes(routed, matrices=routed, adapters=added, size=size))
+    return sizes
+
+
+def _adapters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool) -> Sequence[Floats | None]:
+    """Parameters of LoRA's adapters on one rank of each stage: routed experts', or all others'."""
+    model, lora = case.model, case.workload.lora
+    if lora is None:
+        return [None] * len(pipeline.stages)
+    dense, sparse = (
+        layer_adapter_parameters(model, lora, candidates, moe=moe, routed=routed) for moe in (False, bool(model.num_experts))
+    )
+    return [stage.layer_sum(dense=dense, more=sparse - dense) for stage in pipeline.stages]
+
+
+def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
+    """Those of stage_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
+    model, workload, t = case.model, case.workload, candidates.tensor_parallel_size
+    embedding: Floats = 0.0
+    output: Floats = 0.0
+    if "embedding" in workload.frozen:
+        embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+    if "output_layer" in workload.frozen:
+        own = (candidates.pipeline_parallel_size > 1) if model.tie_word_embeddings else 1.0
+        output = output_parameters(model, tensor_parallel_size=t) * own
+    return [stage.embedding * embedding + stage.output * output for stage in pipeline.stages]
+
+
+def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> Floats:
+    """Entries of one layer's weight matrices besides routed experts' on one rank."""
+    return entries(matrix for matrix in rank_matrices(model, candidates, moe=moe) if not matrix.routed)
 
 
 def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
@@ -118,38 +208,61 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-def _group_costs(
-    first: StageBytes, last: StageBytes, *, case: TrainingCase, candidates: Candidates, sharding: Sharding
-) -> dict[str, Floats]:
-    """The costs of parameters that the same ranks hold. Gradients are all-reduced, from ZeRO 1 (of Muon ZeRO 2) on
-    reduce-scattered. Replicas reduce in buckets, whose bytes are a share of the accumulated gradients'.
+# What the ranks that hold the same parameters keep of them, and the seconds of one step.
+
+
+def _divided(
+    stages: Sequence[StageBytes], *, case: TrainingCase, candidates: Candidates, sharding: Sharding
+) -> tuple[list[StageStates], StateTimes]:
+    """Gradients are all-reduced, from ZeRO 1 (of Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are
+    a share of the accumulated gradients'.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
     bucket_share = facts(case.workload.framework).bucket_bytes / bytes_per_parameter(case.workload).gradients
     shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
-    data = group_ring(machine=case, group=sharding.shard_group)
+    kept = gradient_share + bucket_share * (sharding.shards > 1) if bucket_share else gradient_share
+    states = [
+        StageStates(
+            weights=stage.weights * weight_share, gradients=stage.gradients * kept, optimizer=stage.optimizer * optimizer_share
+        )
+        for stage in stages
+    ]
     weights, gradients, optimizer, sent, sent_always = (
-        maximum(getattr(first, name), getattr(last, name))
+        _largest([getattr(stage, name) for stage in stages[:2]])
         for name in ("trained_weights", "gradients", "optimizer", "communicated_trained", "communicated_weights")
     )
+    data = group_ring(machine=case, group=sharding.shard_group)
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
-    held = gradient_share + bucket_share * (sharding.shards > 1) if bucket_share else gradient_share
-    return {
-        "first_weights": first.weights * weight_share,
-        "first_gradients": first.gradients * held,
-        "first_optimizer": first.optimizer * optimizer_share,
-        "last_weights": last.weights * weight_share,
-        "last_gradients": last.gradients * held,
-        "last_optimizer": last.optimizer * optimizer_share,
-        "reduce_s": data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0)),
-        "replica_s": sharding.replica_seconds(gradients, machine=case),
-        "gather_s": data.seconds((1.0 - shard) * sent) * (zero_stage >= 1),
-        "update_s": traffic * (profile.framework.optimizer_traffic_factor / reached),
-    }
+    return states, StateTimes(
+        reduce_s=data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0)),
+        replica_s=sharding.replica_seconds(gradients, machine=case),
+        gather_s=data.seconds((1.0 - shard) * sent) * (zero_stage >= 1),
+        update_s=traffic * (profile.framework.optimizer_traffic_factor / reached),
+    )
+
+
+def _largest(columns: Sequence[Floats]) -> Floats:
+    first, *others = columns
+    return maximum(first, others[0]) if others else first
+
+
+def _offloaded(
+    stages: Sequence[StageStates], times: StateTimes, *, case: TrainingCase, size: BytesPerParameter
+) -> tuple[list[StageStates], StateTimes]:
+    """The states with the share f of the optimizer on the host, see `optimizer.offloaded_update`."""
+    share = case.workload.offload_fraction
+    moved = [share * (stage.optimizer / size.optimizer) for stage in stages]
+    update = offloaded_update(_largest(moved[:2]), workload=case.workload, gpu=case.cluster.gpu, size=size)
+    kept = [
+        replace(stage, optimizer=(1.0 - share) * stage.optimizer, host=parameters * update.host_bytes_per_parameter)
+        for stage, parameters in zip(stages, moved, strict=True)
+    ]
+    on_device = maximum((1.0 - share) * times.update_s - update.update_s, 0.0)
+    return kept, replace(times, update_s=on_device, offload_s=update.update_s + update.copy_s)
 
 
 def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:

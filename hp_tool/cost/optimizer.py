@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
-from hp_tool.cost.collectives import group_ring
 from hp_tool.cost.matrices import Matrix, rank_matrices
-from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.network import group_ring
+from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding
 from hp_tool.domain.frameworks import facts
@@ -147,37 +146,40 @@ def muon_seconds(
     candidates: Candidates,
     division: Sharding,
     expert_division: Sharding,
-    matrices: tuple[Floats, Floats],
+    layers: StageLayers,
+    matrices: Floats,
 ) -> Floats:
     """What Muon adds to the optimizer step: the orthogonalisation, and where ZeRO 2 and 3 leave every rank a shard of every
     matrix, two exchanges that bring 16-bit momenta together and updates back (arXiv 2502.16982 algorithm 1; experts' are
-    not counted, whose groups are small). With ZeRO 0 every rank turns all matrices.
+    not counted, whose groups are small). With ZeRO 0 every rank turns all matrices. `layers` and `matrices` (their entries) are
+    those of the largest stage.
     """
     zero = candidates.zero_stage
     shards, expert_shards = (where(zero >= 1, one.shards, 1.0) for one in (division, expert_division))
-    seconds = orthogonalize_seconds(case=case, candidates=candidates, shards=shards, expert_shards=expert_shards)
+    seconds = orthogonalize_seconds(case=case, candidates=candidates, layers=layers, shards=shards, expert_shards=expert_shards)
     if not anywhere(zero >= 2):
         return seconds
-    wire = 2.0 * 2.0 * maximum(*matrices) / division.shards * (1.0 - 1.0 / division.shards)
+    wire = 2.0 * 2.0 * matrices / division.shards * (1.0 - 1.0 / division.shards)
     group = group_ring(machine=case, group=division.shard_group)
     return seconds + where(zero >= 2, group.seconds(wire), 0.0)
 
 
-def orthogonalize_seconds(*, case: TrainingCase, candidates: Candidates, shards: Floats, expert_shards: Floats) -> Floats:
+def orthogonalize_seconds(
+    *, case: TrainingCase, candidates: Candidates, layers: StageLayers, shards: Floats, expert_shards: Floats
+) -> Floats:
     """Seconds of the matrices that one rank of the largest stage turns. Tensor-parallel ranks turn their own slices (Megatron's
     muon_tp_mode blockwise), queries, keys and values apart (muon_split_qkv); whole matrices are dealt out to the `shards`
     ranks that divide the states (LayerWiseDistributedOptimizer), so that a rank has at least one.
     """
     model = case.model
-    stages = stage_layers(model, candidates, framework="megatron-core")
-    layers = maximum(maximum(stages.first.layers, stages.last.layers), stages.pace)
+    count, fraction = layers.count, layers.expert_share
     dense = rank_matrices(model, candidates, moe=False)
     if not model.num_experts:
-        return _dealt(dense, layers, shards, machine=case)
-    sparse, fraction = rank_matrices(model, candidates, moe=True), stages.pace_moe_fraction
-    beside = _dealt([matrix for matrix in sparse if not matrix.routed], layers * fraction, shards, machine=case)
-    experts = _dealt([matrix for matrix in sparse if matrix.routed], layers * fraction, expert_shards, machine=case)
-    return _dealt(dense, layers * (1.0 - fraction), shards, machine=case) * (fraction < 1.0) + beside + experts
+        return _dealt(dense, count, shards, machine=case)
+    sparse = rank_matrices(model, candidates, moe=True)
+    beside = _dealt([matrix for matrix in sparse if not matrix.routed], count * fraction, shards, machine=case)
+    experts = _dealt([matrix for matrix in sparse if matrix.routed], count * fraction, expert_shards, machine=case)
+    return _dealt(dense, count * (1.0 - fraction), shards, machine=case) * (fraction < 1.0) + beside + experts
 
 
 def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine) -> Floats:
@@ -217,27 +219,31 @@ def link_rate(gpu: GpuSpec) -> float:
     return PCIE_FRACTION * gpu.pcie_bandwidth_bytes_per_second
 
 
-def offload_states(
-    costs: dict[str, Floats], *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
-) -> dict[str, Floats]:
-    """State costs with the share f of the optimizer on the host (Megatron's HybridDeviceOptimizer): a rank with P parameters
-    in its shard frees their states and master copy; the host keeps fp32 parameters, gradients and states, pinned.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadedUpdate:
+    """The host's part of the optimizer step."""
+
+    update_s: Floats
+    copy_s: Floats
+    host_bytes_per_parameter: float
+
+
+def offloaded_update(
+    parameters: Floats, *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
+) -> OffloadedUpdate:
+    """Update of so many parameters on the host (Megatron's HybridDeviceOptimizer), which keeps fp32 parameters, gradients and
+    states, pinned.
 
     Gradients come down in fp32, the host updates (reads and writes parameters and states, reads gradients), 16-bit weights
     go up: one after the other, as by default; the device's own share of the update runs meanwhile.
     """
-    share, states = workload.offload_fraction, HOST_STATES[workload.optimizer]
-    first, last = (costs[f"{end}_optimizer"] / size.optimizer for end in ("first", "last"))
-    moved = share * maximum(first, last)
+    states = HOST_STATES[workload.optimizer]
     host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
-    update = moved * (8.0 * (1 + states) + 4.0) / host_rate
-    copies = moved * (4.0 + size.communicated_weights) / link_rate(gpu)
-    kept: dict[str, Any] = {name: (1.0 - share) * costs[name] for name in ("first_optimizer", "last_optimizer")}
-    return costs | kept | {
-        "update_s": maximum((1.0 - share) * costs["update_s"] - update, 0.0),
-        "offload_s": update + copies,
-        "host_bytes": moved * (4.0 * (1 + states) + 4.0),
-    }  # fmt: skip
+    return OffloadedUpdate(
+        update_s=parameters * (8.0 * (1 + states) + 4.0) / host_rate,
+        copy_s=parameters * (4.0 + size.communicated_weights) / link_rate(gpu),
+        host_bytes_per_parameter=4.0 * (1 + states) + 4.0,
+    )
 
 
 def offload_activations(saved: Floats, *, layer_bytes: Floats, workload: TrainingWorkload) -> tuple[Floats, Floats]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hp_tool.cost.arrays import Floats, Ints
 from hp_tool.cost.matrices import (
     attention_matrices,
@@ -107,12 +109,12 @@ def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_paral
         rows += model.position_tables * ((model.max_position_embeddings or sequence_length) + model.position_embedding_offset)
     sides = 2.0 if model.architecture == "encoder_decoder" else 1.0
     whole = rows * model.hidden_size + (sides * norm_weights(model) if model.embedding_norm else 0.0)
-    return float(model.vocab_size * model.hidden_size) / tensor_parallel_size + whole
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + whole
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
-    return float(model.vocab_size * model.hidden_size) / tensor_parallel_size
+    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
 
 
 def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
@@ -143,7 +145,7 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> F
 
 
 def _output_bias(model: ModelSpec, t: Ints) -> Floats:
-    return float(model.vocab_size) / t if model.has_output_bias else 0.0
+    return model.vocab_size / np.asarray(t) if model.has_output_bias else 0.0
 
 
 def head_matrices(model: ModelSpec) -> float:

@@ -1,57 +1,245 @@
-"""The part of a pipeline that one kind of GPU holds, where a cluster has two kinds."""
+"""What the stages of each candidate's pipeline hold: a few representative stages, from which memory and time follow."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.schedules.bubble import is_folded
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_split import missing_layers
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section(Candidates):
-    """Candidates of which only `stages` neighbouring pipeline stages are looked at, each with `layers` layers."""
-
-    stages_before: Floats
-    layers_before: Floats
-    stages: Floats
-    layers: Floats
-    holds_embedding: Floats
-    """Its first stage is the pipeline's."""
-    holds_output: Floats
-    """Its last stage is the pipeline's."""
+NO_LAYERS = 1e-9
+"""Layers of a stage that holds none: formulas ask for seconds a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(Section):
-    """A section of one stage, of a pipeline that is laid out by hand."""
+class StageLayers:
+    """Layers of one stage, by kind; shape (n,) or the same for all."""
 
-    dense_layers: Floats
-    """Of `layers`, those without experts in a model that has them."""
-    extra_layers: Floats
-    """Multi-token-prediction layers, beside `layers`."""
-    embeddings: Floats
-    """Copies of the embedding: multi-token prediction wants one on its own stage too (Megatron Core, gpt_model.py)."""
+    count: Floats
+    """Multi-token-prediction layers included."""
+    expert_share: Floats = 0.0
+    """Share of them that has experts."""
+
+    def sum(self, *, dense: Floats, more: Floats) -> Floats:
+        """Of a quantity that is `dense` in a layer without experts, and by `more` larger in one with experts."""
+        return self.count * (dense + self.expert_share * more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """One stage of each candidate's pipeline; shape (n,) or the same for all."""
+
+    rank: Ints | Floats
+    """Its pipeline rank, 0-based."""
+    layers: StageLayers
+    mirrored: StageLayers | None = None
+    """Layers of another stage whose weights it keeps as well (DualPipe)."""
     chunk_layers: Floats
-    """Layers a model chunk, the mean over those whose activations the stage holds at its fullest."""
+    """Layers of one model chunk, the mean over those whose activations it holds at its fullest."""
+    embedding: Bools | Ints | Floats
+    """1 where tokens are looked up on it, else 0."""
+    embedding_copies: Bools | Ints | Floats
+    """Copies of the embedding's weights: multi-token prediction wants one beside the output layer (Megatron Core,
+    gpt_model.py), unless the output layer's weights are one.
+    """
+    output: Bools | Ints | Floats
+    """1 where output layer and loss are on it, else 0."""
+    extra_layers: Ints | Floats
+    """Of its layers, those for multi-token prediction, with a projection and two norms each."""
+
+    def layer_sum(self, *, dense: Floats, more: Floats) -> Floats:
+        """Of a weight-like quantity over all layers whose weights it keeps, see StageLayers.sum."""
+        own = self.layers.sum(dense=dense, more=more)
+        return own if self.mirrored is None else own + self.mirrored.sum(dense=dense, more=more)
 
 
-def section(candidates: Candidates, **said: Any) -> Section:
-    """The section of each candidate."""
-    columns = {f.name: getattr(candidates, f.name) for f in fields(Candidates)}
-    return Section(**columns, **said)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Representative stages of each candidate's pipeline, or of the part of it that is looked at.
+
+    All stages but the ends hold equally many layers. The leading dense layers of a mixture of experts are on the first.
+    """
+
+    stages: tuple[PipelineStage, ...]
+    """The first stage and the one with the output layer (one and the same where the part is one stage); then, where these hold
+    less, the fullest between them: the second, which keeps a micro-batch fewer than the first but may hold a layer more
+    (Llama 3.1 405B at TP 8 and PP 16 needs 6 % more memory there), and the last but one.
+    """
+    critical: StageLayers
+    """Layers of the critical stage, which takes longest: one between the ends, where there is one."""
+    fewer_first: Floats | Ints = 0
+    """Layers by which the first stage has fewer than that."""
+    fewer_last: Floats | Ints = 0
+    """The same of the stage with the output layer."""
+    fewer: Floats | Ints = 0
+    """The same of all stages together."""
+    part: Floats | Ints | None = None
+    """Stages of the part that is looked at; None: of the whole pipeline."""
+    embedding: Bools | Floats = 1
+    """0 where the part does not begin with the embedding."""
+    output: Bools | Floats = 1
+    """0 where the part does not end with the output layer."""
+    depths: int = 0
+    """Multi-token predictions that the stage with the output layer makes beyond `critical`."""
+
+    @property
+    def ends(self) -> tuple[PipelineStage, ...]:
+        """The stages that hold most of weights: what is between them holds fewer layers or neither of the model's ends."""
+        return self.stages[:2]
+
+    def between(self, c: Candidates) -> Bools:
+        """Where there are stages between the ends, so that stages[2:] mean something."""
+        return (c.pipeline_parallel_size > 2) & (is_folded(c) ^ True)
+
+
+def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
+    """L/p layers on each stage; where p v does not divide L, the ends hold fewer, see `domain.pipeline_split`. Where the
+    framework balances blocks, they are filled by weight.
+    """
+    model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
+    if facts(case.workload.framework).balances_blocks:
+        return _filled_pipeline(model, c)
+    fewer_first, fewer_last = missing_layers(num_layers=model.total_layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
+    fewer = fewer_first + fewer_last
+    each = (model.total_layers + fewer) / p
+    # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
+    on_v = depths * (c.pipeline_schedule == ZBV) if depths else 0
+    counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
+    shares: tuple[Floats, Floats] = (0.0, 0.0)
+    critical = StageLayers(count=each)
+    if model.num_experts:
+        dense = model.total_layers - model.moe_layers
+        on_first = minimum(dense, each - fewer_first)
+        on_last = maximum(dense - (model.total_layers - each + fewer_last), 0.0)
+        shares = 1.0 - on_first / maximum(counts[0], NO_LAYERS), 1.0 - on_last / maximum(counts[1], NO_LAYERS)
+        # A stage between the ends holds the fewest of the leading dense layers.
+        least = maximum(1.0 - maximum(dense - (each - fewer_first), 0.0) / each, 0.0)
+        critical = StageLayers(count=each, expert_share=where(p > 2, least, maximum(*shares)))
+    first, last = (StageLayers(count=count, expert_share=share) for count, share in zip(counts, shares, strict=True))
+    stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
+    lighter = (fewer_first > 0) | (first.expert_share < critical.expert_share)
+    if anywhere(lighter & (p > 2) & (is_folded(c) ^ True)):
+        count = maximum(p - 2, 1)
+        between = pipeline_part(
+            model, c, first_rank=1, layers_before=each - fewer_first, stages=count, layers=each, embedding=0, output=0
+        )
+        stages = (*stages, *between.stages)
+    return Pipeline(
+        stages=stages,
+        critical=critical,
+        fewer_first=fewer_first,
+        fewer_last=fewer_last,
+        fewer=fewer,
+        depths=depths,
+    )
+
+
+def pipeline_part(
+    model: ModelSpec,
+    c: Candidates,
+    *,
+    first_rank: Ints | Floats,
+    layers_before: Floats,
+    stages: Ints | Floats,
+    layers: Floats,
+    embedding: bool | int,
+    output: bool | int,
+) -> Pipeline:
+    """Neighbouring stages of a pipeline, with `layers` layers each; `embedding` and `output` say whether they begin and end
+    the model.
+    """
+    depths = model.num_nextn_predict_layers if output else 0
+    alone = stages == 1
+    first, last = (
+        _stage_layers(model, layers, before=layers_before + place * layers, extra=extra)
+        for place, extra in ((0, alone * depths), (stages - 1, depths))
+    )
+    return Pipeline(
+        stages=_ends(
+            model,
+            c,
+            (first, last),
+            ranks=(first_rank, first_rank + stages - 1),
+            embedding=(embedding, alone * embedding),
+            output=(alone * output, output),
+        ),
+        critical=StageLayers(count=layers, expert_share=last.expert_share),
+        part=stages,
+        embedding=embedding,
+        output=output,
+        depths=model.num_nextn_predict_layers,
+    )
+
+
+def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
+    """The layers of the mirrored stage as DualPipe keeps them beside a stage's own; none under other schedules."""
+    dual = c.pipeline_schedule == DUALPIPE
+    return StageLayers(count=dual * layers.count, expert_share=layers.expert_share) if anywhere(dual) else None
+
+
+def _stage_layers(model: ModelSpec, layers: Floats, *, before: Floats, extra: Floats | Ints = 0) -> StageLayers:
+    """A stage of so many layers behind `before` others, and of `extra` for multi-token prediction."""
+    count = layers + extra
+    if not model.num_experts:
+        return StageLayers(count=count)
+    leading = minimum(maximum(model.num_hidden_layers - model.moe_layers - before, 0), layers)
+    return StageLayers(count=count, expert_share=1.0 - leading / count)
+
+
+def _whole_ends(
+    model: ModelSpec, c: Candidates, layers: tuple[StageLayers, StageLayers], *, output_from_end: Ints = 0
+) -> tuple[PipelineStage, PipelineStage]:
+    """The stage with the embedding and the one with the output layer. Without a pipeline they are the same; where it is
+    folded, both ends of the model are on the first rank, in DualPipe on the last one too.
+    """
+    p = c.pipeline_parallel_size
+    alone: Bools = p == 1
+    embedding: tuple[Bools, Bools] = (True, alone)
+    output: tuple[Bools, Bools] = (alone, True)
+    if anywhere(c.pipeline_schedule):
+        embedding = (True, alone | (c.pipeline_schedule == DUALPIPE))
+        output = (alone | is_folded(c), c.pipeline_schedule != ZBV)
+    return _ends(model, c, layers, ranks=(0, p - 1 - output_from_end), embedding=embedding, output=output)
+
+
+def _ends(
+    model: ModelSpec,
+    c: Candidates,
+    layers: tuple[StageLayers, StageLayers],
+    *,
+    ranks: tuple[Ints | Floats, Ints | Floats],
+    embedding: tuple[Bools | Ints, Bools | Ints],
+    output: tuple[Bools | Ints, Bools | Ints],
+) -> tuple[PipelineStage, PipelineStage]:
+    """Two stages with these layers, each keeping the other's too in DualPipe."""
+    chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
+    copied = bool(depths) and not model.tie_word_embeddings
+    first, last = (
+        PipelineStage(
+            rank=ranks[end],
+            layers=layers[end],
+            mirrored=_mirrored(c, layers[1 - end]),
+            chunk_layers=layers[end].count / chunks,
+            embedding=embedding[end],
+            embedding_copies=maximum(embedding[end], output[end] * copied),
+            output=output[end],
+            extra_layers=output[end] * depths,
+        )
+        for end in (0, 1)
+    )
+    return first, last
 
 
 # Pipeline stages filled by weight instead of by number of layers, as nanotron fills them.
-
 
 TAIL_BLOCKS = 2
 """Blocks without weights after the output layer: the cast to fp32 and the loss."""
@@ -75,9 +263,13 @@ class Split(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
     """The split of `filled` in a few numbers."""
-    held, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
+    counts, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
     return Split(
-        first=held[0], most=max(held), output=held[output_at], output_from_end=stages - 1 - output_at, empty=blocks.count(0)
+        first=counts[0],
+        most=max(counts),
+        output=counts[output_at],
+        output_from_end=stages - 1 - output_at,
+        empty=blocks.count(0),
     )
 
 
@@ -91,25 +283,25 @@ def filled(*, layers: int, layer_weight: float, output_weight: float, stages: in
     """
     weights = [0.0, *[layer_weight] * layers, 0.0, output_weight, *[0.0] * TAIL_BLOCKS]
     total, running, stage = sum(weights), 0.0, 0
-    held, blocks, output_at = [0] * stages, [0] * stages, 0
+    counts, blocks, output_at = [0] * stages, [0] * stages, 0
     for index, weight in enumerate(weights):
         running += weight
         blocks[stage] += 1
-        held[stage] += 1 <= index <= layers
+        counts[stage] += 1 <= index <= layers
         if index == layers + 2:
             output_at = stage
         if running > total * ((stage + 1) / stages) and stage < stages - 1:
             stage += 1
-    return held, blocks, output_at
+    return counts, blocks, output_at
 
 
 def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
     """(layers of each stage, the stage with the output layer)."""
     layer_weight, output_weight = _weights(model)
-    held, _, output_at = filled(
+    counts, _, output_at = filled(
         layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
-    return held, output_at
+    return counts, output_at
 
 
 def splits(model: ModelSpec, stages: Ints) -> Split:
@@ -118,9 +310,9 @@ def splits(model: ModelSpec, stages: Ints) -> Split:
     of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
     if not isinstance(stages, np.ndarray):
         return of(stages=int(stages))
-    sizes, kind_of = np.unique(stages, return_inverse=True)
+    sizes, inverse = np.unique(stages, return_inverse=True)
     table = np.array([of(stages=int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
-    columns: Any = (column[kind_of].reshape(stages.shape) for column in table.T)
+    columns: Any = (column[inverse].reshape(stages.shape) for column in table.T)
     return Split(*columns)
 
 
@@ -132,164 +324,15 @@ def _weights(model: ModelSpec) -> tuple[float, float]:
     return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(model.vocab_size * model.hidden_size)
 
 
-# Which layers the pipeline's stages hold.
-
-
-NO_LAYERS = 1e-9
-"""Layers of a stage that holds none: formulas ask for seconds a layer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """Layers on one end of the pipeline; shape (n,)."""
-
-    layers: Floats
-    """Multi-token-prediction layers of the last stage included."""
-    moe_fraction: Floats
-    """Share of the layers that have experts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLayers:
-    """L/p layers on each stage; the leading dense layers of a mixture-of-experts model are on the first. Where p v does not
-    divide L, the ends hold fewer, see `domain.pipeline_split`.
-    """
-
-    pace: Floats
-    """Layers of the stage that sets the pace: one between the ends, where there is one."""
-    first: End
-    last: End
-    pace_moe_fraction: Floats
-    """Share of layers with experts on the stage that sets the pace."""
-    fewer_first: Floats
-    """Layers by which the first stage has fewer than the pace."""
-    fewer_last: Floats
-    """The same of the stage with the output layer."""
-    fewer: Floats | Ints
-    """The same of all stages together."""
-    output_from_end: Floats = 0
-    """Stages behind the one that has the output layer."""
-
-
-def stage_layers(model: ModelSpec, candidates: Candidates, *, framework: str) -> StageLayers:
-    """The layers of both ends."""
-    if isinstance(candidates, Section):
-        return _section_layers(model, candidates) if not isinstance(candidates, Stage) else _only_stage(model, candidates)
-    p = candidates.pipeline_parallel_size
-    if facts(framework).balances_blocks:
-        return _balanced_layers(model, p)
-    fewer_first, fewer_last = missing_layers(
-        num_layers=model.total_layers, stages=p, chunks=candidates.virtual_pipeline_parallel_size
-    )
-    fewer = fewer_first + fewer_last
-    each = (model.total_layers + fewer) / p
-    extra = model.num_nextn_predict_layers
-    # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
-    on_v = extra * (candidates.pipeline_schedule == ZBV) if extra else 0
-    first, last = each - fewer_first + ((p == 1) * extra + on_v), each - fewer_last + (extra - on_v)
-    if not model.num_experts:
-        ends = [End(layers=layers, moe_fraction=0.0) for layers in (first, last)]
-        return StageLayers(
-            pace=each, first=ends[0], last=ends[1], pace_moe_fraction=0.0,
-            fewer_first=fewer_first, fewer_last=fewer_last, fewer=fewer,
-        )  # fmt: skip
-    dense = model.total_layers - model.moe_layers
-    on_first = minimum(dense, each - fewer_first)
-    on_last = maximum(dense - (model.total_layers - each + fewer_last), 0.0)
-    ends = [End(layers=n, moe_fraction=1.0 - d / maximum(n, NO_LAYERS)) for n, d in ((first, on_first), (last, on_last))]
-    # A stage between the ends holds the fewest of the leading dense layers.
-    between = 1.0 - maximum(dense - (each - fewer_first), 0.0) / each
-    pace = where(p > 2, maximum(between, 0.0), maximum(ends[0].moe_fraction, ends[1].moe_fraction))
-    return StageLayers(
-        pace=each, first=ends[0], last=ends[1], pace_moe_fraction=pace,
-        fewer_first=fewer_first, fewer_last=fewer_last, fewer=fewer,
-    )  # fmt: skip
-
-
-def _balanced_layers(model: ModelSpec, p: Ints) -> StageLayers:
+def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
     """Dense layers and the output layer, split by weight."""
-    found = splits(model, p)
-    return StageLayers(
-        pace=found.most,
-        first=End(layers=found.first, moe_fraction=0.0),
-        last=End(layers=found.output, moe_fraction=0.0),
-        pace_moe_fraction=0.0,
-        fewer_first=found.most - found.first,
-        fewer_last=found.most - found.output,
-        fewer=p * found.most - model.num_hidden_layers,
-        output_from_end=found.output_from_end,
-    )
-
-
-def _section_layers(model: ModelSpec, c: Section) -> StageLayers:
-    """The same of a section of the pipeline: its own first and last stage."""
-    extra = model.num_nextn_predict_layers if c.holds_output else 0
-    alone = c.stages == 1
-    layers = (c.layers + alone * extra, c.layers + extra)
-    dense = (model.num_hidden_layers - model.moe_layers) if model.num_experts else 0
-    ends = []
-    for stage, held in zip((0, c.stages - 1), layers, strict=True):
-        leading = minimum(maximum(dense - (c.layers_before + stage * c.layers), 0.0), c.layers)
-        ends.append(End(layers=held, moe_fraction=1.0 - leading / held if model.num_experts else 0.0))
-    return StageLayers(
-        pace=c.layers, first=ends[0], last=ends[1], pace_moe_fraction=ends[1].moe_fraction,
-        fewer_first=0, fewer_last=0, fewer=0,
-    )  # fmt: skip
-
-
-def _only_stage(model: ModelSpec, c: Stage) -> StageLayers:
-    """The same of one stage of a pipeline that is laid out: it is both ends."""
-    layers = c.layers + c.extra_layers
-    share = 1.0 - c.dense_layers / maximum(layers, 1) if model.num_experts else 0.0
-    both = End(layers=layers, moe_fraction=share)
-    return StageLayers(
-        pace=maximum(layers, NO_LAYERS), first=both, last=both, pace_moe_fraction=share, fewer_first=0, fewer_last=0, fewer=0
-    )
-
-
-# The two ranks on which memory may be worst: their place in the pipeline, their layers, and the model's ends they hold.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineEnd:
-    """One end of each candidate's pipeline, or of its section; shape (n,) or the same for all."""
-
-    rank: Floats
-    """0-based, in the whole pipeline."""
-    layers: Floats
-    chunk_layers: Floats
-    """Layers of one model chunk whose activations it holds."""
-    holds_embedding: Floats
-    """1 or 0."""
-    holds_output: Floats
-    """1 or 0: output layer and loss."""
-
-
-def pipeline_ends(candidates: Candidates, *, stages: StageLayers) -> tuple[PipelineEnd, PipelineEnd]:
-    """The rank with the first stage and the one with the output layer. Without a pipeline they are one and the same; where
-    it is folded, both ends of the model are on the first rank, in DualPipe on the last one too.
-    """
-    c, p = candidates, candidates.pipeline_parallel_size
-    first, last = stages.first.layers, stages.last.layers
-    chunks = c.virtual_pipeline_parallel_size
-    chunk_first, chunk_last = (c.chunk_layers,) * 2 if isinstance(c, Stage) else (first / chunks, last / chunks)
-    before: Floats = 0
-    behind: Floats = stages.output_from_end
-    embedding: tuple[Floats, Floats]
-    output: tuple[Floats, Floats]
-    if isinstance(c, Section):
-        before, behind = c.stages_before, behind + (p - c.stages_before - c.stages)
-        one_stage = c.stages == 1
-        embedding = c.holds_embedding, one_stage * c.holds_embedding
-        output = one_stage * c.holds_output, c.holds_output
-    elif anywhere(c.pipeline_schedule):
-        embedding = True, (p == 1) | (c.pipeline_schedule == DUALPIPE)
-        output = (p == 1) | is_folded(c), c.pipeline_schedule != ZBV
-    else:
-        embedding, output = (True, p == 1), (p == 1, True)
-    return (
-        PipelineEnd(rank=before, layers=first, chunk_layers=chunk_first, holds_embedding=embedding[0], holds_output=output[0]),
-        PipelineEnd(
-            rank=p - 1 - behind, layers=last, chunk_layers=chunk_last, holds_embedding=embedding[1], holds_output=output[1]
-        ),
+    p, split = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
+    first, last = StageLayers(count=split.first), StageLayers(count=split.output)
+    return Pipeline(
+        stages=_whole_ends(model, c, (first, last), output_from_end=split.output_from_end),
+        critical=StageLayers(count=split.most),
+        fewer_first=split.most - split.first,
+        fewer_last=split.most - split.output,
+        fewer=p * split.most - model.num_hidden_layers,
+        depths=model.num_nextn_predict_layers,
     )

@@ -26,12 +26,12 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import (
     Matrix,
     attention_matrices,
+    entries,
     kv_heads,
     mlp_matrices,
     query_heads,
     shapes,
     shared_expert_matrices,
-    whole_entries,
 )
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import active_expert_matrices
@@ -163,13 +163,13 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
     sparse = model.moe_layers + (model.num_nextn_predict_layers if model.num_experts else 0)
     repeated = 0.0
     if modules & MLP:
-        repeated += (layers - sparse) * whole_entries(mlp_matrices(model))
+        repeated += (layers - sparse) * float(entries(mlp_matrices(model)))
     if modules & MOE:
-        repeated += sparse * active_expert_matrices(model)
+        repeated += sparse * float(active_expert_matrices(model))
     elif modules & SHARED_EXPERTS:
-        repeated += sparse * whole_entries(shared_expert_matrices(model))
+        repeated += sparse * float(entries(shared_expert_matrices(model)))
     if modules & MLA_UP_PROJ:
-        repeated += layers * whole_entries(_up_projections(model, 1))
+        repeated += layers * float(entries(_up_projections(model, 1)))
     return 2.0 * repeated + (attention if modules & CORE_ATTN else 0.0)
 
 

@@ -7,19 +7,25 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, result, results
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, anywhere, result, results
+from hp_tool.cost.block import LayerBytes, LayerTime, spreading_axes
+from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.encoder_decoder import counted_candidates, decoder_case
-from hp_tool.cost.memory import Memory, fuller, memory, middle_stages
-from hp_tool.cost.model_layers import ModelLayers, model_layers
-from hp_tool.cost.model_states import StateCosts, state_costs
-from hp_tool.cost.pipeline_stages import StageLayers, stage_layers
+from hp_tool.cost.embedding_and_head import HeadTime, head_time
+from hp_tool.cost.encoder_decoder import both_heads, counted_candidates, decoder_case, mean_layer_bytes, mean_layer_time
+from hp_tool.cost.layer import layer_bytes, layer_time
+from hp_tool.cost.memory import memory
+from hp_tool.cost.model_states import state_costs
+from hp_tool.cost.moe import merged_share, merges_passes
+from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
+from hp_tool.cost.recomputation import layer_axes
+from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.cost.step_time import micro_batches, step_seconds, time_parts
 
 _TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "step_s")
@@ -92,71 +98,112 @@ class TrainingCosts:
         )
 
 
-def training_costs(*, case: TrainingCase, candidates: Candidates, memory_headroom_fraction: float = 0.05) -> TrainingCosts:
+def training_costs(
+    *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline | None = None, memory_headroom_fraction: float = 0.05
+) -> TrainingCosts:
     """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million.
 
-    Of a grid, what does not depend on one of its axes comes with a length of 1 there.
+    Of a grid, what does not depend on one of its axes comes with a length of 1 there. `pipeline` says what its stages hold
+    where they are not the equal ones of `whole_pipeline`.
     """
-    model, cluster, workload = case.model, case.cluster, case.workload
-    stages = stage_layers(model, candidates, framework=workload.framework)
-    m = micro_batches(candidates, workload=workload)
-    layers = model_layers(case=case, candidates=candidates, stages=stages, micro_batches=m)
+    model, cluster = case.model, case.cluster
+    pipeline = pipeline or whole_pipeline(case, candidates)
+    m = micro_batches(candidates, workload=case.workload)
+    layers = model_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
     if model.architecture == "encoder_decoder":
         # What is left is the decoder's: its head and its loss.
-        candidates = counted_candidates(model, candidates)
-        case = decoder_case(case)
-        workload = case.workload
-    states = state_costs(case=case, candidates=candidates, stages=stages)
-    held = _fullest_stage(case=case, candidates=candidates, layers=layers, stages=stages, states=states, micro_batches=m)
+        candidates, case = counted_candidates(model, candidates), decoder_case(case)
+    states = state_costs(case=case, candidates=candidates, pipeline=pipeline)
+    fullest = memory(
+        case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m
+    )
     parts = time_parts(
         case=case,
         candidates=candidates,
         layer=layers.time,
-        stages=stages,
+        pipeline=pipeline,
         head=layers.head,
-        states=states,
+        states=states.times,
         micro_batches=m,
-        offloaded=held.offloaded,
+        offloaded=fullest.offloaded,
     )
     return TrainingCosts(
-        memory_parts=results(held.parts),
-        layer_activations_bytes=result(held.layer_activations),
-        worst_stage=result(held.worst_stage),
-        memory_total_bytes=result(held.total),
-        first_stage_bytes=result(held.first_stage),
+        memory_parts=results(fullest.parts),
+        layer_activations_bytes=result(fullest.layer_activations),
+        worst_stage=result(fullest.worst_stage),
+        memory_total_bytes=result(fullest.total),
+        first_stage_bytes=result(fullest.first_stage),
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
-        host_bytes=result(held.host_bytes),
-        host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if workload.offload else math.inf,
+        host_bytes=result(fullest.host_bytes),
+        host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=results(parts),
         step_s=result(step_seconds(parts)),
     )
 
 
-def _fullest_stage(
-    *,
-    case: TrainingCase,
-    candidates: Candidates,
-    layers: ModelLayers,
-    stages: StageLayers,
-    states: StateCosts,
-    micro_batches: Floats,
-) -> Memory:
-    """Memory of the pipeline's ends, and of the stages between them where those may hold more."""
-    model, workload = case.model, case.workload
-    ends = memory(
-        case=case,
-        micro_batches=micro_batches,
-        candidates=candidates,
-        layers=layers.on_ends(stages),
-        stages=stages,
-        states=states,
+# The layers and ends of each candidate. They depend on few axes: each combination is costed once.
+
+
+Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """Of one micro-batch on one rank of each candidate."""
+
+    dense: LayerBytes
+    """A layer without experts; of an encoder-decoder model the mean one."""
+    sparse: LayerBytes | None
+    """A layer with experts, where the model has any."""
+    time: LayerTime
+    """The mean layer of the critical stage."""
+    head: HeadTime
+
+    def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
+        """The mean layer of each representative stage."""
+        if self.sparse is None:
+            return [self.dense] * len(pipeline.stages)
+        return [_mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages]
+
+
+def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
+    """The costs of layers and ends of legal candidates."""
+    model, cluster, workload = case.model, case.cluster, case.workload
+    unique, inverse = unique_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
+    if model.architecture == "encoder_decoder":
+        return ModelLayers(
+            dense=_spread(mean_layer_bytes(case=case, candidates=unique), inverse),
+            sparse=None,
+            time=_spread(mean_layer_time(case=case, candidates=unique), inverse),
+            head=_spread(both_heads(case=case, candidates=unique), inverse),
+        )
+    split = anywhere(splits_backward(candidates))
+    times = _spread(layer_time(case=case, candidates=unique, split_backward=split), inverse)
+    sparse = None
+    if model.num_experts:
+        sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True), inverse)
+        sparse_times = _spread(layer_time(case=case, candidates=unique, split_backward=split, moe=True), inverse)
+        if merges_passes(workload):
+            merged = _spread(layer_time(case=case, candidates=unique, split_backward=split, moe=True, merged=True), inverse)
+            sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=micro_batches))
+        times = _mix(times, sparse_times, pipeline.critical.expert_share)
+    return ModelLayers(
+        dense=_spread(layer_bytes(case=case, candidates=unique), inverse),
+        sparse=sparse,
+        time=times,
+        head=_spread(head_time(case=case, candidates=unique), inverse),
     )
-    between = middle_stages(case, candidates, stages=stages)
-    if between is None:
-        return ends
-    inner = stage_layers(model, between, framework=workload.framework)
-    held = state_costs(case=case, candidates=between, stages=inner)
-    middle = memory(
-        case=case, micro_batches=micro_batches, candidates=between, layers=layers.on_ends(inner), stages=inner, states=held
-    )
-    return fuller(ends, middle, candidates=candidates)
+
+
+def _spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
+    """Each row's own entry of every column; None: every row is unique. Scalars stay scalars."""
+    if inverse is None:
+        return columns
+    values = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    return type(columns)(**{name: value[inverse] if isinstance(value, np.ndarray) else value for name, value in values.items()})
+
+
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
+    """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
+    names = [f.name for f in fields(dense)]
+    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

@@ -78,11 +78,11 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
 
 def simplified(model: ModelSpec) -> dict[str, object]:
     """provenance's `simplified` entry, a list of sentences; nothing where the model is counted whole."""
-    found = []
+    simplifications = []
     if model.norms_per_layer != 2 or model.query_key_norm is not None or model.embedding_norm:
-        found.append("norms: all count as parameters, their time and activations are those of two a layer")
+        simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
     if model.attention_sinks:
-        found.append("attention_sinks: counted as parameters alone")
+        simplifications.append("attention_sinks: counted as parameters alone")
     if model.expert_bias:
-        found.append("expert_bias: counted as parameters alone, divided like the experts' matrices")
-    return {"simplified": found} if found else {}
+        simplifications.append("expert_bias: counted as parameters alone, divided like the experts' matrices")
+    return {"simplified": simplifications} if simplifications else {}

@@ -1,14 +1,14 @@
-"""Among which ranks ZeRO divides parameters, gradients and optimizer states, and which ranks repeat them."""
+"""ZeRO and data parallelism: which ranks divide parameters, gradients and optimizer states, and what exchanging them costs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.collectives import group_ring
-from hp_tool.cost.topology import Group, group_size, line, split
+from hp_tool.cost.network import Group, group_ring, group_size, line, split
+from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1
 """ZeRO 3: layers whose weights are gathered while the one before them computes (FSDP2's implicit prefetch)."""
@@ -46,3 +46,88 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
     replicas = where(size > 0, candidates.data_parallel_size // maximum(size, 1), 1)
     shard_group, replica_group = split(group, replicas)
     return Sharding(shard_group=shard_group, replica_group=replica_group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTimes:
+    """Seconds a step, of the larger end of the pipeline; shape (n,)."""
+
+    reduce_s: Floats
+    """One reduction of the gradients over the shard group, before any of it is hidden."""
+    replica_s: Floats
+    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once a step; 0 without."""
+    gather_s: Floats
+    """One all-gather of the weights, before any of it is hidden."""
+    update_s: Floats
+    """Optimizer step on the device."""
+    offload_s: Floats = 0.0
+    """Optimizer step on the host, with the copies there and back."""
+    tied_reduction_s: Floats = 0.0
+    """All-reduce of a tied embedding's gradient between the pipeline's ends."""
+
+    def __add__(self, other: StateTimes) -> StateTimes:
+        return StateTimes(
+            reduce_s=self.reduce_s + other.reduce_s,
+            replica_s=self.replica_s + other.replica_s,
+            gather_s=self.gather_s + other.gather_s,
+            update_s=self.update_s + other.update_s,
+        )
+
+
+# Exposed communication: what compute does not hide of gradients and weights.
+
+
+def data_parallel_seconds(
+    *,
+    profile: EfficiencyProfile,
+    candidates: Candidates,
+    states: StateTimes,
+    micro_batches: Floats,
+    forward: Floats,
+    stage: Floats,
+    layers: Floats,
+) -> Floats:
+    """Exposed seconds of gradients and weights in one step.
+
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch on the
+    stage, its own exposed communication included, which uses other links. ZeRO 2: gradients after every micro-batch's
+    backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward pass.
+    Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind what its reduction leaves of the stage.
+    """
+    overlap = profile.framework.data_parallel_overlap
+    once = states.reduce_s + states.gather_s
+    zero = candidates.zero_stage
+    replicated = profile.framework.all_reduce_overlap
+    alone = (zero == 0) & (candidates.pipeline_parallel_size == 1)
+    share: Floats = overlap if replicated is None else where(alone, replicated, overlap)
+    total = exposed(once, behind=stage, overlap=share)
+    if anywhere(zero >= 2):
+        reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
+        each = fully_sharded_seconds(
+            gather=gather, reduce=reduce, forward=forward, backward=backward, layers=layers, overlap=overlap
+        )
+        gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
+        weights = exposed(gather, behind=forward, overlap=overlap)
+        total = where(zero >= 3, micro_batches * each, where(zero == 2, gradients + weights, total))
+        once = where(zero >= 3, 2.0 * gather + reduce, once)
+    if anywhere(states.replica_s > 0.0):
+        total = total + exposed(states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap)
+    return total + states.tied_reduction_s
+
+
+def fully_sharded_seconds(
+    *, gather: Floats, reduce: Floats, forward: Floats, backward: Floats, layers: Floats, overlap: float
+) -> Floats:
+    """Exposed seconds of ZeRO 3 in one micro-batch, whose weights are gathered for either pass and whose gradients are
+    reduced behind the backward one (arXiv 2304.11277 section 3.3).
+
+    Layer by layer, the gather of the next one hides behind the running one; the first gather of a pass, and the last
+    reduction, have nothing to hide behind: of the L layers' communication at most the share (L - 1) / L is hidden.
+    """
+    hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
+    return exposed(gather, behind=forward, overlap=hidden) + exposed(gather + reduce, behind=backward, overlap=hidden)
+
+
+def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
+    """What is left of communication that runs beside `behind` seconds of compute, of which the share `overlap` is used."""
+    return seconds - overlap * minimum(seconds, behind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
@@ -88,6 +88,12 @@ class ClusterSpec(Strict):
     @property
     def num_nodes(self) -> int:
         return -(-self.num_gpus // self.gpus_per_node)
+
+    def with_num_gpus(self, num_gpus: int) -> ClusterSpec:
+        """A part of the cluster: whole nodes, or a part of one."""
+        per_node = min(self.gpus_per_node, num_gpus)
+        domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
+        return replace(self, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

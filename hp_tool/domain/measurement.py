@@ -114,6 +114,28 @@ class ServingTimes(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies(Strict):
+    """Latencies of a request under a whole load, the wait for room included."""
+
+    ttft_s: float
+    """Time to first token."""
+    tpot_s: float
+    """Time per output token after the first."""
+    request_latency_s: float
+    """Until the last token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLatencies(Latencies):
+    """Latencies that one measured replica implies for all of the query's load on all of its replicas."""
+
+    penalised_latency_s: float
+    """request_latency_s, and more where a target is missed: what a search minimises."""
+    request_latencies_s: tuple[float, ...] = ()
+    """request_latency_s of every repetition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(Strict):
     """The outcome of one profile run (or of a reported training). Failures are measurements too."""
 
@@ -136,7 +158,9 @@ class Measurement(Strict):
     peak_memory_source: Literal["cuda_allocator", "resident_set_growth"] | None = None
     """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the model was built."""
     serving: ServingTimes | None = None
-    """Latencies of an inference run, which has no steps."""
+    """Latencies of an inference run's one replica; it has no steps."""
+    load: LoadLatencies | None = None
+    """What these latencies imply for the load that the query describes."""
     operations: tuple[OperationTimes, ...] = ()
     """Of a run that timed single operations."""
     losses: tuple[float, ...] = ()
@@ -158,9 +182,17 @@ class Measurement(Strict):
     """The end of the run's log, where it failed."""
 
     @property
-    def known_step_s(self) -> float | None:
-        """Seconds of the whole configuration's step: measured, or implied by a reduced run."""
+    def objective_s(self) -> float | None:
+        """The seconds that a search minimises: of the whole configuration's step, measured or implied by a reduced run; of
+        serving the penalised latency."""
+        if self.load is not None:
+            return self.load.penalised_latency_s
         return self.step_s if self.fidelity.is_whole else self.extrapolated_step_s
+
+    @property
+    def repetitions_s(self) -> tuple[float, ...]:
+        """The same of every step or repetition that ran, without penalties."""
+        return self.step_times_s if self.load is None else self.load.request_latencies_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

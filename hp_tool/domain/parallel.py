@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
@@ -156,6 +156,16 @@ class ParallelQuery(Strict):
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""
+
+
+Value = TypeVar("Value")
+
+
+def axis_values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...]:
+    """The values that a query gives an axis, each once: none, one, or those of a list."""
+    if value is None:
+        return ()
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
 
 
 def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
     CalibrationRecord,
     EventRecord,
@@ -34,6 +33,7 @@ from hp_tool.domain.records import (
     SearchState,
 )
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.serving import Configuration
 from hp_tool.domain.webhooks import WebhookRecord
 
 
@@ -52,6 +52,11 @@ class JobState(StrEnum):
     """Ended on our request."""
     LOST = "lost"
     """The engine no longer knows it and no result exists."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the job has not ended."""
+        return self in (JobState.QUEUED, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +256,7 @@ class Store(Protocol):
         self,
         *,
         lease: Lease,
-        parallel: ParallelConfig,
+        parallel: Configuration,
         fidelity: Fidelity,
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
@@ -119,3 +119,8 @@ class Query(Strict):
     targets: Targets | None = None
     search: SearchSettings = SearchSettings()
     trainer: TrainerCommand | None = None
+
+    def with_num_gpus(self, num_gpus: int) -> Query:
+        """The same query on so many devices of its kind of cluster."""
+        cluster = ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
+        return replace(self, cluster=replace(cluster, num_gpus=num_gpus))

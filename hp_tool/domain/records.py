@@ -10,8 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
-from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
+from hp_tool.domain.serving import Configuration
 
 JsonObject = dict[str, Any]
 MeasurementSource = Literal["profile", "reported", "file"]
@@ -114,10 +114,11 @@ class RunRecord:
     attempt: int
     """0-based; above 0 the earlier ones were abandoned."""
     state: RunState
-    parallel: ParallelConfig
+    parallel: Configuration
+    """The whole configuration; of serving one replica of it runs."""
     fidelity: Fidelity
     predicted: JsonObject
-    """What the model said before the run: step_s, memory and the like."""
+    """Predictions made before the run: `step_s` (the seconds that the search minimises), memory and the like."""
     job_name: str
     """Deterministic: search, number and the fencing token that intended it."""
     token: int
@@ -135,21 +136,13 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedFigures:
-    """What a run that serves showed of its one replica; see `measurement.ServingTimes`."""
-
-    ttft_s: float
-    output_tokens_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
     """A run as a list or a chart of ten thousand needs it: its figures, without logs and lists of steps."""
 
     id: str
     number: int
     state: RunState
-    parallel: ParallelConfig
+    parallel: Configuration
     fidelity: Fidelity
     predicted_step_s: float | None
     """By the cost model alone."""
@@ -161,11 +154,12 @@ class RunFigures:
     chosen_by: str | None
     status: MeasurementStatus | None
     """None: no measurement (yet)."""
-    known_step_s: float | None
-    """As `Measurement.known_step_s`."""
+    objective_s: float | None
+    """As `Measurement.objective_s`."""
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None
-    served: ServedFigures | None
+    latencies: Latencies | None
+    """Of a run that serves, under the whole load."""
     cause: str | None
     """Why it was abandoned or failed."""
     gpu_seconds: float | None
@@ -186,7 +180,7 @@ class NewMeasurement:
     """The model's name."""
     query: JsonObject
     """The query it answers, in enough detail to predict it again."""
-    parallel: ParallelConfig
+    parallel: Configuration
     measurement: Measurement
     predicted: JsonObject = field(default_factory=dict)
     """The prediction made before it ran."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -178,3 +179,18 @@ class SpaceSummary:
     feasible: int
     seconds: float
     """Time to enumerate, cost and rank them."""
+
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking(Generic[Row]):
+    """The best configurations of a space, best first; how large the space was, and why the others were turned away."""
+
+    recommendations: tuple[Row, ...] = ()
+    space: SpaceSummary = SpaceSummary(legal=0, feasible=0, seconds=0.0)
+    rejections: dict[str, int] = field(default_factory=dict)
+    """How many candidates each reason ruled out."""
+    nearest_misses: tuple[Row, ...] = ()
+    """If nothing is acceptable: what lacks least, each infeasible with its reasons."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Reason
 
 Schedule = Literal["mixed", "prefill_first"]
@@ -30,6 +31,10 @@ class ServingConfig(Strict):
     """Requests one scheduler runs at once."""
     max_num_batched_tokens: int = 8192
     """Tokens of one forward pass, decoding and prefill chunks together."""
+
+
+Configuration = ParallelConfig | ServingConfig
+"""What a run of a search tries: a way to train, or a way to serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from hp_tool import training
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -18,7 +19,6 @@ from hp_tool.errors import InputError
 from hp_tool.formats import deepspeed, megatron_lm, shell, torchtitan
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 from hp_tool.training.problem import resolve_training
 
 WARMUP_LINES = 2
@@ -119,7 +119,7 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     """
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # resolved above
-    found = app.estimate(query=query)
+    found = training.estimate(query=query)
     logged = None
     if log is not None:
         logged = _logged(
@@ -131,7 +131,7 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     hidden = workload.overlap or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)
-    best = next(iter(app.recommend(query=free, top=1).recommendations), None)
+    best = next(iter(training.recommend(query=free, top=1).recommendations), None)
     gap = gain = None
     gained: dict[str, float] = {}
     if found.time is not None:

@@ -1,4 +1,4 @@
-"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is asked for."""
+"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is created."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ADAPTERS = {
 
 
 def check_known(name: str) -> None:
-    """Raises InputError for a launcher that this version does not have."""
+    """Raise InputError for a launcher that this version does not have."""
     if name not in _ADAPTERS:
         raise InputError(f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}", field="search.launcher")
 
 
 def create(name: str, **options: Any) -> Launcher:
-    """The launcher called `name`; options are its constructor's. Raises InputError for a name nobody knows."""
+    """The launcher called `name`, with the options of its constructor. Raises InputError for an unknown name."""
     check_known(name)
     module, adapter = _ADAPTERS[name]
     launcher: Launcher = getattr(import_module(module), adapter)(**options)

@@ -1,4 +1,4 @@
-"""What this host can give to one job, found without importing torch."""
+"""The devices that this host can give to one job, detected without importing torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import psutil
 from hp_tool.domain.measurement import Hardware
 
 OVERSUBSCRIPTION_LIMIT = 4
-"""CPU processes a logical core may be given: enough to try a 2 x 2 configuration on one core; the measurement records it."""
+"""CPU processes per logical core: enough to try a 2 x 2 configuration on one core; the measurement records it."""
 
-# What the driver calls a device -> its catalogue name.
+# The driver's name of a device -> its catalogue name.
 _NAMES = (
     (r"GB200", "gb200-nvl72"),
     (r"B200", "b200-sxm-180gb"),
@@ -32,7 +32,7 @@ _NAMES = (
 
 
 def detect(*, cpu_only: bool = False) -> Hardware:
-    """The host's NVIDIA GPUs; without any (or cpu_only), its CPU cores up to the oversubscription limit."""
+    """The host's NVIDIA GPUs; if it has none (or with cpu_only), its CPU cores up to the oversubscription limit."""
     gpus = [] if cpu_only else _gpu_names()
     host = (socket.gethostname(),)
     if gpus:
@@ -49,7 +49,7 @@ def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
 
 
 def catalogue_name(device_name: str) -> str:
-    """`h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; a device the catalogue does not have keeps its own name, in lower case."""
+    """`h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; a device that is not in the catalogue keeps its name, in lower case."""
     for pattern, name in _NAMES:
         if re.search(pattern, device_name):
             return name

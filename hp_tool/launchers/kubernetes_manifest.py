@@ -1,7 +1,7 @@
-"""The Kubernetes objects of one job: pure, printable, and of use to a person who applies them by hand.
+"""The Kubernetes objects of one job: pure, printable, and ready for a person to apply by hand.
 
-An indexed Job has a pod for each node. The pods find the first one by the name that a headless Service gives it; a ConfigMap
-holds the job's files. Both belong to the Job and go with it.
+An indexed Job has a pod per node. The pods find the first one by the name that a headless Service gives it; a ConfigMap
+holds the job's files. The Job owns both, so they are deleted with it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from typing import Any
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs, streamed
-from hp_tool.launchers.kubernetes_options import KubernetesOptions
-from hp_tool.launchers.kubernetes_states import CANCELLED
+from hp_tool.launchers.options import KubernetesOptions
 
 LABEL = "hp-tool/job"
 NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
+CANCELLED = "hp-tool/cancelled"
+"""Annotation of a job that we ended."""
+WALL_S = "hp-tool/wall-s"
+"""How long such a job had run: Kubernetes forgets when a suspended one started."""
 _GRACE_S = 600.0
-"""Kubernetes' own limit is a backstop, for an image that cannot be pulled or a node that hangs. It is the pods', whose clock
-starts on a node: waiting for one is not the run's fault."""
+"""Added to the run's time limit: Kubernetes' own limit is a backstop, for an image that cannot be pulled or a node that hangs.
+It is set on the pods, whose clock starts on a node, so that waiting for one does not count."""
 _PORT = 29_400
 _FILES = "/hp-tool"
 _LONGEST_NAME = 52
-"""Of 63 letters of a host's name a pod's index takes some."""
+"""A host name has 63 letters, and the pod's index takes some of them."""
 _LARGEST_FILES_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB."""
 
 
 def object_name(job_name: str) -> str:
-    """A job's name as Kubernetes takes it: lower-case letters, digits and dashes; one that had to change carries its digest."""
+    """A job's name as Kubernetes accepts it: lower-case letters, digits and dashes, and a digest if the name had to change."""
     plain = re.sub(r"[^a-z0-9]+", "-", jobs.check_name(job_name).lower()).strip("-")
     if plain == job_name and len(plain) <= _LONGEST_NAME and plain[0].isalpha():
         return plain
@@ -40,8 +43,8 @@ def object_name(job_name: str) -> str:
 
 
 def job(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """The Job. No pod of it is started a second time: whether a run is repeated is the search's to decide."""
-    nodes = jobs.nodes_for(plan.num_gpus, gpus_per_node=options.gpus_per_node, max_nodes=options.max_nodes)
+    """The Job. Its pods are never restarted: the search decides whether a run is repeated."""
+    nodes = options.num_nodes(num_gpus=plan.num_gpus)
     name = object_name(plan.job_name)
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -82,7 +85,7 @@ def job(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
 
 
 def cancelled_job(options: KubernetesOptions, *, job_name: str) -> dict[str, Any]:
-    """A Job that never has a pod: it takes the name, so that no other can be made under it."""
+    """A Job without pods, which takes the name so that no other Job can be created under it."""
     name = object_name(job_name)
     pod = {"restartPolicy": "Never", "containers": [{"name": "run", "image": options.image}]}
     return {
@@ -94,13 +97,13 @@ def cancelled_job(options: KubernetesOptions, *, job_name: str) -> dict[str, Any
 
 
 def belongings(options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | None = None) -> list[dict[str, Any]]:
-    """What the Job's pods need to start: its files, and its hosts' names. With the Job's uid they are removed with it."""
+    """The objects that the Job's pods need to start: its files and its hosts' names. With the Job's uid, it owns them."""
     name = object_name(plan.job_name)
     files = streamed.job_files(plan)
     size = sum(len(text.encode()) for text in files.values())
     if size > _LARGEST_FILES_BYTES:
         raise InputError(
-            f"the job's files have {size:,} bytes; Kubernetes takes {_LARGEST_FILES_BYTES:,}", field="trainer.command"
+            f"the job's files have {size:,} bytes; Kubernetes accepts {_LARGEST_FILES_BYTES:,}", field="trainer.command"
         )
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
     metadata = _metadata(options, name) | ({} if job_uid is None else {"ownerReferences": [owner]})
@@ -116,7 +119,7 @@ def belongings(options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | N
 
 
 def manifest(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """All of it, as `kubectl apply -f -` takes it."""
+    """All objects, as `kubectl apply -f -` accepts them."""
     return {"apiVersion": "v1", "kind": "List", "items": [*belongings(options, plan=plan), job(options, plan=plan)]}
 
 

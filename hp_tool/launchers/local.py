@@ -1,4 +1,4 @@
-"""Jobs on this very host: a folder and a supervisor process each, no daemon, no state in memory."""
+"""Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import devices, jobs, supervisor, torchrun
-from hp_tool.launchers.outcome import Ending, measure, recorded
+from hp_tool.launchers.outcome import measure, recorded
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED}
-_MARK = "HP_JOB_FOLDER"  # in every job process's environment: finds those whose supervisor was killed
+_MARK = "HP_JOB_FOLDER"  # in the environment of every job process, to find those whose supervisor was killed
 _START_LIMIT_S = 30.0
 _CANCEL_LIMIT_S = 30.0
 
@@ -32,7 +32,7 @@ class LocalLauncher:
     name = "local"
 
     def __init__(self, *, root: Path | str | None = None, cpu_only: bool = False) -> None:
-        """root: where the jobs' folders live (default: HP_RUNS_DIR, else the user's data folder), on a local disk."""
+        """root: folder of the jobs' folders, on a local disk (default: HP_RUNS_DIR, else the user's data folder)."""
         self._root = Path(root).absolute() if root is not None else jobs.default_root().absolute()
         self._cpu_only = cpu_only
 
@@ -47,25 +47,15 @@ class LocalLauncher:
         return f"this host: {self._hardware.num_gpus} x {self._hardware.gpu}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Pure. Raises InputError where the request is for other devices or more of them than this host has."""
-        here = self.hardware()
-        if request.gpu != here.gpu or request.num_gpus > here.num_gpus:
-            asked = f"{request.num_gpus} x {request.gpu}"
-            raise InputError(
-                f"this host has {here.num_gpus} x {here.gpu}, not {asked}", code="launcher_mismatch", field="cluster"
-            )
-        return LaunchPlan(
-            job_name=jobs.check_name(job_name),
-            command=torchrun.one_node_command(request),
-            environment=torchrun.job_environment(request),
-            files=torchrun.job_files(request),
-            num_gpus=request.num_gpus,
-            timeout_s=request.timeout_s,
-            returns=torchrun.job_returns(request),
-        )
+        """Pure. Raises InputError if the request is for another device, or for more devices than this host has."""
+        host = self.hardware()
+        if request.gpu != host.gpu or request.num_gpus > host.num_gpus:
+            message = f"this host has {host.num_gpus} x {host.gpu}, not {request.num_gpus} x {request.gpu}"
+            raise InputError(message, code="launcher_mismatch", field="cluster")
+        return torchrun.job_plan(request, job_name=job_name)
 
     def describe(self, plan: LaunchPlan) -> str:
-        return jobs.described(plan)
+        return jobs.plan_json(plan)
 
     def submit(self, plan: LaunchPlan) -> str:
         folder = self._folder(plan.job_name)
@@ -77,22 +67,22 @@ class LocalLauncher:
         }
         jobs.create_folder(folder, files={**plan.files, "job.json": json.dumps(job)})
         if not (folder / "started.json").exists() and not (folder / "cancel").exists():
-            self._start(folder, environment=torchrun.merged(plan.environment))
+            self._start(folder, environment=torchrun.full_environment(plan.environment))
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
-        """A folder whose job never started counts as none: submit() picks it up."""
+        """None for a folder whose job never started: submit() starts it."""
         return job_name if (self._folder(job_name) / "started.json").exists() else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._state(self._folder(handle)) for handle in handles}
 
     def cancel(self, job_name: str) -> None:
-        """A supervisor looks for the mark after it has said that it started, and we the other way round: one sees the other."""
+        """Write the mark, then check for a started job; a supervisor does the reverse, so one of them sees the other."""
         folder = self._folder(job_name)
         jobs.mark(folder, "cancel")
         deadline = time.monotonic() + _CANCEL_LIMIT_S
-        while self._state(folder) in (JobState.QUEUED, JobState.RUNNING):
+        while self._state(folder).is_open:
             if time.monotonic() > deadline:
                 raise LauncherError(f"job {job_name} did not end within {_CANCEL_LIMIT_S:g} s")
             time.sleep(0.02)
@@ -107,10 +97,11 @@ class LocalLauncher:
         job, state = jobs.read_json(folder / "job.json"), self._state(folder)
         if job is None:
             raise LauncherError(f"no job {handle} under {self._root}")
-        if state in (JobState.QUEUED, JobState.RUNNING):
+        if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
         hardware = devices.share(self.hardware(), num_gpus=job["num_gpus"])
-        return measure(folder, ending=_ending(folder), timeout_s=job["timeout_s"], hardware=hardware)
+        ended = jobs.read_json(folder / "ended.json")
+        return measure(folder, ending=recorded(ended or {}), timeout_s=job["timeout_s"], hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return jobs.output(self._folder(handle), name=name)
@@ -119,7 +110,7 @@ class LocalLauncher:
         return self._root / jobs.check_name(job_name)
 
     def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
-        """Returns once the supervisor has taken the job (it detaches from us)."""
+        """Start the supervisor, and return once it has detached from us with the job."""
         command = [sys.executable, "-I", supervisor.__file__, str(folder)]
         with (folder / "supervisor.log").open("ab") as log:
             try:
@@ -136,7 +127,7 @@ class LocalLauncher:
             except subprocess.TimeoutExpired:
                 raise LauncherError(f"the supervisor of {folder.name} did not detach within {_START_LIMIT_S:g} s") from None
         deadline = time.monotonic() + _START_LIMIT_S
-        while not (folder / "started.json").exists():  # at once, but for two callers in the same instant
+        while not (folder / "started.json").exists():  # immediate, unless two callers raced
             if done.returncode != 0 or time.monotonic() > deadline:
                 raise LauncherError(f"the supervisor of {folder.name} did not start; see {folder / 'supervisor.log'}")
             time.sleep(0.02)
@@ -145,7 +136,7 @@ class LocalLauncher:
         if not (folder / "started.json").exists():
             return JobState.CANCELLED if (folder / "cancel").exists() else JobState.LOST
         alive = _is_locked(folder / "lock")
-        ended = jobs.read_json(folder / "ended.json")  # looked at after the lock: written before it is let go
+        ended = jobs.read_json(folder / "ended.json")  # read after the lock, because it is written before the lock is released
         if ended is not None:
             return _STATES.get(ended["reason"], JobState.FINISHED)
         if alive:
@@ -154,13 +145,8 @@ class LocalLauncher:
         return JobState.FINISHED if jobs.read_json(folder / jobs.RESULT) is not None else JobState.LOST
 
 
-def _ending(folder: Path) -> Ending:
-    ended = jobs.read_json(folder / "ended.json")
-    return Ending(reason="lost") if ended is None else recorded(ended)
-
-
 def _is_locked(path: Path) -> bool:
-    """Whether a supervisor holds the lock; the kernel drops it with the process, however that ended."""
+    """Whether a supervisor holds the lock; the kernel releases it when the process ends, in whatever way."""
     with path.open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -170,7 +156,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _end_stragglers(folder: Path) -> None:
-    """Kill what a killed supervisor left behind. psutil checks the start time, so a recycled pid is never hit."""
+    """Kill the processes of a killed supervisor. psutil checks the start time, so a recycled pid is never hit."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(_MARK) == str(folder):

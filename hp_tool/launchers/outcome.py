@@ -1,4 +1,4 @@
-"""From what a job left in its folder to one Measurement: the numbers, or the root cause."""
+"""One Measurement from the files in a job's folder: the numbers, or the root cause of the failure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus
+from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.launchers import jobs
 
 _MEASUREMENT = TypeAdapter(Measurement)
-# What a rank says when it failed only because another had: never the root cause while a better one is known.
+# Errors of a rank that failed only because another had: not the root cause if there is a better one.
 _SECONDARY = (
     "Connection closed",
     "Connection reset",
@@ -26,26 +26,26 @@ _SECONDARY = (
     "DistNetworkError",
 )
 _FOLDER_TROUBLE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-"""What a job says where its folder took its result no more."""
+"""Errors of a job that could not write its result into its folder."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the engine says a job ended."""
+    """How a job ended, by the engine or the supervisor."""
 
     reason: str
     """exited, timeout, cancelled, terminated, failed_to_start or lost."""
     exit_code: int | None = None
     wall_s: float | None = None
     oom_kills: int = 0
-    """Processes the kernel killed for want of memory while the job ran."""
+    """Processes that the kernel killed for lack of memory while the job ran."""
     error: str | None = None
 
 
 def recorded(ended: Mapping[str, Any]) -> Ending:
-    """How a job ended, by its supervisor's record."""
+    """How a job ended, by its supervisor's record; `lost` if that is empty."""
     return Ending(
         reason=ended.get("reason", "lost"),
         exit_code=ended.get("exit_code"),
@@ -56,12 +56,12 @@ def recorded(ended: Mapping[str, Any]) -> Ending:
 
 
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
-    """The job's own result where it is whole, whatever the exit code says; else why there is none, and the end of the log."""
+    """The job's own result if it is complete, whatever the exit code; else why there is none, and the end of the log."""
     result = _read(folder / jobs.RESULT)
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     tail = jobs.log_tail(folder)
-    failed = _root_cause(folder) or _torn(folder, ending) or _without_account(ending, tail=tail, timeout_s=timeout_s)
+    failed = _root_cause(folder) or _torn(folder, ending) or _explain(ending, tail=tail, timeout_s=timeout_s)
     if failed.status == "crashed" and any(trouble in (failed.cause or "") for trouble in _FOLDER_TROUBLE):
         failed = replace(failed, status="preempted")  # says nothing about the configuration
     exit_code = ending.exit_code if ending.reason == "exited" else None
@@ -76,7 +76,7 @@ def _read(path: Path) -> Measurement | None:
 
 
 def _torn(folder: Path, ending: Ending) -> Measurement | None:
-    """A result that its writer was content with and that was cut off since says nothing about the configuration."""
+    """Preempted, if the job succeeded but its result was cut off: that says nothing about the configuration."""
     path = folder / jobs.RESULT
     if ending.exit_code != 0 or not path.exists() or jobs.read_json(path) is not None:
         return None
@@ -84,38 +84,35 @@ def _torn(folder: Path, ending: Ending) -> Measurement | None:
 
 
 def _root_cause(folder: Path) -> Measurement | None:
-    """The account of the rank that failed first of its own; ranks write theirs as result.rank<r>.json."""
+    """The report of the rank that failed first by itself; ranks write theirs as result.rank<r>.json."""
     stem, suffix = Path(jobs.RESULT).stem, Path(jobs.RESULT).suffix
     paths = sorted(folder.glob(f"{stem}.rank*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
-    accounts = [account for path in paths if (account := _read(path)) is not None]
-    return min(accounts, key=_rank_of_evidence, default=None)
+    reports = [report for path in paths if (report := _read(path)) is not None]
+    return min(reports, key=_order_of_evidence, default=None)
 
 
-def _rank_of_evidence(account: Measurement) -> int:
+def _order_of_evidence(report: Measurement) -> int:
     """Out of memory explains everything else; a lost connection explains nothing."""
-    if account.status == "oom":
+    if report.status == "oom":
         return 0
-    return 2 if any(mark in (account.cause or "") for mark in _SECONDARY) else 1
+    return 2 if any(mark in (report.cause or "") for mark in _SECONDARY) else 1
 
 
-def _without_account(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
-    status, cause = _explain(ending, tail=tail, timeout_s=timeout_s)
-    return Measurement(status=status, cause=cause)
-
-
-def _explain(ending: Ending, *, tail: str, timeout_s: float) -> tuple[MeasurementStatus, str]:
+def _explain(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
+    """Why a job ended whose ranks left no report."""
     match ending.reason:
         case "timeout":
-            return "timeout", f"not done after {timeout_s:g} s"
+            return Measurement(status="timeout", cause=f"not done after {timeout_s:g} s")
         case "cancelled":
-            return "preempted", "cancelled on request"
+            return Measurement(status="preempted", cause="cancelled on request")
         case "terminated" | "lost":
-            return "preempted", ending.error or "the machine was shut down or the job's supervisor killed"
+            cause = ending.error or "the machine was shut down or the job's supervisor killed"
+            return Measurement(status="preempted", cause=cause)
         case "failed_to_start":
-            return "crashed", ending.error or "the job could not be started"
-    killed = ending.exit_code in _KILLED or _KILLED_IN_LOG in tail
-    if killed and ending.oom_kills > 0:
-        return "oom", "the kernel killed a process for want of host memory"
-    if killed:
-        return "crashed", "a process was killed by signal 9"
-    return "crashed", f"exit code {ending.exit_code} without a result: {jobs.last_line(tail)}"
+            return Measurement(status="crashed", cause=ending.error or "the job could not be started")
+    if ending.exit_code not in _KILLED and _KILLED_IN_LOG not in tail:
+        cause = f"exit code {ending.exit_code} without a result: {jobs.last_line(tail)}"
+        return Measurement(status="crashed", cause=cause)
+    if ending.oom_kills > 0:
+        return Measurement(status="oom", cause="the kernel killed a process for lack of host memory")
+    return Measurement(status="crashed", cause="a process was killed by signal 9")

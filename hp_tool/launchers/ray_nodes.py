@@ -1,7 +1,7 @@
-"""The driver of a Ray job over several nodes: sent along and started by file name, with Ray and the standard library only.
+"""The driver of a Ray job over several nodes: sent with the job and started by file name; needs Ray and the standard library.
 
-It takes whole nodes' shares in one placement group, so that no job holds half of what it needs, and runs the supervisor on
-each. What the nodes have printed follows when they are done, each behind a mark.
+It reserves the devices of all nodes in one placement group, so that no job holds half of what it needs, and runs the supervisor
+on each node. Each node's output is printed behind a mark once all are done.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _GRACE_S = 10.0
-"""For the other nodes, once one has failed."""
+"""How long the other nodes may go on once one has failed."""
 
 
 def main() -> int:
-    """0 where every node's part ended well."""
+    """Run the job; 0 if every node's part succeeded."""
     job = json.loads(Path("job.json").read_text())
     ray.init(log_to_driver=False)
     bundle: dict[str, float] = job["bundle"]
@@ -40,7 +40,7 @@ def main() -> int:
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
         return ray.remote(**share, scheduling_strategy=place)(function)
 
-    address, port = ray.get(on(0, _listening).remote())
+    address, port = ray.get(on(0, _rendezvous).remote())
     waiting = [on(node, _run).remote(node, address, port) for node in range(job["nodes"])]
     node_of = {each: node for node, each in enumerate(waiting)}
     texts: dict[int, str] = {}
@@ -68,20 +68,20 @@ def _outcome(reference: Any) -> tuple[str, int]:
     return text, code
 
 
-def _listening() -> tuple[str, int]:
-    """The node's address, and a port that is free on it now."""
+def _rendezvous() -> tuple[str, int]:
+    """The node's address and a free port on it."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), probe.getsockname()[1]  # type: ignore[no-untyped-call]
 
 
 def _run(node: int, address: str, port: int) -> tuple[str, int]:
-    """What the node's part of the job has printed, and its exit code."""
-    rendezvous = {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port), "PET_NODE_RANK": str(node)}
+    """Output and exit code of the node's part of the job."""
+    variables = {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port), "PET_NODE_RANK": str(node)}
     command = [sys.executable, "supervisor.py", "--attached", "."]
     done = subprocess.run(
         command,
-        env={**os.environ, **rendezvous},
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

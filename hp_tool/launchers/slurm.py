@@ -1,5 +1,7 @@
-"""Jobs on a Slurm cluster: a folder and a batch job each, no daemon, no state in memory. The nodes share the folder or, where
-`logs` are all they share, print into those."""
+"""Jobs on a Slurm cluster: a folder and a batch job each, no daemon, no state in memory.
+
+The nodes share the folder; with the option `logs` they only share a folder of logs, and print their results there.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,13 @@ from pathlib import Path
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
-from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import jobs, slurm_folder, slurm_logs, slurm_options, slurm_script, torchrun
+from hp_tool.errors import LauncherError
+from hp_tool.launchers import jobs, slurm_folder, slurm_logs, slurm_script, torchrun
+from hp_tool.launchers.options import SlurmOptions
 from hp_tool.launchers.outcome import measure
-from hp_tool.launchers.slurm_controller import Controller, ControllerAway, Job
+from hp_tool.launchers.slurm_controller import NEVER_STARTS, Controller, ControllerAway, Job, job_state
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
-from hp_tool.launchers.slurm_options import SlurmOptions
-from hp_tool.launchers.slurm_states import NEVER_STARTS, job_state
 
-_OPEN = (JobState.QUEUED, JobState.RUNNING)
 _CANCEL_PATIENCE_S = 20.0
 
 
@@ -31,42 +31,27 @@ class SlurmLauncher:
     name = "slurm"
 
     def __init__(self, *, options: SlurmOptions | Mapping[str, object] | None = None, root: Path | str | None = None) -> None:
-        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: in place of the options' folder."""
-        if isinstance(options, Mapping):
-            options = slurm_options.parse(options, origin="the options of the Slurm launcher")
-        self._options = options if options is not None else slurm_options.load()
+        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: replaces the options' folder."""
+        self._options = SlurmOptions.of(options)
         folder = root if root is not None else self._options.folder
         self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
         self._controller = Controller(poll_s=self._options.poll_s)
 
     def hardware(self) -> Hardware:
-        return self._share(self._options.num_gpus)
+        return self._options.hardware(num_gpus=self._options.num_gpus)
 
     def answers(self) -> str:
         return f"Slurm answers: {len(self._controller.jobs(fresh=True))} jobs of this user in its memory"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Pure. Raises InputError where the request is for other devices or more of them than one job may have."""
-        options = self._options
-        if request.gpu != options.gpu:
-            message = f"this Slurm cluster has {options.gpu}, not {request.gpu}"
-            raise InputError(message, code="launcher_mismatch", field="cluster")
-        nodes = jobs.num_nodes(request, gpus_per_node=options.gpus_per_node, max_nodes=options.max_nodes)
-        return LaunchPlan(
-            job_name=jobs.check_name(job_name),
-            command=torchrun.multi_node_command(request, num_nodes=nodes, python=options.python),
-            environment=torchrun.job_environment(request, num_hosts=nodes, operator=options.environment),
-            files=torchrun.job_files(request),
-            num_gpus=request.num_gpus,
-            timeout_s=request.timeout_s,
-            returns=torchrun.job_returns(request),
-        )
+        """Pure. Raises InputError if the request is for another device, or for more devices than one job may have."""
+        return torchrun.cluster_plan(request, job_name=job_name, options=self._options, multi_node=True)
 
     def describe(self, plan: LaunchPlan) -> str:
         return slurm_script.render(self._options, plan=plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Raises LauncherError where Slurm refuses the job. One that it cannot be asked about waits here for its answer."""
+        """Raises LauncherError if Slurm refuses the job. If the controller is unreachable, poll() submits the job later."""
         folder = self._folder(plan.job_name)
         job = {
             "environment": dict(plan.environment),
@@ -76,7 +61,7 @@ class SlurmLauncher:
         }
         script = slurm_script.render(self._options, plan=plan)
         jobs.create_folder(folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)})
-        with contextlib.suppress(ControllerAway):  # poll() goes on trying
+        with contextlib.suppress(ControllerAway):
             self._submit(folder)
         return plan.job_name
 
@@ -84,13 +69,13 @@ class SlurmLauncher:
         return job_name if (self._folder(job_name) / JOB).exists() else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        """Raises LauncherError once the controller has been away for longer than the options' patience."""
+        """Raises LauncherError once the controller has been unreachable for longer than the options' patience."""
         return {handle: self._look(self._folder(handle))[0] for handle in handles}
 
     def cancel(self, job_name: str) -> None:
-        """Returns once Slurm has taken the order; it ends the processes, within its KillWait at most.
+        """Return once Slurm has accepted the order; it ends the processes within its KillWait.
 
-        The mark in the folder comes first. A submit looks for it once Slurm has accepted the job, and the job when it starts.
+        The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and the job when it starts.
         """
         folder = self._folder(job_name)
         jobs.mark(folder, CANCEL)
@@ -107,36 +92,34 @@ class SlurmLauncher:
 
     def open_jobs(self) -> list[str]:
         queue = self._controller.jobs(fresh=True)
-        folders = {Path(job.folder) for job in queue if job_state(job.state, cancelled_by_us=True) in _OPEN}
+        folders = {Path(job.folder) for job in queue if job_state(job.state, cancelled_by_us=True).is_open}
         return [folder.name for folder in folders if folder.parent == self._root]
 
     def fetch(self, handle: str) -> Measurement:
         """Raises LauncherError while the job has not ended."""
         folder = self._folder(handle)
-        asked = jobs.read_json(folder / JOB)
-        if asked is None:
+        request = jobs.read_json(folder / JOB)
+        if request is None:
             raise LauncherError(f"no job {handle} under {self._root}")
         state, job = self._look(folder)
-        if state in _OPEN:
+        if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
         if job is not None and job.state in ("COMPLETED", "FAILED"):
             slurm_folder.await_files(folder, bring=lambda: slurm_logs.bring(folder, options=self._options))
-        ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=asked["timeout_s"])
-        return measure(folder, ending=ending, timeout_s=asked["timeout_s"], hardware=self._share(asked["num_gpus"]))
+        timeout_s, hardware = request["timeout_s"], self._options.hardware(num_gpus=request["num_gpus"])
+        ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
+        return measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         folder = self._folder(handle)
         slurm_logs.bring(folder, options=self._options)
         return jobs.output(folder, name=name)
 
-    def _share(self, num_gpus: int) -> Hardware:
-        return Hardware(gpu=self._options.gpu, num_gpus=num_gpus, hosts=(self._options.name,))
-
     def _folder(self, job_name: str) -> Path:
         return self._root / jobs.check_name(job_name)
 
     def _look(self, folder: Path) -> tuple[JobState, Job | None]:
-        """The job's state, with what Slurm says about it where it says anything."""
+        """The job's state, and Slurm's record of the job if it has one."""
         cancelled = (folder / CANCEL).exists()
         if not (folder / JOB).exists():
             return JobState.CANCELLED if cancelled else JobState.LOST, None
@@ -148,7 +131,7 @@ class SlurmLauncher:
                 self._submit_again(folder)
             if (folder / REFUSED).exists():
                 return JobState.FINISHED, None
-            # An answer from before the job was accepted does not know it: ask again before it counts as gone.
+            # The cached queue may be older than the job: query again before the job counts as gone.
             job = self._job(folder) or self._job(folder, fresh=True) or self._accounted(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
                 (folder / REFUSED).write_text(job.reason)
@@ -159,20 +142,19 @@ class SlurmLauncher:
                 raise
             slurm_logs.bring(folder, options=self._options)
             return slurm_folder.state(folder), None
-        if job is None or job_state(job.state, cancelled_by_us=cancelled) not in _OPEN:
+        state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
+        if state is None or not state.is_open:
             slurm_logs.bring(folder, options=self._options)
-        if job is not None:
-            state = job_state(job.state, cancelled_by_us=cancelled)
-        elif (folder / ENDED).exists():
+        if state is None and (folder / ENDED).exists():
             state = JobState.FINISHED
-        else:
+        elif state is None:
             state = JobState.CANCELLED if cancelled else JobState.LOST
         if state in (JobState.PREEMPTED, JobState.LOST) and jobs.read_json(folder / jobs.RESULT) is not None:
-            state = JobState.FINISHED  # it was done before it was taken away
+            state = JobState.FINISHED  # it was done before Slurm ended it
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
-        """For a job that the controller has not yet been able to accept; a refusal now is how it ended."""
+        """Submit a job that the controller could not accept before; a refusal now ends the job."""
         try:
             self._submit(folder)
         except ControllerAway:
@@ -181,40 +163,40 @@ class SlurmLauncher:
             (folder / REFUSED).write_text(error.message)
 
     def _submit(self, folder: Path) -> None:
-        """Have the controller accept the folder's job, unless it already has or the job is cancelled."""
+        """Submit the folder's job, unless the controller already has it or it is cancelled."""
         with (folder / "submit.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (folder / SUBMITTED).exists() or (folder / CANCEL).exists():
                 return
             attempted = folder / ATTEMPTED
-            known = None
+            job = None
             if attempted.exists():
                 if time.time() - attempted.stat().st_mtime < self._options.poll_s:
-                    raise ControllerAway("Slurm could not take the job yet")
-                known = self._job(folder, fresh=True)
+                    raise ControllerAway("Slurm could not accept the job yet")
+                job = self._job(folder, fresh=True)
             attempted.touch()
             script = folder / slurm_script.SCRIPT
-            job_id = known.id if known else self._controller.submit(script, environment=_environment(folder))
+            job_id = job.id if job else self._controller.submit(script, environment=_environment(folder))
             jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
-            if (folder / CANCEL).exists():  # by somebody who may have looked before Slurm knew the job
+            if (folder / CANCEL).exists():  # perhaps by a process that checked before Slurm knew the job
                 self._controller.cancel([job_id])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
-        """The folder's job in the queue: the one that claimed it, else the newest."""
+        """The folder's job in the queue: the one that claimed the folder, else the newest."""
         ours = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
         claim = slurm_folder.claimed_by(folder)
         return max(ours, key=lambda job: (job.id == claim, job.id), default=None)
 
     def _accounted(self, folder: Path) -> Job | None:
-        """What the accounting says of a job that left the queue; one that it believes to be open is lost to both."""
+        """The accounting's record of a job that left the queue; None if it believes the job to be open."""
         submitted = jobs.read_json(folder / SUBMITTED)
         job_id = slurm_folder.claimed_by(folder) or (submitted["job_id"] if submitted else None)
         job = self._controller.accounted(job_id) if job_id is not None else None
-        return None if job is None or job_state(job.state, cancelled_by_us=True) in _OPEN else job
+        return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What sbatch hands to the job: our own variables (none that are secret), then the plan's."""
-    environment = torchrun.merged(json.loads((folder / JOB).read_text())["environment"])
+    """The job's variables: those that jobs inherit from this process (no secrets), then the plan's."""
+    environment = torchrun.full_environment(json.loads((folder / JOB).read_text())["environment"])
     environment.pop("CUDA_VISIBLE_DEVICES", None)  # this host's; Slurm sets the job's own
     return environment

@@ -1,4 +1,5 @@
-"""Slurm's own programs, asked sparingly: one squeue for all jobs, none sooner than agreed, fewer while nobody answers."""
+"""The user's jobs as Slurm's own programs report them: one squeue for all jobs, at most every `poll_s`, less often while the
+controller does not answer."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hp_tool.domain.ports import JobState
 from hp_tool.errors import LauncherError
 
 _COMMAND_LIMIT_S = 20.0
@@ -22,11 +24,29 @@ _AWAY = re.compile(
     r"|authentication|busy|shutdown",
     re.IGNORECASE,
 )
+_STATES: dict[JobState, tuple[str, ...]] = {
+    JobState.QUEUED: ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+    # During COMPLETING the node may still have processes of the job.
+    JobState.RUNNING: ("CONFIGURING", "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
+    JobState.FINISHED: ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"),
+    JobState.PREEMPTED: ("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED", "RECONFIG_FAIL", "REVOKED"),
+    JobState.CANCELLED: ("CANCELLED",),
+}
+_BY_WORD = {word: state for state, words in _STATES.items() for word in words}
+
+NEVER_STARTS = frozenset(
+    (
+        *("AccountNotAllowed", "AssocMaxWallDurationPerJobLimit", "BadConstraints", "DependencyNeverSatisfied"),
+        *("InvalidAccount", "InvalidQOS", "JobHoldMaxRequeue", "PartitionNodeLimit", "PartitionTimeLimit"),
+        *("QOSMaxWallDurationPerJobLimit", "QOSNotAllowed"),
+    )
+)
+"""Reasons of a pending job that will never start."""
 _OVER = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
 class ControllerAway(LauncherError):  # noqa: N818 - a state of the cluster
-    """slurmctld does not answer. Running jobs go on, and it has its queue on disk."""
+    """slurmctld does not answer. Running jobs go on, and its queue is on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +55,20 @@ class Job:
 
     id: int
     state: str
-    """Slurm's word."""
+    """As Slurm names it."""
     reason: str = ""
-    """Why it waits, or what ended it."""
+    """Why the job waits, or what ended it."""
     elapsed_s: float | None = None
     """Since its last start."""
     folder: str = ""
-    """Its working directory; what our jobs are known by."""
+    """Its working directory, which identifies our jobs."""
 
 
 class Controller:
-    """The queue of this user's jobs and what can be asked of it."""
+    """The queue of this user's jobs, and the orders that can be given to it."""
 
     def __init__(self, *, poll_s: float) -> None:
-        """poll_s: how old an answer may be before the controller is asked again."""
+        """poll_s: how old an answer may be before the controller is queried again."""
         self._poll_s = poll_s
         self._jobs: tuple[Job, ...] = ()
         self._asked_at = -float("inf")
@@ -58,11 +78,11 @@ class Controller:
 
     @property
     def away_s(self) -> float:
-        """How long it has not answered; 0 where the last question was answered."""
+        """For how long it has not answered; 0 if it answered the last query."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
-        """This user's jobs, ended ones as long as Slurm remembers them. Raises ControllerAway."""
+        """This user's jobs, including ended ones that Slurm remembers. Raises ControllerAway."""
         now = time.monotonic()
         if self._away_since is None:
             if not fresh and now - self._answered_at < self._poll_s:
@@ -81,9 +101,9 @@ class Controller:
         return self._jobs
 
     def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
-        """The new job's id. It gets `environment` and runs in the script's folder.
+        """Submit a script with `environment`, to run in the script's folder, and return the job's id.
 
-        Raises ControllerAway where the job may or may not have been accepted, LauncherError where it was refused.
+        Raises ControllerAway if the job may or may not have been accepted, LauncherError if it was refused.
         """
         command = ["sbatch", "--parsable", f"--chdir={script.parent}", script.name]
         answer = _run(command, environment={**environment, **client_environment()}, folder=script.parent)
@@ -94,12 +114,12 @@ class Controller:
         return int(job_id[1])
 
     def cancel(self, ids: Iterable[int]) -> None:
-        """End these jobs; harmless where they have ended. Raises ControllerAway."""
-        wanted = [str(each) for each in ids]
-        if not wanted:
+        """End these jobs; harmless if they have ended. Raises ControllerAway."""
+        arguments = [str(each) for each in ids]
+        if not arguments:
             return
         try:
-            _run(["scancel", *wanted])
+            _run(["scancel", *arguments])
         except ControllerAway:
             raise
         except LauncherError as error:
@@ -108,25 +128,25 @@ class Controller:
         self._answered_at = -float("inf")
 
     def accounted(self, job_id: int) -> Job | None:
-        """A job that left the queue, from the accounting; None where there is none or it does not know the job."""
+        """A job that left the queue, from the accounting; None if there is no accounting or it does not know the job."""
         if shutil.which("sacct") is None:
             return None
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,ElapsedRaw"]
         try:
             text = _run([*command, f"--jobs={job_id}"])
-        except LauncherError:  # there is no accounting, or it is away
+        except LauncherError:  # there is no accounting, or it does not answer
             return None
         return next((job for job in parse_accounting(text) if job.id == job_id), None)
 
 
 def client_environment() -> dict[str, str]:
-    """For Slurm's programs: no SQUEUE_, SBATCH_ or SLURM_ variable of the caller's may change what they do."""
-    kept = {name: os.environ[name] for name in ("HOME", "PATH", "SLURM_CONF", "USER") if name in os.environ}
-    return kept | {"LC_ALL": "C.UTF-8"}
+    """The environment of Slurm's programs, without SQUEUE_, SBATCH_ and SLURM_ variables that would change what they do."""
+    inherited = {name: os.environ[name] for name in ("HOME", "PATH", "SLURM_CONF", "USER") if name in os.environ}
+    return inherited | {"LC_ALL": "C.UTF-8"}
 
 
 def parse_queue(text: str) -> tuple[Job, ...]:
-    """squeue's answer; lines that are no job's (a folder's name may hold a line break) are passed over."""
+    """The jobs in squeue's output; other lines (a folder's name may contain a line break) are ignored."""
     fields = [line.split("|", 4) for line in text.splitlines()]
     return tuple(
         Job(id=int(each[0]), state=each[1], reason=each[2], elapsed_s=seconds(each[3]), folder=each[4])
@@ -136,13 +156,23 @@ def parse_queue(text: str) -> tuple[Job, ...]:
 
 
 def parse_accounting(text: str) -> tuple[Job, ...]:
-    """sacct's answer to JobIDRaw,State,ElapsedRaw."""
+    """The jobs in sacct's output of JobIDRaw,State,ElapsedRaw."""
     fields = [line.split("|") for line in text.splitlines()]
     return tuple(
         Job(id=int(job_id), state=state, elapsed_s=float(elapsed) if elapsed.isdecimal() else None)
         for job_id, state, elapsed in (each for each in fields if len(each) == 3)
         if job_id.isdecimal()
     )
+
+
+def job_state(word: str, *, cancelled_by_us: bool) -> JobState:
+    """Our state for Slurm's, such as `RUNNING` or sacct's `CANCELLED by 1000`; squeue and sacct use the same names.
+
+    A job that somebody else cancelled counts as preempted. A state of a newer Slurm that is not in the table counts as
+    running: the job's end then shows as a known state, or as the job leaving the queue.
+    """
+    state = _BY_WORD.get(word.split(" ", 1)[0].rstrip("+"), JobState.RUNNING)
+    return JobState.PREEMPTED if state is JobState.CANCELLED and not cancelled_by_us else state
 
 
 def seconds(elapsed: str) -> float | None:
@@ -157,7 +187,7 @@ def seconds(elapsed: str) -> float | None:
 
 
 def _run(command: list[str], *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
-    """Standard output. Raises ControllerAway or LauncherError with what the program said."""
+    """The command's standard output. Raises ControllerAway or LauncherError with its error message."""
     environment = client_environment() if environment is None else environment
     try:
         done = subprocess.run(
@@ -177,5 +207,5 @@ def _run(command: list[str], *, environment: Mapping[str, str] | None = None, fo
         raise LauncherError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode == 0:
         return done.stdout
-    said = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
-    raise (ControllerAway if _AWAY.search(said) else LauncherError)(said)
+    message = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
+    raise (ControllerAway if _AWAY.search(message) else LauncherError)(message)

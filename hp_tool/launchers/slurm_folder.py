@@ -1,15 +1,15 @@
-"""What a Slurm job's folder tells, with or without the controller.
+"""The state of a Slurm job by the files in its folder, with or without the controller.
 
-A job is known by its folder, which is its working directory: whoever has the folder finds the job in the queue, whatever
-became of the process that submitted it.
+The folder, which is the job's working directory, identifies the job: any process with the folder finds the job in the queue,
+even if the process that submitted it is gone.
 
-    job.json         what is to be submitted; from here on the job exists for us
-    attempted        a submission was begun; its answer may have been lost
-    submitted.json   the controller has accepted it, under this id
+    job.json         the job to submit; from here on the job exists for us
+    attempted        a submission was started; its answer may have been lost
+    submitted.json   the controller accepted it, under this id
     refused          Slurm will not run it, for this reason
-    claim            made by the job when it starts: of two submissions for one folder, the one whose id it holds runs
-    cancel           made by a launcher, perhaps before the job is submitted: end it, or never begin
-    ended.json       made by the job when it ends
+    claim            written by the job when it starts: of two submissions for one folder, only the job with this id runs
+    cancel           written by a launcher, perhaps before the job is submitted: end the job, or never start it
+    ended.json       written by the job when it ends
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CANCEL = "cancel"
 ENDED = "ended.json"
 RANK_RESULTS = "result.rank*.json"
 SLURM_LOG = "slurm.log"
-"""What the batch step itself and Slurm's own programs say; the job's own words are in job.log."""
+"""Output of the batch step itself and of Slurm's programs; the job's own output is in job.log."""
 _FILES_LAG_S = 10.0
-# The controller was away in the moment that srun needed it, or a node went: not the configuration's fault.
+# The controller did not answer srun, or a node failed: not the configuration's fault.
 _NOT_BEGUN = re.compile(
     r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
 )
@@ -54,16 +54,16 @@ def claimed_by(folder: Path) -> int | None:
 
 
 def state(folder: Path) -> JobState:
-    """How far the job is, as far as its folder alone tells."""
+    """The state of the job by its folder alone."""
     if (folder / ENDED).exists():
         return JobState.CANCELLED if (folder / CANCEL).exists() else JobState.FINISHED
     return JobState.RUNNING if (folder / CLAIM).exists() else JobState.QUEUED
 
 
 def await_files(folder: Path, *, bring: Callable[[], None]) -> None:
-    """Wait for what an ended job has written: a shared file system may lag seconds behind the scheduler.
+    """Wait for the files of an ended job: a shared file system may lag seconds behind the scheduler.
 
-    `bring` fetches what is not written into the folder itself.
+    `bring` fetches those that are not written into the folder itself.
     """
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
@@ -75,29 +75,29 @@ def await_files(folder: Path, *, bring: Callable[[], None]) -> None:
 
 
 def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) -> Ending:
-    """How a job that is over ended: Slurm's word where Slurm ended it, else the job's own record."""
+    """How a job ended: by Slurm's state if Slurm ended it, else by the job's own record."""
     record = jobs.read_json(folder / ENDED)
     wall_s = _wall_s(record) if record else job.elapsed_s if job else None
-    word = job.state if job else ""
+    slurm_state = job.state if job else ""
     if state is JobState.CANCELLED:
         return Ending(reason="cancelled", wall_s=wall_s)
     if state is JobState.PREEMPTED:
-        return Ending(reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {word}")
+        return Ending(reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {slurm_state}")
     if state is JobState.LOST:
         return Ending(reason="lost", error="Slurm no longer knows the job, and it left no record of its end")
     if (folder / REFUSED).exists():
         return Ending(reason="failed_to_start", error=f"Slurm will not run the job: {(folder / REFUSED).read_text()}")
-    if word == "TIMEOUT":
+    if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
-    if word == "OUT_OF_MEMORY":
+    if slurm_state == "OUT_OF_MEMORY":
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     if record is None or not (folder / jobs.LOG).exists():
-        said = jobs.last_line(slurm_log)
-        return Ending(reason="failed_to_start", wall_s=wall_s, error=f"the batch script ended before the job began: {said}")
-    if "reason" in record:  # by the supervisor, whose word came through the log
+        error = f"the batch script ended before the job started: {jobs.last_line(slurm_log)}"
+        return Ending(reason="failed_to_start", wall_s=wall_s, error=error)
+    if "reason" in record:  # written by the supervisor, through the log
         return recorded(record)
     if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
         return Ending(reason="timeout", wall_s=wall_s)

@@ -1,7 +1,7 @@
-"""The batch script of one job: pure, printable, and of use to a person who submits it by hand.
+"""The batch script of one job: pure, printable, and ready for a person to submit by hand.
 
-Nothing of a query is in it. The request travels in a file, the environment through sbatch's own, and what remains is the
-job's name, numbers, the operator's checked words, and the quoted argv.
+It contains nothing of a query: the request travels in a file and the environment through sbatch's own. What remains is the
+job's name, numbers, the operator's checked options and the quoted argv.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import sys
 
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.launchers import jobs, slurm_logs
+from hp_tool.launchers.options import SlurmOptions
 from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, SLURM_LOG
-from hp_tool.launchers.slurm_options import SlurmOptions
 
 SCRIPT = "job.sbatch"
 _GRACE_S = 120.0
-"""Slurm's own limit is a backstop: it counts minutes, and its end leaves no record of the job's."""
+"""Slurm's own limit is a backstop: it counts minutes, and a job that it ends leaves no record."""
 _KILL_AFTER_S = 60
 
 _CLAIMED = """\
 set -e
-# Of all jobs submitted for this folder one runs: where the controller's answer was lost, there may be two.
+# Only one of the jobs submitted for this folder runs: if the controller's answer was lost, there may be two.
 (set -C; echo "$SLURM_JOB_ID" > {claim}) 2> /dev/null || [ "$(< {claim})" = "$SLURM_JOB_ID" ] || exit 0"""
 _RECORDED = """\
 rm -f {old}
@@ -32,7 +32,7 @@ record_end() {{
   mv {ended}~ {ended}
 }}
 trap record_end EXIT
-# Slurm ends the job: that is no end of its own, and Slurm has the word for it.
+# Slurm ends the job: leave no record, because Slurm's own state says why.
 trap 'trap - EXIT; exit 143' TERM"""
 _RENDEZVOUS = """\
 # torchrun reads these; the batch step runs on the first node, and every node resolves its host's name.
@@ -42,7 +42,7 @@ _LOGGED = """\
 {header}
 {claimed}
 {recorded}
-cd /  # the folder that this was submitted in is another host's
+cd /  # this was submitted in a folder of another host
 {setup}
 {rendezvous}
 {step}
@@ -51,7 +51,7 @@ _TEMPLATE = """\
 #!/bin/bash
 {header}
 {claimed}
-# Nothing to do: cancelled before it began, or requeued although it was done.
+# Nothing to do: cancelled before it started, or requeued although it was done.
 [ ! -e {cancel} ] && [ ! -e {result} ] || exit 0
 {recorded}
 {setup}
@@ -64,16 +64,16 @@ timeout --kill-after={kill_after} {timeout_s} {srun} \\
 
 
 def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
-    """The script for `plan`, to be submitted in the job's folder."""
-    nodes = jobs.nodes_for(plan.num_gpus, gpus_per_node=options.gpus_per_node, max_nodes=options.max_nodes)
+    """The script of `plan`, to be submitted in the job's folder."""
+    nodes = options.num_nodes(num_gpus=plan.num_gpus)
     header = "\n".join(f"#SBATCH {argument}" for argument in _sbatch(options, plan=plan, nodes=nodes))
     setup = "\n".join([*(f"module load {module}" for module in options.modules), *options.setup])
     srun = " ".join(_srun(options, plan=plan, nodes=nodes))
     if options.logs is not None:
-        ended = slurm_logs.ended(options.logs.folder, plan.job_name)
+        claim, ended = (slurm_logs.path_of(name, options=options.logs, job_name=plan.job_name) for name in (CLAIM, ENDED))
         return _LOGGED.format(
             header=header,
-            claimed=_CLAIMED.format(claim=slurm_logs.claim(options.logs.folder, plan.job_name)),
+            claimed=_CLAIMED.format(claim=claim),
             recorded=_RECORDED.format(old=ended, ended=ended),
             setup=setup,
             rendezvous=_RENDEZVOUS,
@@ -98,7 +98,8 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
 def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
     per_node = plan.num_gpus // nodes
     wall_s = options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S
-    slurm_log = SLURM_LOG if options.logs is None else slurm_logs.slurm_log(options.logs.folder, plan.job_name)
+    logs, job_name = options.logs, plan.job_name
+    slurm_log = SLURM_LOG if logs is None else slurm_logs.path_of(SLURM_LOG, options=logs, job_name=job_name)
     named = {name: getattr(options, name) for name in ("account", "partition", "qos")}
     return [
         f"--job-name={jobs.check_name(plan.job_name)}",
@@ -123,19 +124,13 @@ def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
 
 
 def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
-    """One task on each node, which starts that node's processes itself and so must not be bound to one core."""
-    arguments = [
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--kill-on-bad-exit=1",
-        "--cpu-bind=none",
-        "--mpi=none",
-    ]
+    """srun with one task per node. The task starts the node's processes itself, so it must not be bound to one core."""
+    arguments = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--cpu-bind=none", "--mpi=none"]
     shared = options.logs is None
     if options.logs is None:
         arguments.append("--input=none")
     else:
-        log = slurm_logs.node_log(options.logs.folder, plan.job_name, "%n")
+        log = slurm_logs.path_of("%n.log", options=options.logs, job_name=plan.job_name)
         arguments += ["--input=all", f"--output={log}", "--open-mode=truncate"]
     if options.container is not None:
         mounts = [*(["$PWD:$PWD"] if shared else []), *options.container.mounts]

@@ -1,6 +1,6 @@
-"""Jobs whose folder nobody else sees: their files travel with them, and what they left comes back in what they print.
+"""Jobs whose folder nobody else sees: their files travel with them, and their results come back in what they print.
 
-The job is run by `supervisor --attached`, which prints a marked line for each result and for how it ended.
+`supervisor --attached` runs the job and prints a marked line for each result and for how the job ended.
 """
 
 from __future__ import annotations
@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.domain.ports import LaunchPlan
+from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, outcome, supervisor
+from hp_tool.launchers.options import ClusterOptions
 from hp_tool.launchers.outcome import Ending
 
 JOB = "job.json"
@@ -27,17 +31,98 @@ _LINE = re.compile(r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """What a job has printed, taken apart."""
+    """The output of a job, taken apart."""
 
     log: str = ""
-    """Its own words."""
+    """The job's own output."""
     files: dict[str, str] = field(default_factory=dict)
     ended: dict[str, Any] | None = None
-    """As the supervisor writes it; None where it was ended itself."""
+    """The supervisor's record of the end; None if the supervisor itself was killed."""
+
+
+class StreamedLauncher(ABC):
+    """The part of the Launcher port that is the same on every engine whose jobs print their results."""
+
+    name: str
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self._cluster = options
+        self._jobs: Mapping[str, Any] = {}
+        self._listed_at = -float("inf")
+        self._away_since: float | None = None
+
+    @abstractmethod
+    def _handle(self, job_name: str) -> str: ...
+
+    @abstractmethod
+    def _list_jobs(self) -> Mapping[str, Any]:
+        """The engine's records of all our jobs, by handle."""
+
+    @abstractmethod
+    def _job(self, handle: str) -> Any:
+        """The engine's record of a job; None if there is none. Raises LauncherError if the engine does not answer."""
+
+    @abstractmethod
+    def _state(self, job: Any) -> JobState: ...
+
+    @abstractmethod
+    def _ending(self, handle: str, job: Any) -> Ending:
+        """How the engine says the job ended, for jobs that could not print it themselves."""
+
+    @abstractmethod
+    def _request(self, job: Any) -> tuple[int, float]:
+        """(devices, time limit in seconds) that the job was submitted with."""
+
+    @abstractmethod
+    def _texts(self, handle: str) -> Iterable[str]:
+        """The output of each node's part of the job."""
+
+    def hardware(self) -> Hardware:
+        return self._cluster.hardware(num_gpus=self._cluster.num_gpus)
+
+    def find(self, job_name: str) -> str | None:
+        handle = self._handle(job_name)
+        return None if self._job(handle) is None else handle
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        """Raises LauncherError once the cluster has been unreachable for longer than the options' patience."""
+        try:
+            if time.monotonic() - self._listed_at >= self._cluster.poll_s:
+                self._jobs = self._list_jobs()
+                self._listed_at = time.monotonic()
+            # A job that is not listed may have been submitted since.
+            found = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
+        except LauncherError:
+            if self._away_since is not None and time.monotonic() - self._away_since > self._cluster.patience_s:
+                raise
+            return dict.fromkeys(handles, JobState.RUNNING)  # as far as is known
+        return {handle: JobState.LOST if job is None else self._state(job) for handle, job in found.items()}
+
+    def fetch(self, handle: str) -> Measurement:
+        """Raises LauncherError while the job has not ended."""
+        job = self._job(handle)
+        if job is None:
+            raise LauncherError(f"no job {handle} on {self._cluster.name}")
+        if (state := self._state(job)).is_open:
+            raise LauncherError(f"job {handle} is still {state}")
+        num_gpus, timeout_s = self._request(job)
+        hardware = self._cluster.hardware(num_gpus=num_gpus)
+        return measure(self._printed(handle), ending=self._ending(handle, job), timeout_s=timeout_s, hardware=hardware)
+
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        printed = self._printed(handle)
+        return printed.log if name is None else printed.files.get(name, "")
+
+    def _printed(self, handle: str) -> Printed:
+        return join([parse(text) for text in self._texts(handle)])
+
+    def _set_away(self, away: bool) -> None:
+        """Note whether the cluster answered the last query."""
+        self._away_since = (self._away_since or time.monotonic()) if away else None
 
 
 def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> dict[str, str]:
-    """All that the job's folder has to hold where it runs; `per_node` is for whoever starts it there."""
+    """All files of the job's folder on its node; `per_node` is for whoever starts the job there."""
     jobs.check_name(plan.job_name)
     job = {
         "command": list(plan.command),
@@ -52,63 +137,65 @@ def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> di
 
 
 def parse(text: str) -> Printed:
-    """What stands between the first mark and the others is the job's own; what the engine says around it is left out."""
+    """The log between the first mark and the next, and the marked results; the engine's own output around them is left out."""
     files: dict[str, str] = {}
     ended = None
-    own: list[str] = []
+    log: list[str] = []
     position, began = 0, False
     for match in _LINE.finditer(text):
         try:
-            said = json.loads(match[1])
+            record = json.loads(match[1])
         except ValueError:  # cut off
             continue
-        if not isinstance(said, dict):
+        if not isinstance(record, dict):
             continue
-        if began and len(files) == 0 and ended is None:
-            own.append(text[position : match.start()])
+        if began and not files and ended is None:
+            log.append(text[position : match.start()])
         position = match.end()
-        if "began" in said:
+        if "began" in record:
             began = True
-        elif isinstance(said.get("file"), str) and isinstance(said.get("text"), str):
-            files[jobs.check_name(said["file"])] = said["text"]
-        elif isinstance(said.get("ended"), dict):
-            ended = said["ended"]
+        elif isinstance(record.get("file"), str) and isinstance(record.get("text"), str):
+            files[jobs.check_name(record["file"])] = record["text"]
+        elif isinstance(record.get("ended"), dict):
+            ended = record["ended"]
     if began and ended is None and not files:
-        own.append(text[position:])
-    return Printed(log="".join(own) if began else text, files=files, ended=ended)
+        log.append(text[position:])
+    return Printed(log="".join(log) if began else text, files=files, ended=ended)
 
 
-def together(nodes: Sequence[Printed]) -> Printed:
-    """One job over several nodes: their words and files, and of their ends the first that is none of a part that went well,
-    nor of one that was only ended because of it."""
+def join(nodes: Sequence[Printed]) -> Printed:
+    """One job over several nodes: all logs and files, and the first end that explains a failure.
+
+    The end of a part that succeeded explains nothing, nor does that of one that was only terminated because another failed.
+    """
     files: dict[str, str] = {}
     for node in reversed(nodes):
         files |= node.files
     ends = [node.ended for node in nodes if node.ended is not None]
-    bad = [end for end in ends if end.get("reason") != "exited" or end.get("exit_code")]
-    own = [end for end in bad if end.get("reason") != "terminated"]
-    return Printed(log="\n".join(node.log for node in nodes), files=files, ended=next(iter(own or bad or ends), None))
+    failures = [end for end in ends if end.get("reason") != "exited" or end.get("exit_code")]
+    own_failures = [end for end in failures if end.get("reason") != "terminated"]
+    ended = next(iter(own_failures or failures or ends), None)
+    return Printed(log="\n".join(node.log for node in nodes), files=files, ended=ended)
 
 
-def by_node(text: str) -> list[str]:
-    """The parts of a text in which every node's words stand behind a mark; the text itself where there is none."""
+def split_nodes(text: str) -> list[str]:
+    """The parts of a text that has a mark before every node's output; the text itself if it has none."""
     marks = [match for match in _LINE.finditer(text) if match[1].startswith('{"node":')]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     return [text[mark.end() : end] for mark, end in zip(marks, ends, strict=True)] if marks else [text]
 
 
 def measure(printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
-    """As `outcome.measure`, from what was printed. `ending` is the engine's word, for jobs that could not say it themselves."""
+    """As `outcome.measure`, from a job's output. `ending` is the engine's account, for jobs that left none of their own."""
     with tempfile.TemporaryDirectory(prefix="hp-fetched-") as name:
         folder = Path(name)
-        (folder / jobs.LOG).write_text(printed.log)
-        for file, text in printed.files.items():
+        for file, text in {**printed.files, jobs.LOG: printed.log}.items():
             (folder / file).write_text(text)
         return outcome.measure(folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware)
 
 
 def own_ending(printed: Printed) -> Ending | None:
-    """How the job itself says it ended; None where it could not, or was told to end by the engine, which knows why."""
+    """The job's own record of its end; None if it has none, or was ended by the engine, which knows why."""
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None

@@ -1,17 +1,17 @@
-"""Runs one job to its end: started by file name in the job's folder, standard library only, detached from whoever started it.
+"""Runs one job to its end: started by file name, standard library only, detached from the process that started it.
 
-It outlives the worker, so that a new worker finds the job running, and it ends by itself at the job's time limit. What
-it promises is told by files in the folder, never by process ids, which get recycled:
+It outlives the worker, so that a new worker finds the job running, and it ends by itself at the job's time limit. The state of
+the job is in files of its folder, never in process ids, which get recycled:
 
     started.json   created exclusively: of any number of supervisors for one folder, one runs the job
-    lock           held (flock) for as long as this supervisor lives
-    running.json   the job holds the machine's devices
-    cancel         made by a launcher, perhaps before the job is submitted: end it, or never begin
-    ended.json     how it ended; appears once no process of the job is left
+    lock           locked (flock) for as long as this supervisor lives
+    running.json   the job has the machine's devices
+    cancel         written by a launcher, perhaps before the job is submitted: end the job, or never start it
+    ended.json     how the job ended; appears once no process of it is left
 
-`--attached FOLDER` runs the job of a folder (a mounted one, perhaps read-only) in the foreground, where the launcher sees
-nothing but what is printed: what the job says goes to standard output, and after it, a marked line each, its results and how
-it ended (`launchers.streamed` reads them).
+`--attached FOLDER` runs the job of a folder (mounted, perhaps read-only) in the foreground, for launchers that see nothing but
+its output: standard output gets the job's log, and then a marked line for each result and for how the job ended, which
+`launchers.streamed` reads.
 """
 
 from __future__ import annotations
@@ -35,71 +35,70 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
 """Around a JSON object, on a line of its own."""
-MOST_BYTES = 2**18
-"""Of one file that is printed: a larger result is none, of a file that the job was asked to return it is the end."""
-MOST_RESULTS = 16
-"""Accounts of ranks that failed, the first ones: those after them failed because of them."""
+MAX_FILE_BYTES = 2**18
+"""Limit of a printed file: a larger result is left out, and a larger file that the job should return is cut to its end."""
+MAX_REPORTS = 16
+"""Reports of failed ranks to print, the first ones: later ones fail because of them."""
 
 
 def main(folder: Path) -> int:
-    """Detach and run the job of `folder`; 0 at once where another supervisor has or had it."""
+    """Detach and run the job of `folder`; return 0 at once if another supervisor has or had it."""
     lock = (folder / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / "started.json").touch(exist_ok=False)
     except (BlockingIOError, FileExistsError):
         return 0
-    if os.fork():  # the child keeps the lock; the caller need not reap it
+    if os.fork():  # the child keeps the lock, and the caller need not reap it
         return 0
     os.setsid()
     _write(folder / "started.json", {"pid": os.getpid(), "time": time.time()})
     try:
         ended = _Supervisor(folder).run()
-    except Exception as error:  # whatever it was, the launcher must learn that the job is over
+    except Exception as error:  # the launcher must learn in any case that the job is over
         ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
     _write(folder / "ended.json", ended)
     return 0
 
 
 def attached(source: Path) -> int:
-    """Run the job whose files lie in `source`; 0 where it ended well or brought a result."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # whoever started us is the job's life
+    """Run the job whose files are in `source`; 0 if it succeeded or left a result."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the job ends with the process that started us
     work = Path(tempfile.mkdtemp(prefix="hp-job-"))
     job = json.loads((source / "job.json").read_text())
     for name in ("job.json", *job["files"]):
         shutil.copyfile(source / name, work / name)
     os.environ.update(job["environment"])
     try:
-        _say({"began": time.time()})
+        _print_marked({"began": time.time()})
         ended = _Supervisor(work, to_log=False).run()
     except Exception as error:
         ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
-    results = sorted(work.glob("result.rank*.json"), key=lambda path: path.stat().st_mtime_ns)[:MOST_RESULTS]
-    brought = (work / "result.json").exists()
-    for path in (work / "result.json", *results):
-        if path.is_file() and path.stat().st_size <= MOST_BYTES:
-            _say({"file": path.name, "text": _end_of(path)})
-    for path in (work / name for name in job["returns"]):
+    result, reports = work / "result.json", work.glob("result.rank*.json")
+    has_result = result.exists()
+    results = (result, *sorted(reports, key=lambda path: path.stat().st_mtime_ns)[:MAX_REPORTS])
+    whole = [path for path in results if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES]
+    for path in (*whole, *(work / name for name in job["returns"])):
         if path.is_file():
-            _say({"file": path.name, "text": _end_of(path)})
-    _say({"ended": ended})
+            _print_marked({"file": path.name, "text": _end_of(path)})
+    _print_marked({"ended": ended})
     shutil.rmtree(work, ignore_errors=True)
-    return 0 if brought or ended.get("exit_code") == 0 else 1
+    return 0 if has_result or ended.get("exit_code") == 0 else 1
 
 
-def _say(value: dict[str, Any]) -> None:
+def _print_marked(value: dict[str, Any]) -> None:
     print(f"\n{MARK[0]}{json.dumps(value)}{MARK[1]}", flush=True)
 
 
 def _end_of(path: Path) -> str:
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_FILE_BYTES))
         return file.read().decode(errors="replace")
 
 
 class _Supervisor:
     def __init__(self, folder: Path, *, to_log: bool = True) -> None:
-        """to_log: the job's words go to job.log, not to our own output."""
+        """to_log: write the job's output to job.log instead of our own output."""
         self._folder, self._to_log = folder, to_log
         self._job = json.loads((folder / "job.json").read_text())
         self._terminated = False
@@ -107,21 +106,22 @@ class _Supervisor:
         _prctl(_PR_SET_CHILD_SUBREAPER)  # torchrun's ranks lead sessions of their own; orphans become our children
 
     def run(self) -> dict[str, Any]:
-        if "devices_lock" not in self._job:  # the engine deals them out
+        if "devices_lock" not in self._job:  # the engine assigns devices
             return self._run_job()
         with Path(self._job["devices_lock"]).open("a") as devices:
             reason = self._wait_for(devices)
             return {"reason": reason, "wall_s": 0.0} if reason is not None else self._run_job()
 
     def _run_job(self) -> dict[str, Any]:
-        started, kills = time.monotonic(), _oom_kills()  # the other clock may jump
+        started, kills = time.monotonic(), _oom_kills()  # the wall clock may jump
         _write(self._folder / "running.json", {"time": time.time()})
         reason, exit_code = self._run_command()
         ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
         return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
-        """Take the machine's devices, one job at a time: two at once would spoil each other's measurement."""
+        """Wait for the machine's devices, one job at a time: two at once would disturb each other's measurement. Returns why
+        the wait was interrupted, else None."""
         while (reason := self._interruption()) is None:
             try:
                 fcntl.flock(devices, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,7 +165,7 @@ class _Supervisor:
 def _end_descendants() -> None:
     """Kill children until none is left: a killed child's own children become ours (subreaper) and fall in the next round.
 
-    Pids are safe here: a child's number is not given away before we have waited for it.
+    Pids are safe here: a child's pid is not reused before we have waited for the child.
     """
     deadline = time.monotonic() + _SWEEP_S
     while time.monotonic() < deadline:
@@ -180,16 +180,16 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    me, found = os.getpid(), []
+    me, children = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            except OSError:  # it ended while we looked
+            except OSError:  # it has ended
                 continue
             if int(parent) == me:
-                found.append(int(entry.name))
-    return found
+                children.append(int(entry.name))
+    return children
 
 
 def _die_with_supervisor() -> None:
@@ -202,7 +202,7 @@ def _prctl(option: int, value: int = 1) -> None:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for memory since it booted; 0 where it does not say."""
+    """How many processes the kernel has killed for lack of memory since boot; 0 if it does not say."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The commands that start the profiler or a program in its place, and the environment they are given."""
+"""Plans of jobs: the torchrun command of the profiler or of a program in its place, its environment and its files."""
 
 from __future__ import annotations
 
@@ -10,76 +10,83 @@ from pathlib import Path
 
 import hp_tool
 from hp_tool.domain.measurement import ProfileRequest, Program
+from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
+from hp_tool.errors import InputError
 from hp_tool.launchers import jobs
+from hp_tool.launchers.options import ClusterOptions
 
 # All that a job inherits. Database addresses, API keys and the like stay with the worker.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV")
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
-_PROFILER = ("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT)
+_NO_PROGRAM = Program(command=("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT), torchrun=True)
 
 
-def one_node_command(request: RunRequest, *, python: str | None = None) -> tuple[str, ...]:
-    """argv, run in the job's folder; rendezvous at a free port of the loopback device.
+def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions, multi_node: bool = False) -> LaunchPlan:
+    """The plan of a job on a cluster. `multi_node`: let a job on one node find its first node as one on several does.
 
-    `python` is the node's interpreter (default: this one).
+    Raises InputError if the request is for another device, or for more devices than one job may have.
     """
-    launcher = (python or sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
-    return _started((*launcher, f"--nproc-per-node={request.num_processes}"), request)
+    if request.gpu != options.gpu:
+        message = f"this {options.launcher.capitalize()} cluster has {options.gpu}, not {request.gpu}"
+        raise InputError(message, code="launcher_mismatch", field="cluster")
+    nodes = options.num_nodes(num_gpus=request.num_gpus)
+    if nodes > request.num_processes:
+        message = f"vLLM runs on one node, but {request.num_gpus} devices need {nodes}"
+        raise InputError(message, code="launcher_mismatch", field="cluster.num_gpus")
+    return job_plan(
+        request,
+        job_name=job_name,
+        python=options.python,
+        num_nodes=nodes,
+        multi_node=multi_node or nodes > 1,
+        operator=options.environment,
+    )
 
 
-def multi_node_command(request: RunRequest, *, num_nodes: int, python: str | None = None) -> tuple[str, ...]:
-    """argv, run in the job's folder on every node; `python` is the nodes' interpreter (default: this one).
+def job_plan(
+    request: RunRequest,
+    *,
+    job_name: str,
+    python: str | None = None,
+    num_nodes: int = 1,
+    multi_node: bool = False,
+    operator: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """The plan of a job whose command is run in its folder on every node by the nodes' interpreter (default: this one).
 
-    PET_MASTER_ADDR and PET_MASTER_PORT in its environment say where the first node listens, PET_NODE_RANK which one it is.
+    On one node processes meet at a free port of the loopback device. With `multi_node`, PET_MASTER_ADDR and PET_MASTER_PORT of
+    the environment name the first node, and PET_NODE_RANK this one.
     """
-    launcher = (python or sys.executable, "-m", "torch.distributed.run", f"--nnodes={num_nodes}")
-    return _started((*launcher, f"--nproc-per-node={request.num_processes // num_nodes}"), request)
+    program = (request.program if isinstance(request, ProfileRequest) else None) or _NO_PROGRAM
+    rendezvous = (f"--nnodes={num_nodes}",) if multi_node else ("--standalone", "--local-addr=127.0.0.1")
+    processes = f"--nproc-per-node={request.num_processes // num_nodes}"
+    torchrun = (python or sys.executable, "-m", "torch.distributed.run", *rendezvous, processes)
+    return LaunchPlan(
+        job_name=jobs.check_name(job_name),
+        command=(*(torchrun if program.torchrun else ()), *program.command),
+        environment=_environment(request, num_nodes) | dict(operator or {}) | dict(program.environment),
+        files={**program.files, jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
+        num_gpus=request.num_gpus,
+        timeout_s=request.timeout_s,
+        returns=program.returns,
+    )
 
 
-def _started(launcher: tuple[str, ...], request: RunRequest) -> tuple[str, ...]:
-    """torchrun with the profiler or the request's own program; a program that does without torchrun stands alone."""
-    program = _program(request)
-    if program is None:
-        return (*launcher, *_PROFILER)
-    return (*launcher, *program.command) if program.torchrun else program.command
-
-
-def _program(request: RunRequest) -> Program | None:
-    return request.program if isinstance(request, ProfileRequest) else None
-
-
-def job_files(request: RunRequest) -> dict[str, str]:
-    """What a job finds in its folder."""
-    program = _program(request)
-    return {**(program.files if program else {}), jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()}
-
-
-def job_returns(request: RunRequest) -> tuple[str, ...]:
-    """Files that are asked for afterwards, beside the result."""
-    program = _program(request)
-    return program.returns if program else ()
-
-
-def job_environment(request: RunRequest, *, num_hosts: int = 1, operator: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a job on `num_hosts` hosts needs beyond what it inherits. The operator's words win, over them its own program's."""
+def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
+    """What a job needs beyond what it inherits."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # the catalogue's `cpu`: one process, one thread
-        if num_hosts == 1:
+        if num_nodes == 1:
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # a host must not go through its network card to itself
     package = Path(hp_tool.__file__).parents[1]
     if package not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
         environment["PYTHONPATH"] = str(package)  # running from a checkout: the job's folder is elsewhere
-    program = _program(request)
-    return environment | dict(operator or {}) | (program.environment if program else {})
+    return environment
 
 
-def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of this process's environment that jobs may see."""
-    return {key: value for key, value in environment.items() if key in _INHERITED or key.startswith(_INHERITED_PREFIXES)}
-
-
-def merged(environment: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a job whose plan asks for `environment`."""
-    return inherited(os.environ) | dict(environment)
+def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job: the inherited part of this process's, and over it the plan's."""
+    inherited = {k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    return inherited | dict(environment)

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.calibration import Evidence, residual_features
+from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.errors import HpToolError
-from hp_tool.learning.reduced import reduced_problem
 from hp_tool.learning.series import Series, model_family
 from hp_tool.queries.schema import parse_query
-from hp_tool.search.fidelity import num_gpus
-from hp_tool.search.table import allocated_bytes, layer_passes
+from hp_tool.search.fidelity import num_gpus, reduced
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MAX_MEASUREMENTS = 200
@@ -77,27 +77,32 @@ def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProble
 
 
 def _alone(record: MeasurementRecord, *, problem: TrainingProblem) -> Evidence:
-    asked, parallel = reduced_problem(problem, parallel=record.parallel, fidelity=record.measurement.fidelity)
+    asked, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=record.measurement.fidelity)
     return _evidence([replace(record, parallel=parallel)], problem=asked)
 
 
 def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
-    candidates = Candidates.from_configs(record.parallel for record in records)
+    candidates = Candidates.from_configs(_trained(record) for record in records)
     costs = problem.costs(candidates)
+    outcomes = [record.measurement for record in records]
     device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
     return Evidence(
         measurement_ids=tuple(record.id for record in records),
         parts_s=costs.parts,
-        layer_passes=layer_passes(candidates=candidates, model=problem.model, training=problem.workload),
+        layer_passes=layer_passes(case=problem, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         capacity_bytes=device_bytes,
-        measured_step_s=np.array([_number(r.measurement.step_s if r.measurement.status == "ok" else None) for r in records]),
-        measured_memory_bytes=np.array([_number(r.measurement.peak_memory_bytes) for r in records]),
-        out_of_memory=np.array([r.measurement.status == "oom" for r in records], dtype=np.bool_),
-        features=residual_features(
-            candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload
-        ),
+        measured_step_s=np.array([number_or_nan(m.step_s if m.status == "ok" else None) for m in outcomes]),
+        measured_memory_bytes=np.array([number_or_nan(m.peak_memory_bytes) for m in outcomes]),
+        out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
+        features=residual_features(case=problem, candidates=candidates),
     )
+
+
+def _trained(record: MeasurementRecord) -> ParallelConfig:
+    """Its configuration: of a query about training, which `by_problem` resolved, a way to train."""
+    assert isinstance(record.parallel, ParallelConfig)
+    return record.parallel
 
 
 def asked_release(record: MeasurementRecord) -> str | None:
@@ -112,5 +117,14 @@ def is_release(record: MeasurementRecord, release: str) -> bool:
     return known is not None and (known == release or known.startswith(f"{release}."))
 
 
-def _number(value: float | None) -> float:
+def number_or_nan(value: float | None) -> float:
+    """The number; NaN stands for none in arrays."""
     return float("nan") if value is None else float(value)
+
+
+def reduced_problem(
+    problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
+) -> tuple[TrainingProblem, ParallelConfig]:
+    """The question that a reduced run answers, and the configuration it runs."""
+    model, workload, config = reduced(fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel)
+    return replace(problem.with_num_gpus(num_gpus(config)), model=model, workload=workload), config

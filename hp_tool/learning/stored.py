@@ -1,4 +1,4 @@
-"""The newest stored calibration for a problem, as a correction of its predictions."""
+"""The newest stored calibration for a problem, as the predictor that it corrects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.learning.series import Series, own_hardware, series_of
-from hp_tool.training.calibrated import Correction
+from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 
 MAX_AGE_S = 5.0
@@ -19,7 +19,7 @@ MAX_AGE_S = 5.0
 
 
 class StoredCalibrations:
-    """`correction.Corrections` over a store. May be called by several threads at once."""
+    """`training.calibrated.Calibrations` over a store. May be called by several threads at once."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class StoredCalibrations:
     ) -> None:
         """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host."""
         self._store, self._before, self._hardware, self._clock = store, before, hardware, clock
-        self._known: dict[Series, tuple[float, Correction | None]] = {}
+        self._known: dict[Series, tuple[float, CalibratedPredictor | None]] = {}
 
-    def __call__(self, problem: TrainingProblem) -> Correction | None:
+    def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
         """Of the problem's series, else of the nearest that stands in for it; None where nothing was learnt yet."""
         series = series_of(problem, hardware=self._hardware or own_hardware(problem.cluster))
         asked_at, known = self._known.get(series, (-float("inf"), None))
@@ -46,13 +46,13 @@ class StoredCalibrations:
         """Ask the database anew: somebody knows that there is something new."""
         self._known.clear()
 
-    def _newest(self, series: Series) -> Correction | None:
+    def _newest(self, series: Series) -> CalibratedPredictor | None:
         for each in series.nearest_first():
             record = self._store.latest_calibration(
                 cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family, before=self._before
             )
             if record is not None and (calibration := read_calibration(record)) is not None:
-                return Correction(calibration=calibration, provenance=provenance(record))
+                return CalibratedPredictor(calibration=calibration, provenance=provenance(record))
         return None
 
 

@@ -1,15 +1,37 @@
-"""Configurations in words and cells, for every table: the command line's, a notebook's, a plot's."""
+"""Configurations, and changes of them, in words and table cells."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.serving import ServingConfig
 
+Config = ParallelConfig | ServingConfig
+
+LABELS = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "virtual_pipeline_parallel_size": "VPP",
+    "context_parallel_size": "CP",
+    "expert_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+    "attention_data_parallel_size": "attention DP",
+    "max_num_seqs": "requests at once",
+    "max_num_batched_tokens": "tokens a pass",
+    "micro_batch_size": "micro-batch",
+    "sequence_parallel": "SP",
+    "recompute": "recompute",
+    "zero_stage": "ZeRO",
+    "data_parallel_shard_size": "shard group",
+    "data_parallel_size": "DP",
+    "pipeline_schedule": "schedule",
+}
+
 
 def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], list[list[str]]]:
-    """Column names, and a row of cells for each configuration; some stand there only where a configuration uses them."""
+    """Column names, and a row of cells for each configuration; columns that no configuration uses are left out."""
     columns: dict[str, list[str]] = {
         "TP": [str(c.tensor_parallel_size) for c in configs],
         "PP": [str(c.pipeline_parallel_size) for c in configs],
@@ -36,9 +58,7 @@ def arithmetic(config: ParallelConfig) -> str:
     """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
     sizes = {"TP": config.tensor_parallel_size, "PP": config.pipeline_parallel_size, "CP": config.context_parallel_size}
     shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"] + [f"DP {config.data_parallel_size}"]
-    total = config.data_parallel_size
-    for size in sizes.values():
-        total *= size
+    total = config.data_parallel_size * math.prod(sizes.values())
     chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
     chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
@@ -51,7 +71,7 @@ def arithmetic(config: ParallelConfig) -> str:
 
 
 def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
-    """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism where they are used."""
+    """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism only if used."""
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -62,3 +82,31 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
         shown.append(f"{replicas} replica{'s' if replicas != 1 else ''}")
     experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
     return " x ".join(shown) + experts
+
+
+def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
+    """Names of the fields that differ, in the order of LABELS."""
+    return tuple(name for name in LABELS if getattr(before, name, None) != getattr(after, name, None))
+
+
+def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> str:
+    """`TP 4 -> 8 (DP 16 -> 8)`: what to change, and in brackets what follows from it; `gpus`: devices before and after."""
+    names = changed_fields(before, after)
+    chosen = [f"more GPUs, {gpus[0]} -> {gpus[1]}"] if gpus[0] != gpus[1] else []
+    derived = set()
+    if chosen or len(names) > 1:  # nobody chooses the remaining replicas, nor SP when tensor parallelism begins or ends
+        crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
+        derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
+    changes = {name: f"{LABELS[name]} {_value(name, before)} -> {_value(name, after)}" for name in names}
+    chosen += [change for name, change in changes.items() if name not in derived]
+    brackets = ", ".join(change for name, change in changes.items() if name in derived)
+    return ", ".join(chosen) + (f" ({brackets})" if brackets else "")
+
+
+def _value(name: str, config: Config) -> str:
+    if name == "recompute" and isinstance(config, ParallelConfig):
+        return recompute_name(config.recompute)
+    value = getattr(config, name)
+    if name == "data_parallel_shard_size" and not value:
+        return f"all of DP {config.data_parallel_size}"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

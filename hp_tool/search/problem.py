@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from hp_tool.calibration import Calibration
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Measurement, ProfileRequest
@@ -19,6 +20,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.serving import Configuration
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.table import AxisValue, CandidateTable
@@ -33,13 +35,11 @@ class Question(ABC):
     model: ModelSpec
     cluster: ClusterSpec
     settings: SearchSettings
-    candidates: Candidates
+    candidates: Candidates | ServingCandidates
     """Row by row those of the table."""
     table: CandidateTable
     cluster_key: str
     problem_digest: str
-    reduce: Callable[[ParallelConfig], Reduction | None] = field(default=lambda parallel: None)
-    """The cheapest run that can stand for a configuration; None where only the whole will do."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
@@ -49,11 +49,11 @@ class Question(ABC):
         """The digest of a row's configuration, run as a whole."""
         return configuration_digest(parallel=self.candidates.config(row))
 
-    def row(self, parallel: ParallelConfig) -> int | None:
+    def row(self, parallel: Configuration) -> int | None:
         """The table's row of a configuration; None where it is not among the candidates."""
         return self._row_by_digest.get(configuration_digest(parallel=parallel))
 
-    def params(self, parallel: ParallelConfig) -> dict[str, AxisValue] | None:
+    def params(self, parallel: Configuration) -> dict[str, AxisValue] | None:
         """A configuration's values by axis; None where it is not among the candidates."""
         row = self.row(parallel)
         return None if row is None else self.table.params(row)
@@ -83,6 +83,11 @@ class Question(ABC):
 
     @property
     @abstractmethod
+    def framework(self) -> str:
+        """The software that measurements are filed under."""
+
+    @property
+    @abstractmethod
     def tokens_per_gpu(self) -> float:
         """Tokens of one step, by device."""
 
@@ -93,16 +98,46 @@ class Question(ABC):
         `best_step_s`: of the best configuration known; a run that is hopeless against it may end early.
         """
 
-    @abstractmethod
+    def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
+        """The measurement with what follows from it for this question."""
+        return measurement
+
+    def reduction(self, parallel: Configuration) -> Reduction | None:
+        """The cheapest run that can stand for a configuration; None where only the whole will do."""
+        return None
+
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
         """A run's outcome on its way into the store."""
+        return NewMeasurement(
+            source="profile",
+            cluster_key=self.cluster_key,
+            gpu=self.cluster.gpu.name,
+            framework=self.framework,
+            model=self.model.name,
+            query=self.query,
+            parallel=run.parallel,
+            measurement=self.completed(measurement, run),
+            predicted=run.predicted,
+            problem_digest=self.problem_digest,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem(Question):
-    """A training's: its runs are a few optimizer steps."""
+    """A search over ways to train: its runs are a few optimizer steps."""
 
+    candidates: Candidates
     training: TrainingWorkload
+    reduce: Callable[[ParallelConfig], Reduction | None] | None = None
+    """Finds the cheapest run that can stand for a configuration; None: all run as a whole."""
+
+    @property
+    def framework(self) -> str:
+        return self.training.framework
+
+    def reduction(self, parallel: Configuration) -> Reduction | None:
+        assert isinstance(parallel, ParallelConfig)
+        return None if self.reduce is None else self.reduce(parallel)
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -110,6 +145,7 @@ class SearchProblem(Question):
 
     def request(self, run: RunRecord, *, best_step_s: float | None = None) -> ProfileRequest:
         limit = None if best_step_s is None else self.settings.hopeless_factor * best_step_s
+        assert isinstance(run.parallel, ParallelConfig)
         model, training, parallel = reduced(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
         )
@@ -128,18 +164,4 @@ class SearchProblem(Question):
             step_tolerance_fraction=self.settings.step_tolerance_fraction,
             breakdown=self.settings.breakdown,
             longest_step_s=None if limit is None else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
-        )
-
-    def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        return NewMeasurement(
-            source="profile",
-            cluster_key=self.cluster_key,
-            gpu=self.cluster.gpu.name,
-            framework=self.training.framework,
-            model=self.model.name,
-            query=self.query,
-            parallel=run.parallel,
-            measurement=measurement,
-            predicted=run.predicted,
-            problem_digest=self.problem_digest,
         )

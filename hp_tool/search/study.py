@@ -111,7 +111,7 @@ class StudyProjection:
         for name, value in attributes.items():
             if value is not None:
                 trial.set_user_attr(name, value)
-        step_s = None if measurement is None else measurement.known_step_s
+        step_s = None if measurement is None else measurement.objective_s
         if status == "ok" and step_s is not None:
             trial.set_constraint(MEMORY_CONSTRAINT, -1.0)
             self.study.tell(trial, step_s)

@@ -1,18 +1,8 @@
 """Serving queries: estimate one configuration, recommend the best ones for latency targets, show the whole trade-off."""
 
-from hp_tool.serving.disaggregated import disaggregated, nothing_shared, of_two_kinds
+from hp_tool.serving.disaggregated import disaggregated, only_pools
+from hp_tool.serving.evaluate import estimate
 from hp_tool.serving.pareto import pareto_front
-from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.serving.recommend import ServingRecommendations, estimate, recommend
+from hp_tool.serving.recommend import recommend
 
-__all__ = [
-    "ServingProblem",
-    "ServingRecommendations",
-    "disaggregated",
-    "estimate",
-    "nothing_shared",
-    "of_two_kinds",
-    "pareto_front",
-    "recommend",
-    "resolve_serving",
-]
+__all__ = ["disaggregated", "estimate", "only_pools", "pareto_front", "recommend"]

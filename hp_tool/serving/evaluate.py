@@ -1,177 +1,58 @@
-"""One row of serving costs as the full estimate a user reads: memory, latencies with tails and intervals, reasons."""
+"""The one configuration that a serving query describes: resolved, checked and estimated."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from dataclasses import replace
 
-from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.cost.serving.operations import seen_tokens
-from hp_tool.cost.uncertainty import simplified
-from hp_tool.domain.result import Reason
-from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
-from hp_tool.serving.limits import target_values
-from hp_tool.serving.problem import ServingProblem
-from hp_tool.serving.tails import goodput, tails
-from hp_tool.units import SECONDS_PER_HOUR, duration, gib
-
-OVERLOADED = "overloaded"
-"""The reason of a configuration that cannot keep up with the load's request rate."""
-CONFIDENCE = 0.9
-_Z90 = 1.645
-_UNMEASURED = 2.0
-"""Intervals widen by this where the GPU's or the engine version's constants are borrowed from another."""
+from hp_tool.cost.serving.legality import explain, legality
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.serving.breakdown import estimate_row
+from hp_tool.serving.fixes import fixes
+from hp_tool.serving.problem import ServingProblem, resolve_serving
 
 
-def described(row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> InferenceEstimate:
-    """The estimate of one legal configuration; without latencies where the model does not fit."""
-    config = candidates.config(row)
-    replicas = int(candidates.replicas[row])
-    memory = _memory(row, costs, problem)
-    schedulers = int(candidates.schedulers[row])
-    most = int(costs.max_running[row]) * schedulers if costs.fits[row] else 0
-    whole = _without_preemption(row, costs, candidates, problem)
-    if not costs.fits[row] or not costs.sustained[row]:
-        late = _overloaded(row, costs, problem) if costs.fits[row] else _too_large(row, costs, memory, problem)
-        return InferenceEstimate(
-            feasible=False,
-            reasons=(late,),
-            parallel=config,
-            replicas=replicas,
-            memory=memory,
-            max_concurrency=most,
-            max_concurrency_without_preemption=whole if costs.fits[row] else 0,
-            provenance=_provenance(problem),
+def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
+    """Predict the one configuration that `query.parallel` describes; sizes left out are 1, batch limits the engine's.
+
+    An illegal or too large configuration, or one that misses a target, is an estimate with feasible=False, its reasons and its
+    fixes. Fixes cost some thousand estimates of neighbours: leave them out if speed counts.
+    """
+    problem = resolve_serving(query)
+    if query.inference is not None and query.inference.disaggregated is not None:
+        raise UnsupportedError(
+            "an estimate describes replicas that do both; let `recommend` answer inference.disaggregated, which may name sizes",
+            field="inference.disaggregated",
         )
-    ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
-    throughput = float(costs.output_tokens_per_second_per_gpu[row])
-    latency = float(costs.request_latency_s[row])
-    price = problem.cluster.price_per_gpu_hour
-    reasons = missed_targets(row, costs=costs, candidates=candidates, problem=problem)
-    return InferenceEstimate(
-        feasible=not reasons,
-        reasons=reasons,
-        parallel=config,
-        replicas=replicas,
-        memory=memory,
-        ttft_s=ttft,
-        tpot_s=tpot,
-        request_latency_s=latency,
-        parts_s={name: float(seconds[row]) for name, seconds in costs.parts.items()},
-        output_tokens_per_second_per_gpu=throughput,
-        output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
-        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.nouns.output_length,
-        max_concurrency=most,
-        max_concurrency_without_preemption=whole,
-        running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
-        kv_cache_limited=bool(costs.kv_limited[row]),
-        cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
-        tails=tails(row, costs=costs, candidates=candidates, problem=problem),
-        goodput=goodput(row, costs=costs, candidates=candidates, problem=problem),
-        intervals=_intervals(ttft, tpot, throughput, problem),
-        provenance=_provenance(problem),
-    )
+    config = resolve_config(query.parallel, problem=problem)
+    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
+    num_gpus = problem.cluster.num_gpus
+    code = int(legality(model=problem.model, num_gpus=num_gpus, candidates=candidate)[0])
+    if code:
+        reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
+        estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
+    else:
+        estimate = estimate_row(0, costs=problem.costs(candidate), candidates=candidate, problem=problem)
+    if estimate.feasible or not with_fixes:
+        return estimate
+    return replace(estimate, mends=fixes(query=query, problem=problem, infeasible=estimate))
 
 
-def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMemory:
-    parts = costs.bytes
-    whole = problem.nouns.input_length + problem.engine.kv_reserved_output_fraction * problem.nouns.output_length
-    held = seen_tokens(problem.model, whole)
-    room = float(parts.kv_capacity[row])
-    used = min(float(costs.running[row]) * held * float(parts.kv_per_token[row]), max(room, 0.0))
-    names = ("weights", "activations", "logits", "overhead")
-    fixed: dict[str, Any] = {f"{name}_bytes": float(getattr(parts, name)[row]) for name in names}
-    return ServingMemory(
-        total_bytes=sum(fixed.values()) + used,
-        capacity_bytes=parts.capacity,
-        kv_cache_bytes=used,
-        **fixed,
-        kv_cache_capacity_bytes=max(room, 0.0),
-    )
-
-
-def _without_preemption(row: int, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> int:
-    """Requests that find room for prompt and answer even if all are at their last token."""
-    length = seen_tokens(problem.model, problem.nouns.input_length + problem.nouns.output_length)
-    rooms = max(float(costs.bytes.kv_capacity[row]), 0.0) / (length * float(costs.bytes.kv_per_token[row]))
-    return int(min(rooms, float(candidates.max_num_seqs[row]))) * int(candidates.schedulers[row])
-
-
-def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: ServingProblem) -> Reason:
-    """Weights, working set and one whole request are the least an engine needs."""
-    length = seen_tokens(problem.model, problem.nouns.input_length + problem.nouns.output_length)
-    one = length * float(costs.bytes.kv_per_token[row])
-    working = memory.activations_bytes + memory.logits_bytes
-    needed = memory.weights_bytes + working + memory.overhead_bytes + one
-    message = (
-        f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights {gib(memory.weights_bytes)}, keys and values of one "
-        f"request {gib(one)}, working set {gib(working)}, engine {gib(memory.overhead_bytes)}; "
-        "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
-    )
-    return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
-
-
-def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reason:
-    """Full batches, and still requests come faster than they leave."""
-    wanted = problem.request_rate_per_second or 0.0
-    reached = float(costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.nouns.output_length
-    message = (
-        f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
-        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"
-    )
-    return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
-
-
-def missed_targets(
-    row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem
-) -> tuple[Reason, ...]:
-    """Each target of the query that the configuration misses, and by how much."""
-    reasons = []
-    for name in problem.targets.__slots__:
-        limit = getattr(problem.targets, name)
-        if limit is None:
-            continue
-        value = float(target_values(name, costs=costs, candidates=candidates, problem=problem)[row])
-        if value > limit:
-            message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
-            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
-    return tuple(reasons)
-
-
-def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
-    engine, gpu = problem.engine, problem.nouns.profile.gpu
-    width = _Z90 * (1.0 if engine.measured and gpu.measured else _UNMEASURED)
-
-    def interval(value: float, log_sd: float) -> tuple[float, float]:
-        return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
-
-    return ServingIntervals(
-        confidence=CONFIDENCE,
-        ttft_s=interval(ttft, engine.ttft_log_sd),
-        tpot_s=interval(tpot, engine.tpot_log_sd),
-        output_tokens_per_second_per_gpu=interval(throughput, engine.throughput_log_sd),
-        source=engine.fitted_on,
-    )
-
-
-def _provenance(problem: ServingProblem) -> dict[str, object]:
-    nouns = problem.nouns
-    return {
-        "model": problem.model.name,
-        "gpu": problem.cluster.gpu.name,
-        "num_gpus": problem.cluster.num_gpus,
-        "gpu_efficiency": nouns.profile.gpu.gpu,
-        "gpu_efficiency_measured": nouns.profile.gpu.measured,
-        "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
-        "engine_efficiency_measured": problem.engine.measured,
-        "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
-        if problem.concurrency is not None
-        else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
-        "matmul_precision": nouns.compute_precision,
-        "weight_bytes_each": nouns.weight_bytes,
-        "kv_element_bytes": nouns.kv_element_bytes,
-        "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
-        **simplified(problem.model),
-    }
+def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:
+    """The one configuration a query describes, data_parallel_size derived. Raises InputError if an axis is a list."""
+    engine = problem.engine
+    values = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
+    for name in ServingConfig.__slots__:
+        value = getattr(parallel, name)
+        if isinstance(value, tuple):
+            if len(value) != 1:
+                raise InputError(f"parallel.{name} is a list; an estimate wants one value", field=f"parallel.{name}")
+            value = value[0]
+        if value is not None:
+            values[name] = value
+    stage = values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1)
+    values.setdefault("data_parallel_size", max(problem.cluster.num_gpus // stage, 1))
+    return ServingConfig(**values)

@@ -1,4 +1,4 @@
-"""Why not, turned round for serving: the fewest changes after which a configuration is legal, fits and keeps to the targets."""
+"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the targets."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.errors import InputError
-from hp_tool.serving.evaluate import described
-from hp_tool.serving.limits import meets_targets, target_values
+from hp_tool.render.words import change_in_words, changed_fields
+from hp_tool.serving.breakdown import estimate_row
+from hp_tool.serving.limits import bounded_values, meets_targets
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.space.serving import serving_space
-from hp_tool.training.fix_words import change_in_words, changed_fields
 
-MAX_MENDS = 5
+MAX_FIXES = 5
 MAX_CHANGES = 3
-"""Axes changed at once; more are told only where fewer mend nothing."""
+"""Axes changed at once; more are listed only where fewer fix nothing."""
 GROWTH = (2, 4, 8)
-"""Multiples of the devices that are tried; the smallest that mends is told."""
+"""Multiples of the devices that are tried; the smallest that is a fix is listed."""
 LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
 """Powers of two by which an engine's limits are moved; far down, since most targets are missed by crowding."""
 AXES = (
@@ -37,7 +36,7 @@ AXES = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Legal configurations around the one asked for, costed; arrays of shape (n,)."""
+    """Legal configurations around a given one, costed; arrays of shape (n,)."""
 
     problem: ServingProblem
     candidates: ServingCandidates
@@ -69,68 +68,65 @@ class Neighbours:
     def miss(self) -> FloatArray:
         """By how much the worst target is missed: its value by its limit."""
         worst = np.zeros(len(self.candidates))
-        for name in self.problem.targets.__slots__:
-            if (limit := getattr(self.problem.targets, name)) is not None:
-                values = target_values(name, costs=self.costs, candidates=self.candidates, problem=self.problem)
-                worst = np.maximum(worst, values / limit)
+        for _, limit, values in bounded_values(self.costs, candidates=self.candidates, problem=self.problem):
+            worst = np.maximum(worst, values / limit)
         return worst
 
 
-def mends(*, query: Query, problem: ServingProblem, asked: InferenceEstimate) -> tuple[ServingMend, ...]:
-    """At most MAX_MENDS changes after which the infeasible estimate `asked` of `query` would be feasible.
+def fixes(*, query: Query, problem: ServingProblem, infeasible: InferenceEstimate) -> tuple[ServingMend, ...]:
+    """At most MAX_FIXES changes after which the infeasible estimate of `query` would be feasible.
 
-    They are of as few axes as mend it, highest throughput first; then comes one on more devices. Where nothing keeps to the
-    targets, what comes nearest to them is told with what it still misses, if it comes nearer than what was asked.
+    They change as few axes as possible, highest throughput first; then comes one on more devices. If nothing meets the
+    targets, what comes nearest is listed with what it still misses, if it is nearer than the infeasible configuration.
     """
-    assert asked.parallel is not None
-    grown = _on_more_devices(query, asked, num_gpus=problem.cluster.num_gpus)
-    near = _neighbours(problem, asked.parallel)
+    assert infeasible.parallel is not None
+    grown = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
+    near = _neighbours(problem, infeasible.parallel)
     acceptable = near.acceptable
     for count in range(MAX_CHANGES + 1):
         rows = np.flatnonzero(acceptable & (near.changes == count))
         if len(rows):
-            told = near.best(rows)[: MAX_MENDS - len(grown)]
-            return (*(_mend(near, int(row), asked, num_gpus=problem.cluster.num_gpus) for row in told), *grown)
-    return (*_nearest(near, asked), *grown)
+            chosen = near.best(rows)[: MAX_FIXES - len(grown)]
+            return (*(_fix(near, int(row), infeasible, num_gpus=problem.cluster.num_gpus) for row in chosen), *grown)
+    return (*_nearest(near, infeasible), *grown)
 
 
-def _nearest(near: Neighbours, asked: InferenceEstimate) -> list[ServingMend]:
+def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingMend]:
     """The neighbour that misses the targets by least."""
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
         return []
     miss = near.miss()
     best = int(rows[np.lexsort((near.distance[rows], miss[rows]))[0]])
-    missed = [r.needed / r.available for r in asked.reasons if r.code == "target_missed" and r.needed and r.available]
+    missed = [r.needed / r.available for r in infeasible.reasons if r.code == "target_missed" and r.needed and r.available]
     if missed and miss[best] >= max(missed):
         return []
-    return [_mend(near, best, asked, num_gpus=near.problem.cluster.num_gpus)]
+    return [_fix(near, best, infeasible, num_gpus=near.problem.cluster.num_gpus)]
 
 
-def _on_more_devices(query: Query, asked: InferenceEstimate, *, num_gpus: int) -> list[ServingMend]:
+def _on_more_devices(query: Query, infeasible: InferenceEstimate, *, num_gpus: int) -> list[ServingMend]:
     """The best on the smallest multiple of the devices, with at most one axis changed."""
-    assert asked.parallel is not None
-    cluster = ClusterQuery(node_type=query.cluster) if isinstance(query.cluster, str) else query.cluster
-    c = asked.parallel
-    if asked.memory is None and c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size <= num_gpus:
+    config = infeasible.parallel
+    assert config is not None
+    devices = config.tensor_parallel_size * config.pipeline_parallel_size * config.attention_data_parallel_size
+    if infeasible.memory is None and devices <= num_gpus:
         return []  # illegal, and not for want of devices
     for factor in GROWTH:
-        larger = dataclasses.replace(query, cluster=dataclasses.replace(cluster, num_gpus=factor * num_gpus))
         try:
-            near = _neighbours(resolve_serving(larger), asked.parallel)
+            near = _neighbours(resolve_serving(query.with_num_gpus(factor * num_gpus)), config)
         except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
             return []
         acceptable = near.acceptable
         for count in (0, 1):
             if len(rows := np.flatnonzero(acceptable & (near.changes == count))):
-                return [_mend(near, int(near.best(rows)[0]), asked, num_gpus=num_gpus)]
+                return [_fix(near, int(near.best(rows)[0]), infeasible, num_gpus=num_gpus)]
     return []
 
 
-def _neighbours(problem: ServingProblem, asked: ServingConfig) -> Neighbours:
-    """Every legal layout under every limit within LIMITS of the one asked for."""
+def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
+    """Every legal layout under every limit within LIMITS of the given one's."""
     limits: dict[str, Any] = {
-        name: tuple(sorted({max(int(getattr(asked, name) * 2.0**k), 1) for k in powers})) for name, powers in LIMITS.items()
+        name: tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in powers})) for name, powers in LIMITS.items()
     }
     candidates = serving_space(
         query=dataclasses.replace(ParallelQuery(), **limits),
@@ -139,7 +135,7 @@ def _neighbours(problem: ServingProblem, asked: ServingConfig) -> Neighbours:
         engine=problem.engine,
         concurrency=(problem.concurrency or 1,),
     ).candidates
-    moved = np.array([np.log2(getattr(candidates, name) / getattr(asked, name)) for name in AXES])
+    moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]
     return Neighbours(
@@ -152,16 +148,16 @@ def _neighbours(problem: ServingProblem, asked: ServingConfig) -> Neighbours:
     )
 
 
-def _mend(near: Neighbours, row: int, asked: InferenceEstimate, *, num_gpus: int) -> ServingMend:
-    """Row `row` beside what was asked for on `num_gpus` devices."""
-    after = described(row, costs=near.costs, candidates=near.candidates, problem=near.problem)
-    assert asked.parallel is not None and after.parallel is not None and after.memory is not None
+def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingMend:
+    """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
+    after = estimate_row(row, costs=near.costs, candidates=near.candidates, problem=near.problem)
+    assert infeasible.parallel is not None and after.parallel is not None and after.memory is not None
     assert after.ttft_s is not None and after.tpot_s is not None and after.request_latency_s is not None
     assert after.output_tokens_per_second_per_gpu is not None
-    before = asked.output_tokens_per_second_per_gpu
+    before = infeasible.output_tokens_per_second_per_gpu
     return ServingMend(
-        change=change_in_words(asked.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus)),
-        changed=changed_fields(asked.parallel, after.parallel),
+        change=change_in_words(infeasible.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus)),
+        changed=changed_fields(infeasible.parallel, after.parallel),
         parallel=after.parallel,
         num_gpus=near.problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,

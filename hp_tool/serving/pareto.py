@@ -1,4 +1,4 @@
-"""The latency-throughput front: what a faster answer to each user costs in tokens per GPU."""
+"""The Pareto front of latency and throughput: what a faster answer to each user costs in tokens per GPU."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import dataclasses
 
 import numpy as np
 
-from hp_tool import bounds
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
 from hp_tool.pareto import undominated
-from hp_tool.serving.evaluate import described
-from hp_tool.serving.limits import meets_targets
+from hp_tool.serving.breakdown import estimate_row
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.recommend import CHUNK
-from hp_tool.space.serving import serving_space
+from hp_tool.serving.rank import costed_chunks, query_space
 
 STEPS_PER_DOUBLING = 2
 """Concurrencies tried between one and twice itself: coarser than this the front shows corners."""
@@ -30,33 +27,23 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     problem = resolve_serving(query)
     if problem.concurrency is None:
         raise InputError("a front needs inference.concurrency, the most it may use", field="inference.concurrency")
-    if problem.nouns.output_length < 2:
+    if problem.case.output_length < 2:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
-    space = serving_space(
-        query=query.parallel,
-        model=problem.model,
-        num_gpus=problem.cluster.num_gpus,
-        engine=problem.engine,
-        concurrency=_loads(problem.concurrency),
-    )
-    n = len(space.candidates)
+    candidates = query_space(query=query, problem=problem, concurrency=_loads(problem.concurrency)).candidates
+    n = len(candidates)
     tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
-    for first in range(0, n, CHUNK):
-        rows = slice(first, first + CHUNK)
-        chunk = space.candidates.take(rows)
-        bounds.check(done=len(chunk))
-        costs = problem.costs(chunk)
+    for rows, costs, met in costed_chunks(candidates, problem=problem):
         tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
-        good[rows] = costs.fits & meets_targets(costs, candidates=chunk, problem=problem)
+        good[rows] = costs.fits & met
     kept = np.flatnonzero(good)
-    chosen = space.candidates.take(kept[undominated(tpot[kept], throughput[kept])])
+    chosen = candidates.take(kept[undominated(tpot[kept], throughput[kept])])
     if len(chosen) == 0:
         return ()
     costs = problem.costs(chosen)
     front = []
     for row in range(len(chosen)):
         loaded = dataclasses.replace(problem, concurrency=int(chosen.concurrency[row]))
-        estimate = described(row, costs=costs, candidates=chosen, problem=loaded)
+        estimate = estimate_row(row, costs=costs, candidates=chosen, problem=loaded)
         front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
     return tuple(front)
 

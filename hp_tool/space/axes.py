@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, RecomputeName, zero_stages
+from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, zero_stages
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-
-Value = TypeVar("Value", int, bool, PipelineSchedule)
 
 MAX_MICRO_BATCH = 64
 MAX_CHUNKS = 16
@@ -77,32 +74,32 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
-    stages = _values(query.pipeline_parallel_size) or whole or tuple(sorted((*divisors(layers, limit=n), *unevenly)))
+    stages = axis_values(query.pipeline_parallel_size) or whole or tuple(sorted((*divisors(layers, limit=n), *unevenly)))
     laid_out = len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
     if laid_out:  # which fixes p v
-        stages = _values(query.pipeline_parallel_size) or divisors(laid_out, limit=n)
+        stages = axis_values(query.pipeline_parallel_size) or divisors(laid_out, limit=n)
     chunks = (
-        _values(query.virtual_pipeline_parallel_size)
+        axis_values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
         or plain
         or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
-    shards = _values(query.data_parallel_shard_size) or (0,)
+    shards = axis_values(query.data_parallel_shard_size) or (0,)
     return Axes(
-        tensor_parallel_size=_values(query.tensor_parallel_size) or divisors(model.num_attention_heads, limit=n),
+        tensor_parallel_size=axis_values(query.tensor_parallel_size) or divisors(model.num_attention_heads, limit=n),
         pipeline_parallel_size=stages,
         virtual_pipeline_parallel_size=chunks,
-        context_parallel_size=_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
-        expert_parallel_size=_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
-        expert_tensor_parallel_size=_values(query.expert_tensor_parallel_size) or (1,),
-        micro_batch_size=_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
-        sequence_parallel=_values(query.sequence_parallel),
+        context_parallel_size=axis_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
+        expert_parallel_size=axis_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
+        expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or (1,),
+        micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
+        sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute(query, _recomputations(workload)),
-        zero_stage=_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
+        zero_stage=axis_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
         known_zero_stages=zero_stages(workload.framework),
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
-        pipeline_schedule=_values(query.pipeline_schedule),
+        pipeline_schedule=axis_values(query.pipeline_schedule) or None,
     )
 
 
@@ -132,12 +129,6 @@ def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | No
     return kept
 
 
-def _values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...] | None:
-    if value is None:
-        return None
-    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
-
-
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
     """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication."""
     largest = min(max(workload.sequence_length // CONTEXT_TOKENS, 1), num_gpus)
@@ -164,7 +155,5 @@ def _recomputations(workload: TrainingWorkload) -> tuple[RecomputeName, ...]:
 
 
 def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int, int], ...]:
-    if query.recompute is None:
-        return tuple(recompute_codes(name) for name in known)
-    asked = query.recompute if isinstance(query.recompute, tuple) else (query.recompute,)
-    return tuple(dict.fromkeys(recompute_codes(value) for value in asked))
+    values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute) or known
+    return tuple(dict.fromkeys(recompute_codes(value) for value in values))

@@ -12,7 +12,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.serving import EngineEfficiency
 
 MAX_COMBINATIONS = 20_000_000
@@ -36,16 +36,16 @@ def serving_space(
     the devices; expert and attention data parallelism belong to models with experts; batch limits are the engine's.
     """
     shares = divisors(num_gpus, limit=num_gpus)
-    experts = model.num_experts is not None
+    expert_shares = (1,) if model.num_experts is None else shares
     stages = tuple(k for k in shares if k <= min(MAX_STAGES, model.num_hidden_layers))
     axes = {
-        "parallel.tensor_parallel_size": _values(query.tensor_parallel_size)
+        "parallel.tensor_parallel_size": axis_values(query.tensor_parallel_size)
         or tuple(k for k in shares if model.num_attention_heads % k == 0),
-        "parallel.pipeline_parallel_size": _values(query.pipeline_parallel_size) or stages,
-        "parallel.attention_data_parallel_size": _values(query.attention_data_parallel_size) or (shares if experts else (1,)),
-        "parallel.expert_parallel_size": _values(query.expert_parallel_size) or (shares if experts else (1,)),
-        "parallel.max_num_seqs": _values(query.max_num_seqs) or (engine.max_num_seqs,),
-        "parallel.max_num_batched_tokens": _values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
+        "parallel.pipeline_parallel_size": axis_values(query.pipeline_parallel_size) or stages,
+        "parallel.attention_data_parallel_size": axis_values(query.attention_data_parallel_size) or expert_shares,
+        "parallel.expert_parallel_size": axis_values(query.expert_parallel_size) or expert_shares,
+        "parallel.max_num_seqs": axis_values(query.max_num_seqs) or (engine.max_num_seqs,),
+        "parallel.max_num_batched_tokens": axis_values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
         "inference.concurrency": concurrency,
     }
     lengths = {name: len(values) for name, values in axes.items()}
@@ -67,9 +67,3 @@ def serving_space(
     legal = np.flatnonzero(codes == 0)
     bounds.check(done=len(codes) - len(legal))
     return ServingSpace(candidates=candidates.take(legal), rejections=rejection_counts(codes))
-
-
-def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)

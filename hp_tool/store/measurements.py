@@ -9,14 +9,12 @@ import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest, json_digest
 from hp_tool.domain.measurement import Measurement, MeasurementStatus
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import MeasuredCluster, MeasurementRecord, MeasurementSource, NewMeasurement, Page
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, first_use, now
-from hp_tool.store.codec import decode, encode
+from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.types import new_id, row_dict
 
 MEASUREMENT = tables.measurements
 # Kept a second time as columns, to filter and plot by without opening the JSON.
@@ -131,7 +129,7 @@ def insert_measurement(
 def measurement_record(row: sa.Row[Any]) -> MeasurementRecord:
     """A row of hp_measurements as a record."""
     values = {name: value for name, value in row_dict(row).items() if name not in NUMBERS}
-    values["parallel"] = decode(ParallelConfig, values["parallel"])
+    values["parallel"] = decode_configuration(values["parallel"])
     values["measurement"] = decode(Measurement, values["measurement"])
     return MeasurementRecord(**values)
 

@@ -1,4 +1,4 @@
-"""What was learnt on a cluster, laid over predictions for it: the same costs and estimates with corrected numbers."""
+"""Predictions corrected by what was measured on a cluster: the same costs and estimates with calibrated numbers."""
 
 from __future__ import annotations
 
@@ -8,135 +8,118 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, residual_features
+from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.result import Estimate, Intervals
-from hp_tool.search.table import allocated_bytes, layer_passes
 from hp_tool.training.limits import with_missed_targets
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
 CONFIDENCE = 0.9
 MEMORY_OVERHEAD = "overhead"
-"""The memory part that the framework's allocator does not see: a calibration, fitted on allocated bytes, leaves it alone."""
+"""The memory part outside the framework's allocator. A calibration is fitted on allocated bytes and leaves it alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
-    """A calibration and where it comes from."""
+class CalibratedPredictor:
+    """Corrects costs and estimates by a calibration."""
 
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
     """Which stored calibration it is; empty for one that a running search has not stored yet."""
 
+    def costs(
+        self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool = False
+    ) -> TrainingCosts:
+        """Costs of n candidates after calibration: medians of time and memory, in parts that still sum to the totals.
+        `residuals`: also apply what was learnt about similar configurations, which is slow for large n.
+        """
+        return self._corrected(costs, self._predict(costs, candidates=candidates, problem=problem, residuals=residuals))
 
-Corrections = Callable[[TrainingProblem], Correction | None]
-"""Finds what is known about a problem's cluster, software and model family; None where that is nothing."""
+    def estimate(self, index: int, *, costs: TrainingCosts, candidates: Candidates, problem: TrainingProblem) -> Estimate:
+        """Row `index` in full after calibration, residuals included, from uncalibrated `costs`.
+
+        Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what its measurements left
+        unknown, and what no factor explains.
+        """
+        one, alone = candidates.take(np.array([index])), _as_arrays(costs.row(index))
+        predicted = self._predict(alone, candidates=one, problem=problem, residuals=True)
+        estimate = estimate_row(0, case=problem, costs=self._corrected(alone, predicted), candidates=one)
+        return replace(
+            with_missed_targets(estimate, problem),
+            intervals=self._intervals(predicted, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0])),
+            provenance={**estimate.provenance, "calibration": {**self.provenance, **self.calibration.summary()}},
+        )
+
+    def _predict(
+        self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool
+    ) -> _Predicted:
+        features = residual_features(case=problem, candidates=candidates) if residuals else None
+        passes = layer_passes(case=problem, candidates=candidates)
+        return _Predicted(
+            layer_passes=passes,
+            step=self.calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features),
+            allocated=self.calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features),
+        )
+
+    def _corrected(self, costs: TrainingCosts, predicted: _Predicted) -> TrainingCosts:
+        """Costs with time parts scaled by their group's factor, and overheads as a part of their own. Allocated memory is
+        scaled by one factor; bytes that every run needed on top join the overhead. Residuals scale both.
+        """
+        parts = self.calibration.step_time.calibrated_parts(
+            parts_s=costs.parts, layer_passes=predicted.layer_passes, step=predicted.step
+        )
+        fit, allocated = self.calibration.memory, predicted.allocated.median_bytes
+        shift = allocated / (fit.factor * allocated_bytes(costs) + fit.overhead_bytes)
+        factor = fit.factor * shift
+        memory = {name: size if name == MEMORY_OVERHEAD else size * factor for name, size in costs.memory_parts.items()}
+        memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes * shift
+        return replace(
+            costs,
+            parts=parts,
+            step_s=np.asarray(sum(parts.values())),
+            memory_parts=memory,
+            memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
+            layer_activations_bytes=costs.layer_activations_bytes * factor,
+        )
+
+    def _intervals(self, predicted: _Predicted, *, outside_bytes: float) -> Intervals:
+        """Intervals of a single row. Memory outside the allocator adds no uncertainty."""
+        step = predicted.step.interval(confidence=CONFIDENCE)
+        memory = predicted.allocated.interval(confidence=CONFIDENCE)
+        return Intervals(
+            confidence=CONFIDENCE,
+            step_s=(float(step[0][0]), float(step[1][0])),
+            memory_total_bytes=(float(memory[0][0]) + outside_bytes, float(memory[1][0]) + outside_bytes),
+            source=f"{counted(len(self.calibration.measurement_ids), 'measurement')} on this cluster",
+        )
 
 
-def corrected_costs(
-    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration, residuals: bool = False
-) -> TrainingCosts:
-    """Costs of n candidates after calibration: medians of time and memory, in parts that still sum to the totals.
-    `residuals`: also what was learnt about configurations alike, which is dear where n is large.
-    """
-    known = _known(costs, candidates=candidates, problem=problem, calibration=calibration, residuals=residuals)
-    return _corrected(costs, known=known, calibration=calibration)
-
-
-def corrected_estimate(
-    index: int,
-    *,
-    costs: TrainingCosts,
-    candidates: Candidates,
-    problem: TrainingProblem,
-    correction: Correction,
-) -> Estimate:
-    """Row `index` in full after calibration, from uncalibrated `costs`: verdict, rates and money follow from the new numbers,
-    those of configurations alike among them.
-
-    The intervals are the fit's own: what its measurements left unknown, and what no factor explains.
-    """
-    rows, one = np.array([index]), candidates.take(np.array([index]))
-    alone = _row(costs, rows)
-    calibration = correction.calibration
-    known = _known(alone, candidates=one, problem=problem, calibration=calibration, residuals=True)
-    found = estimate_row(0, case=problem, costs=_corrected(alone, known=known, calibration=calibration), candidates=one)
-    return replace(
-        with_missed_targets(found, problem),
-        intervals=_intervals(known, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0]), calibration=calibration),
-        provenance={**found.provenance, "calibration": {**correction.provenance, **calibration.summary()}},
-    )
+Calibrations = Callable[[TrainingProblem], CalibratedPredictor | None]
+"""Finds what was learnt about a problem's cluster, software and model family; None if nothing was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What a calibration says of n candidates."""
+class _Predicted:
+    """A calibration's predictions for n candidates."""
 
     layer_passes: FloatArray
     step: StepPrediction
     allocated: MemoryPrediction
 
 
-def _known(
-    costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, calibration: Calibration, residuals: bool
-) -> _Known:
-    nouns: dict[str, Any] = {"candidates": candidates, "model": problem.model, "training": problem.workload}
-    features = residual_features(**nouns, cluster=problem.cluster) if residuals else None
-    passes = layer_passes(**nouns)
-    return _Known(
-        layer_passes=passes,
-        step=calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features),
-        allocated=calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features),
-    )
-
-
-def _corrected(costs: TrainingCosts, *, known: _Known, calibration: Calibration) -> TrainingCosts:
-    """Time parts are scaled by their group's factor, and overheads become a part of their own. Memory that the allocator
-    holds is scaled by one factor; bytes that every run needed on top join the overhead. What configurations alike needed
-    scales all of it.
-    """
-    parts = calibration.step_time.calibrated_parts(parts_s=costs.parts, layer_passes=known.layer_passes, step=known.step)
-    fit, allocated = calibration.memory, known.allocated.median_bytes
-    shift = allocated / (fit.factor * allocated_bytes(costs) + fit.overhead_bytes)
-    factor = fit.factor * shift
-    memory = {name: size if name == MEMORY_OVERHEAD else size * factor for name, size in costs.memory_parts.items()}
-    memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes * shift
+def _as_arrays(costs: TrainingCosts) -> TrainingCosts:
+    """Costs of one candidate, given as plain numbers, as arrays of length 1."""
     return replace(
         costs,
-        parts=parts,
-        step_s=np.asarray(sum(parts.values())),
-        memory_parts=memory,
-        memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
-        layer_activations_bytes=costs.layer_activations_bytes * factor,
-    )
-
-
-def _intervals(known: _Known, *, outside_bytes: float, calibration: Calibration) -> Intervals:
-    """Of one row. Nothing uncertain is added for memory outside the allocator."""
-    step = known.step.interval(confidence=CONFIDENCE)
-    memory = known.allocated.interval(confidence=CONFIDENCE)
-    return Intervals(
-        confidence=CONFIDENCE,
-        step_s=(float(step[0][0]), float(step[1][0])),
-        memory_total_bytes=(float(memory[0][0]) + outside_bytes, float(memory[1][0]) + outside_bytes),
-        source=f"{counted(len(calibration.measurement_ids), 'measurement')} on this cluster",
-    )
-
-
-def _row(costs: TrainingCosts, rows: np.ndarray) -> TrainingCosts:
-    """The costs of some rows; numbers that all rows share stay as they are."""
-
-    def some(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
-        return {name: np.asarray(column)[rows] for name, column in columns.items()}
-
-    names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "step_s")
-    return replace(
-        costs,
-        parts=some(costs.parts),
-        memory_parts=some(costs.memory_parts),
-        **{name: getattr(costs, name)[rows] for name in names},
+        parts={name: np.array([seconds]) for name, seconds in costs.parts.items()},
+        step_s=np.array([costs.step_s]),
+        memory_parts={name: np.array([size]) for name, size in costs.memory_parts.items()},
+        memory_total_bytes=np.array([costs.memory_total_bytes]),
+        layer_activations_bytes=np.array([costs.layer_activations_bytes]),
+        worst_stage=np.array([costs.worst_stage]),
+        layers_by_kind=tuple(np.array([layers]) for layers in costs.layers_by_kind),
     )

@@ -1,4 +1,4 @@
-"""The one configuration that a query fixes: looked up, checked, estimated, and corrected by what was measured."""
+"""The one configuration that a query describes: resolved, checked, estimated, and corrected by what was measured."""
 
 from __future__ import annotations
 
@@ -17,14 +17,24 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.errors import InputError
 from hp_tool.space import scheduled_chunks
-from hp_tool.training.calibrated import Corrections, corrected_estimate
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.fixes import fixes
 from hp_tool.training.limits import with_missed_targets
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Single:
-    """A query's configuration, and what the cost model wants to know about it."""
+class CostedRow:
+    """A configuration's row among candidates of its problem that were costed together."""
+
+    index: int
+    candidates: Candidates
+    costs: TrainingCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfiguration:
+    """A query's one configuration, with all that its estimates are computed from."""
 
     query: Query
     problem: TrainingProblem
@@ -32,72 +42,68 @@ class Single:
     candidate: Candidates
     """Alone, as plain numbers."""
     reasons: tuple[Reason, ...]
-    """Why it is illegal, and so has no costs; empty where it is legal."""
+    """Why it is illegal and has no costs; empty if it is legal."""
+    row: CostedRow | None = None
+    """Costs computed earlier together with other configurations; None computes them now."""
 
-    def costed_with(self) -> Hashable:
-        """Equal for queries whose configurations are candidates of one problem. Raises TypeError where a description in the
-        query cannot be told from others by a hash.
+    def estimate(self, *, with_fixes: bool = True) -> Estimate:
+        """The cost model's estimate; an infeasible one with its fixes, which cost a few hundred estimates of neighbours."""
+        if self.reasons:
+            estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
+        else:
+            costs = self.problem.costs(self.candidate) if self.row is None else self.row.costs.row(self.row.index)
+            estimate = estimate_alone(case=self.problem, costs=costs, candidate=self.candidate)
+            estimate = with_missed_targets(replace(estimate, parallel=self.config), self.problem)
+        if estimate.feasible or not with_fixes:
+            return estimate
+        return replace(estimate, mends=fixes(query=self.query, problem=self.problem, infeasible=estimate))
+
+    def calibrated_estimate(self, calibrations: Calibrations | None) -> Estimate | None:
+        """The estimate corrected by measurements of its cluster; None without any, and for an illegal configuration."""
+        predictor = None if self.reasons or calibrations is None else calibrations(self.problem)
+        if predictor is None:
+            return None
+        row = self.row
+        if row is None:
+            one = Candidates.from_configs([self.config])
+            row = CostedRow(index=0, candidates=one, costs=self.problem.costs(one))
+        estimate = predictor.estimate(row.index, costs=row.costs, candidates=row.candidates, problem=self.problem)
+        return replace(estimate, parallel=self.config)
+
+    def problem_key(self) -> Hashable:
+        """Equal for queries whose configurations are candidates of one problem. Raises TypeError if the query describes a
+        model or a device by a mapping, which has no hash.
         """
         query = self.query
-        said_for_all = tuple(getattr(query.parallel, name) for name in OF_THE_QUERY)
-        key = (query.model, query.cluster, query.training, query.constraints, said_for_all)
+        strategy = tuple(getattr(query.parallel, name) for name in OF_THE_QUERY)
+        key = (query.model, query.cluster, query.training, query.constraints, strategy)
         hash(key)
         return key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A configuration's place among candidates of its problem that were costed together."""
+def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
+    """Predict the one configuration that `query.parallel` describes; axes left out are 1, recompute none, zero_stage 1.
 
-    index: int
-    candidates: Candidates
-    costs: TrainingCosts
+    A configuration that is illegal, too large or too slow is no error but an Estimate with feasible=False, its reasons and
+    its fixes.
+    """
+    return resolve_configuration(query).estimate(with_fixes=with_fixes)
 
 
-def single(query: Query) -> Single:
-    """The one configuration that `query.parallel` describes. Raises HpToolError where it describes none, or several."""
+def resolve_configuration(query: Query) -> ResolvedConfiguration:
+    """The one configuration that `query.parallel` describes. Raises HpToolError if it describes none, or several."""
     problem = resolve_training(query)
-    config = single_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
+    config = resolve_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
     candidate = Candidates.alone(config)
     code = int(legality(case=problem, candidates=candidate))
     reasons = explain(code, case=problem, config=config) if code else ()
-    return Single(query=query, problem=problem, config=config, candidate=candidate, reasons=reasons)
+    return ResolvedConfiguration(query=query, problem=problem, config=config, candidate=candidate, reasons=reasons)
 
 
-def predicted(*, asked: Single, row: Row | None = None) -> Estimate:
-    """What the cost model says; `row`: where it has said so already."""
-    if asked.reasons:
-        return Estimate(feasible=False, reasons=asked.reasons, parallel=asked.config)
-    problem = asked.problem
-    found = estimate_alone(
-        case=problem,
-        costs=problem.costs(asked.candidate) if row is None else row.costs.row(row.index),
-        candidate=asked.candidate,
-    )
-    return with_missed_targets(replace(found, parallel=asked.config), problem)
+def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core") -> ParallelConfig:
+    """The one configuration of a query's `parallel`, with data_parallel_size derived and the framework's own zero_stage.
 
-
-def calibrated(*, asked: Single, corrections: Corrections, row: Row | None = None) -> Estimate | None:
-    """The same after what is known of its cluster; None where that is nothing, or the configuration is illegal."""
-    if asked.reasons:
-        return None
-    problem = asked.problem
-    correction = corrections(problem)
-    if correction is None:
-        return None
-    if row is None:
-        one = Candidates.from_configs([asked.config])
-        row = Row(index=0, candidates=one, costs=problem.costs(one))
-    corrected = corrected_estimate(
-        row.index, costs=row.costs, candidates=row.candidates, problem=problem, correction=correction
-    )
-    return replace(corrected, parallel=asked.config)
-
-
-def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core") -> ParallelConfig:
-    """The one configuration a query fixes, data_parallel_size derived, zero_stage the framework's own.
-
-    Raises InputError where an axis is a list, or the schedule is not that of the model chunks.
+    Raises InputError if an axis is a list, or the schedule does not run that number of model chunks.
     """
     values: dict[str, Any] = {}
     for name in ParallelConfig.__slots__:
@@ -110,11 +116,12 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "m
             values[name] = value
     values.setdefault("zero_stage", default_zero_stage(framework))
     if parallel.pipeline_layout is not None:
-        values = _laid_out(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
+        values = _with_layout_sizes(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
     schedule = values.get("pipeline_schedule")
     chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule == "zbv" else 1)
-    scheduled_chunks((chunks,), schedule=schedule)
-    if schedule in ("1f1b", "interleaved"):  # what the number of chunks says already
+    if schedule is not None:
+        scheduled_chunks((chunks,), schedule=schedule)
+    if schedule in ("1f1b", "interleaved"):  # the number of chunks already says which
         del values["pipeline_schedule"]
     t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:
@@ -126,9 +133,14 @@ def single_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "m
     return ParallelConfig(**values)
 
 
-def _laid_out(values: dict[str, Any], *, chunks: int) -> dict[str, Any]:
-    """The values with the number of stages or of chunks a stage that a pipeline layout implies, where only one is given;
-    with neither, every chunk is a stage.
+def config_query(config: ParallelConfig) -> ParallelQuery:
+    """The `parallel` of a query that describes exactly this configuration."""
+    return ParallelQuery(**{name: getattr(config, name) for name in ParallelConfig.__slots__})
+
+
+def _with_layout_sizes(values: dict[str, Any], *, chunks: int) -> dict[str, Any]:
+    """The values with the number of stages, or of chunks per stage, that follows from the pipeline layout; if the query gives
+    neither, every chunk is a stage.
     """
     p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
     if p is None:

@@ -1,6 +1,4 @@
-"""What a training must keep to: max_days and max_cost as a longest step time, those that a prediction misses, and the least
-that a step takes.
-"""
+"""Limits of a training: max_days and max_cost as a longest step time, the reasons for missing them, and a step's minimum."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ BEYOND_PEAK = 2.0
 
 
 def longest_step_s(problem: TrainingProblem) -> float:
-    """The step time at which max_days or max_cost is just met; infinity without either. With training.reliability both count
-    the time that failures cost.
+    """The step time at which max_days or max_cost is just met; infinity without either. With training.reliability both
+    include the time that failures cost.
     """
     tokens = problem.workload.total_tokens
     if tokens is None:
@@ -36,39 +34,37 @@ def longest_step_s(problem: TrainingProblem) -> float:
 
 
 def least_step_s(problem: TrainingProblem) -> float:
-    """No step is faster than its model FLOPs at BEYOND_PEAK times what the devices' datasheets say."""
+    """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices' datasheet peak."""
     cluster, workload = problem.cluster, problem.workload
     work = token_flops(problem.model, workload).model * step_tokens(workload)
     peak = max(peak_flops(kind.gpu, precision=workload.precision) for kind in cluster.kinds or (cluster,))
     return work / (BEYOND_PEAK * peak * cluster.num_gpus)
 
 
-def missed_targets(result: Estimate, problem: TrainingProblem) -> tuple[Reason, ...]:
-    """The limits above which the prediction is: each with its value, the limit, and what the time goes into."""
+def missed_targets(estimate: Estimate, problem: TrainingProblem) -> tuple[Reason, ...]:
+    """A reason for each limit that the estimate exceeds: its value, the limit, and the parts of a step it goes into."""
     reasons = []
-    for name, value, limit in (
-        ("max_days", result.calendar_days, problem.constraints.max_days),
-        ("max_cost", result.cost, problem.constraints.max_cost),
-    ):
-        if value is not None and limit is not None and value > limit:
+    for name, limit in (("max_days", problem.constraints.max_days), ("max_cost", problem.constraints.max_cost)):
+        if limit is None:
+            continue
+        value = estimate.calendar_days if name == "max_days" else estimate.cost
+        if value is not None and value > limit:
             missed = f"{name.removeprefix('max_')} {value:,.1f} is above constraints.{name} {limit:,.1f}"
-            message = missed + _in_parts(result, value)
+            message = missed + _in_parts(estimate, value)
             reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
     return tuple(reasons)
 
 
-def _in_parts(result: Estimate, value: float) -> str:
-    """`: compute 18.1, pipeline bubble 2.3`: the value shared out as the step's time is, from the largest part down."""
-    if result.time is None:
+def _in_parts(estimate: Estimate, value: float) -> str:
+    """`: compute 18.1, pipeline bubble 2.3`: the value divided like the step's time, largest part first."""
+    if estimate.time is None:
         return ""
-    shares = {name.replace("_", " "): seconds / result.time.step_s for name, seconds in result.time.parts_s.items()}
+    shares = {name.replace("_", " "): seconds / estimate.time.step_s for name, seconds in estimate.time.parts_s.items()}
     largest = sorted(shares.items(), key=lambda item: -item[1])
     return ": " + ", ".join(f"{name} {share * value:,.1f}" for name, share in largest if share >= 0.01)
 
 
-def with_missed_targets(found: Estimate, problem: TrainingProblem) -> Estimate:
-    """The estimate, infeasible where it misses a limit, each of those among its reasons."""
-    missed = missed_targets(found, problem)
-    if not missed:
-        return found
-    return replace(found, feasible=False, reasons=found.reasons + missed)
+def with_missed_targets(estimate: Estimate, problem: TrainingProblem) -> Estimate:
+    """The estimate with a reason for each limit that it misses; it is infeasible if there is one."""
+    missed = missed_targets(estimate, problem)
+    return replace(estimate, feasible=False, reasons=estimate.reasons + missed) if missed else estimate

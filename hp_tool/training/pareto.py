@@ -1,20 +1,49 @@
-"""Several objectives at once: the fewest devices that suffice, and the fronts of step time against memory or devices."""
+"""Several objectives at once: the fewest devices that suffice, and Pareto fronts of step time against memory or devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from hp_tool import bounds
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.query import Query
+from hp_tool.domain.result import Recommendation
 from hp_tool.pareto import undominated
 from hp_tool.space import default_axes
-from hp_tool.training.calibrated import Correction
+from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.limits import least_step_s, longest_step_s
-from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, with_residuals
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.rank import (
+    CostedRows,
+    CostedSpace,
+    cost_space,
+    costed_chunks,
+    recommendations,
+    with_residuals,
+)
+
+Objective = Literal["memory", "gpus"]
+"""What a Pareto front sets against step time."""
+
+
+def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:
+    """Configurations that no other beats in two objectives at once.
+
+    memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and number of devices up
+    to cluster.num_gpus, fewest first; `provenance` of each estimate says on how many it runs.
+    """
+    problem = resolve_training(query)
+    predictor = None if calibrations is None else calibrations(problem)
+    if against == "memory":
+        front = memory_front(query=query, problem=problem, predictor=predictor)
+        return recommendations(front.candidates, problem=problem, predictor=predictor)
+    spaces = devices_front(query=query, problem=problem, predictor=predictor)
+    rows = [row for smaller, space in spaces for row in recommendations(space.candidates, problem=smaller, predictor=predictor)]
+    return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
 def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
@@ -37,25 +66,25 @@ def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
 
 
 def fewest_devices(
-    *, query: Query, problem: TrainingProblem, keep: int, correction: Correction | None = None
+    *, query: Query, problem: TrainingProblem, keep: int, predictor: CalibratedPredictor | None = None
 ) -> tuple[TrainingProblem, CostedSpace]:
-    """The fewest of `device_counts` with something acceptable, and the space there; the whole cluster where none has."""
+    """The fewest of `device_counts` with something acceptable, and the space there; the whole cluster if none has."""
     for smaller in _possible(query, problem):
-        space = cost_space(query=query, problem=smaller, keep=keep, correction=correction)
+        space = cost_space(query=query, problem=smaller, keep=keep, predictor=predictor)
         if space.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
             return smaller, space
-    return problem, cost_space(query=query, problem=problem, keep=keep, correction=correction)
+    return problem, cost_space(query=query, problem=problem, keep=keep, predictor=predictor)
 
 
-def memory_front(*, query: Query, problem: TrainingProblem, correction: Correction | None = None) -> CostedRows:
+def memory_front(*, query: Query, problem: TrainingProblem, predictor: CalibratedPredictor | None = None) -> CostedRows:
     """Acceptable candidates that no other beats in both step time and memory, fastest first."""
     front: CostedRows | None = None
-    for rows, _ in costed_chunks(query=query, problem=problem, correction=correction):
+    for rows, _ in costed_chunks(query=query, problem=problem, predictor=predictor):
         both = rows if front is None else CostedRows.concatenate([front, rows])
         front = _undominated(both)
     assert front is not None  # there is at least one chunk, if an empty one
-    if correction is not None and len(front.candidates):
-        front = _undominated(with_residuals(front.candidates, problem=problem, correction=correction)[0])
+    if predictor is not None and len(front.candidates):
+        front = _undominated(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
     return front
 
 
@@ -65,19 +94,19 @@ def _undominated(rows: CostedRows) -> CostedRows:
 
 
 def devices_front(
-    *, query: Query, problem: TrainingProblem, correction: Correction | None = None
+    *, query: Query, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[TrainingProblem, CostedSpace]]:
     """The best candidate of each of `device_counts` that is faster than those of all smaller ones, fewest devices first."""
     best_s = float("inf")
     for smaller in _possible(query, problem):
-        space = cost_space(query=query, problem=smaller, keep=1, correction=correction)
+        space = cost_space(query=query, problem=smaller, keep=1, predictor=predictor)
         if space.feasible and space.step_s[0] < best_s:
             best_s = float(space.step_s[0])
             yield smaller, space
 
 
 def _possible(query: Query, problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """The problem on each of `device_counts`, without those too few to meet a deadline at twice their peak."""
+    """The problem on each of `device_counts` that could meet the deadline at twice the devices' peak."""
     for count in device_counts(query=query, problem=problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
         if least_step_s(smaller) <= longest_step_s(smaller):

@@ -1,30 +1,32 @@
-"""The space of a training query, costed chunk by chunk and ranked."""
+"""The space of a training query, costed chunk by chunk and ranked, and its best candidates as recommendations."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.parallel import as_asked
 from hp_tool.domain.query import Query
+from hp_tool.domain.result import Recommendation
 from hp_tool.space import add_counts, default_axes, legal_chunks
-from hp_tool.training.calibrated import Correction, corrected_costs
+from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.limits import longest_step_s
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import MIB
 
 _HEAP_BYTES = 16 * MIB
 RERANKED = 4096
-"""Candidates, the best by what a calibration's few factors say, that its residuals are asked about: those are dear by the
-million."""
+"""The best candidates by a calibration's few factors, whose order its residuals decide: those are too slow for millions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,7 @@ class CostedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace(CostedRows):
-    """Every legal candidate, or where only some were asked for the best acceptable ones, best first; and what became of
-    all combinations of the axes.
-    """
+    """Every legal candidate, or only the best acceptable ones, best first; and what became of all combinations of the axes."""
 
     legal: int
     """Candidates of which all memory and time parts were computed."""
@@ -72,18 +72,18 @@ class CostedSpace(CostedRows):
 
 
 def cost_space(
-    *, query: Query, problem: TrainingProblem, keep: int | None = None, correction: Correction | None = None
+    *, query: Query, problem: TrainingProblem, keep: int | None = None, predictor: CalibratedPredictor | None = None
 ) -> CostedSpace:
-    """Enumerate the legal candidates and cost them chunk by chunk. With `keep`, only that many of the best are kept on the
-    way, the same as ranking all of them would give, and memory stays bounded however large the space is. With a
-    `correction`, costs are those that it makes of them: its factors decide which RERANKED are the best, its residuals their
-    order.
+    """Enumerate the legal candidates and cost them chunk by chunk.
+
+    `keep`: keep only so many of the best on the way; memory then stays bounded however large the space is. `predictor`:
+    corrects the costs; its factors decide which RERANKED are the best, its residuals their order.
     """
     rejections: dict[str, int] = {}
     kept: list[CostedRows] = []
     legal = feasible = 0
-    reach = None if keep is None else keep if correction is None else max(keep, RERANKED)
-    for rows, turned_away in costed_chunks(query=query, problem=problem, correction=correction):
+    reach = None if keep is None else keep if predictor is None else max(keep, RERANKED)
+    for rows, turned_away in costed_chunks(query=query, problem=problem, predictor=predictor):
         add_counts(rejections, turned_away)
         legal += len(rows.candidates)
         feasible += int(np.count_nonzero(rows.acceptable))
@@ -91,8 +91,8 @@ def cost_space(
         if reach is not None:
             kept = [_best_of(kept, reach)]
     rows = CostedRows.concatenate(kept)
-    if keep is not None and correction is not None and len(rows.candidates):
-        rows, turned_away = with_residuals(rows.candidates, problem=problem, correction=correction)
+    if keep is not None and predictor is not None and len(rows.candidates):
+        rows, turned_away = with_residuals(rows.candidates, problem=problem, predictor=predictor)
         add_counts(rejections, turned_away)
         feasible -= int(np.count_nonzero(~rows.acceptable))
         rows = rows.take(rows.best(keep))
@@ -101,20 +101,18 @@ def cost_space(
 
 
 def costed_chunks(
-    *, query: Query, problem: TrainingProblem, correction: Correction | None = None
+    *, query: Query, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[CostedRows, dict[str, int]]]:
-    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Of a
-    `correction` only the factors are used.
+    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Only the
+    factors of a `predictor` are applied.
     """
     keep_heap()
     axes = default_axes(query=query.parallel, case=problem)
     for chunk in legal_chunks(case=problem, axes=axes):
         costs: TrainingCosts = problem.costs(chunk.candidates)
-        if correction is not None:
+        if predictor is not None:
             every = chunk.candidates.take(slice(None))
-            costs = corrected_costs(
-                costs.rows(chunk.candidates.shape), candidates=every, problem=problem, calibration=correction.calibration
-            )
+            costs = predictor.costs(costs.rows(chunk.candidates.shape), candidates=every, problem=problem)
         rows, limited = _judged(chunk.candidates, costs, problem=problem)
         turned_away = dict(chunk.rejections)
         add_counts(turned_away, limited)
@@ -122,12 +120,10 @@ def costed_chunks(
 
 
 def with_residuals(
-    candidates: Candidates, *, problem: TrainingProblem, correction: Correction
+    candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Candidates costed by all that a calibration knows, and how many of them each limit turns away."""
-    costs = corrected_costs(
-        problem.costs(candidates), candidates=candidates, problem=problem, calibration=correction.calibration, residuals=True
-    )
+    """Candidates costed by a calibration with its residuals, and how many of them each limit turns away."""
+    costs = predictor.costs(problem.costs(candidates), candidates=candidates, problem=problem, residuals=True)
     return _judged(candidates, costs, problem=problem)
 
 
@@ -147,12 +143,12 @@ def _judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingPr
 
 
 def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """A value for each row of a grid of this shape; of rows as they are."""
+    """A column of a grid of this shape as one value per row; rows stay as they are."""
     return column if column.ndim == 1 else np.broadcast_to(column, shape).ravel()
 
 
 def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
-    """The best of some ranked before and of a new chunk; most chunks have none that is fast enough."""
+    """The best of the rows ranked so far and of a new chunk; most chunks hold none that is fast enough."""
     *before, new = parts
     if before and len(ranked := before[0].step_s) == count:
         rows = np.flatnonzero(new.acceptable & (new.step_s <= ranked[-1]))
@@ -163,9 +159,28 @@ def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
     return both.take(both.best(count))
 
 
+def recommendations(
+    chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+) -> tuple[Recommendation, ...]:
+    """The chosen candidates in full, ranked in their order."""
+    if len(chosen) == 0:
+        return ()
+    costs = problem.costs(chosen)
+    rows = []
+    for index in range(len(chosen)):
+        config = as_asked(chosen.config(index), problem.parallel)
+        calibrated = None
+        if predictor is not None:
+            calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)
+            calibrated = replace(calibrated, parallel=config)
+        estimate = replace(estimate_row(index, costs=costs, candidates=chosen, case=problem), parallel=config)
+        rows.append(Recommendation(rank=index + 1, parallel=config, estimate=estimate, calibrated_estimate=calibrated))
+    return tuple(rows)
+
+
 @functools.cache
 def keep_heap() -> None:
-    """Let the C library keep the memory of one chunk for the next: glibc returns large blocks to the system when freed,
-    and fetching them again costs more than the arithmetic, until one block of this size has been freed (mallopt(3)).
+    """Make the C library reuse the memory of one chunk for the next. Until a block of this size has been freed, glibc
+    returns large blocks to the system (mallopt(3)), and fetching them again costs more than the arithmetic.
     """
     np.empty(_HEAP_BYTES, dtype=np.uint8)

@@ -1,69 +1,175 @@
-"""Fields of a training query that do not go together. What one of them makes meaningless is refused, not ignored."""
+"""What a training query may not say: fields that do not go together, and what this version does not model.
+
+Everything is refused by name; nothing a query says is silently ignored.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.lengths.imbalance import MAX_BATCH
 from hp_tool.cost.lora import target_names
 from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeModule, zero_stages
+from hp_tool.domain.parallel import (
+    ParallelConfig,
+    ParallelQuery,
+    Recompute,
+    RecomputeModule,
+    RecomputeName,
+    axis_values,
+    zero_stages,
+)
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
+_PLAIN_SCHEDULES = {"1f1b", "interleaved"}
 
-def check_training(model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+
+def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> None:
     """Raises InputError or UnsupportedError, which name the field to change."""
+    workload, parallel = query.training, query.parallel
+    assert workload is not None  # checked with the kind
+    _check_of_training(query)
+    if cluster.kinds:
+        _check_two_kinds(query, model, workload)
+    if model.architecture == "encoder_decoder":
+        _check_two_sided(model, workload)
+    elif workload.decoder_sequence_length is not None:
+        raise InputError(
+            f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
+            field="training.decoder_sequence_length",
+        )
     if workload.framework == "nanotron":
-        check_nanotron(model, workload, parallel)
+        _check_nanotron(model, workload, parallel)
+    _check_lengths(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
-    _check_offload(gpu, workload)
+    _check_offload(cluster.gpu, workload)
     if merges_passes(workload):
         _check_merged_passes(model, workload, parallel)
+    recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
+    for value in recompute:
+        _check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
+    _check_constraints(query, cluster)
 
 
-def check_two_kinds(query: Query, *, model: ModelSpec) -> None:
-    """Raises UnsupportedError for what is not modelled where cluster.stages names two kinds of GPU."""
-    training, parallel = query.training, query.parallel
-    schedules = parallel.pipeline_schedule if isinstance(parallel.pipeline_schedule, tuple) else (parallel.pipeline_schedule,)
-    for unsupported, field in (
+def first_case(*cases: tuple[object, str]) -> str | None:
+    """The name of the first case that holds."""
+    return next((name for holds, name in cases if holds), None)
+
+
+def _check_of_training(query: Query) -> None:
+    """Refuse what belongs to serving."""
+    if query.objective in ("throughput_per_gpu", "ttft", "tpot"):
+        raise InputError(
+            f"objective {query.objective} belongs to inference; choose throughput, days, cost or min_gpus", field="objective"
+        )
+    for name in ("inference", "targets"):
+        if getattr(query, name) is not None:
+            raise InputError(f"{name} belongs to queries of kind inference; leave it out", field=name)
+    for name in ("attention_data_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
+        if getattr(query.parallel, name) is not None:
+            raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
+
+
+def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
+    limits, tokens = query.constraints, query.training and query.training.total_tokens
+    if limits.max_days is not None and tokens is None:
+        raise InputError(
+            "constraints.max_days needs training.total_tokens", field="training.total_tokens", code="missing_field"
+        )
+    if limits.max_cost is not None and (tokens is None or cluster.price_per_gpu_hour is None):
+        raise InputError(
+            "constraints.max_cost needs training.total_tokens and cluster.price_per_gpu_hour",
+            field="cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
+            code="missing_field",
+        )
+
+
+def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Refuse what is not modelled if cluster.stages names two kinds of GPU."""
+    parallel = query.parallel
+    if field := first_case(
         (model.architecture == "encoder_decoder", "model"),
         (query.objective == "min_gpus", "objective"),
-        (training is not None and training.packed, "training.packed"),
-        (training is not None and facts(training.framework).balances_blocks, "training.framework"),
-        (training is not None and training.task == "lora", "training.task"),
-        (training is not None and bool(training.frozen), "training.frozen"),
-        (training is not None and training.offload not in (None, "none"), "training.offload"),
-        (not set(schedules) <= {None, "1f1b", "interleaved"}, "parallel.pipeline_schedule"),
+        (workload.packed, "training.packed"),
+        (facts(workload.framework).balances_blocks, "training.framework"),
+        (workload.task == "lora", "training.task"),
+        (workload.frozen, "training.frozen"),
+        (workload.offload not in (None, "none"), "training.offload"),
+        (set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES, "parallel.pipeline_schedule"),
         (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
         (parallel.rank_order is not None and not parallel.rank_order.endswith("pp"), "parallel.rank_order"),
     ):
-        if unsupported:
-            raise UnsupportedError(f"{field} is not modelled with two kinds of GPU (cluster.stages); change one", field=field)
+        raise UnsupportedError(f"{field} is not modelled with two kinds of GPU (cluster.stages); change one", field=field)
+
+
+def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Refuse what is not modelled of encoder-decoder models."""
+    if field := first_case(
+        (model.num_experts is not None, "model.num_experts"),
+        (model.kv_lora_rank is not None, "model.kv_lora_rank"),
+        (model.sliding_window is not None, "model.sliding_window"),
+        (model.num_nextn_predict_layers > 0, "model.num_nextn_predict_layers"),
+        (workload.sequence_lengths is not None, "training.sequence_lengths"),
+        (workload.optimizer == "muon", "training.optimizer"),
+        (workload.lora is not None or workload.task == "lora", "training.task"),
+        (workload.offload == "activations", "training.offload"),
+    ):
+        raise UnsupportedError(f"{field} is not modelled for encoder-decoder models; change one of them", field=field)
+
+
+def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Sequences of unequal length, packed or padded."""
+    if workload.sequence_lengths is None:
+        if workload.packed:
+            raise InputError(
+                "training.packed needs training.sequence_lengths: what packing wins depends on them",
+                field="training.sequence_lengths",
+                code="missing_field",
+            )
+        return
+    if (model.sliding_window or workload.sequence_length) < workload.sequence_length:
+        raise UnsupportedError(
+            f"sequences of unequal length are not modelled with a sliding_window ({model.sliding_window}) shorter than "
+            "sequence_length; leave sliding_window out to count full attention",
+            field="model.sliding_window",
+        )
+    if workload.packed and set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES:
+        raise UnsupportedError(
+            "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone",
+            field="parallel.pipeline_schedule",
+        )
+    if workload.packed and workload.attention == "unfused":
+        raise UnsupportedError(
+            "packed rows need attention: flash; unfused attention computes the scores between sequences too",
+            field="training.attention",
+        )
+    if workload.global_batch_size > MAX_BATCH:
+        raise InputError(
+            f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {workload.global_batch_size:,}",
+            field="training.global_batch_size",
+        )
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
-    sizes, stages = (
-        value if isinstance(value, tuple) else (value,) for value in (parallel.data_parallel_shard_size, parallel.zero_stage)
-    )
-    if any(sizes) and 0 in stages:
+    stages, known = axis_values(parallel.zero_stage), zero_stages(framework)
+    if any(axis_values(parallel.data_parallel_shard_size)) and 0 in stages:
         raise InputError(
             "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",
             field="parallel.data_parallel_shard_size",
         )
-    known = zero_stages(framework)
     for stage in stages:
-        if stage is not None and stage not in known:
+        if stage not in known:
             raise InputError(
-                f"{framework} has no zero_stage {stage}; choose {' or '.join(map(str, known))}",
-                field="parallel.zero_stage",
+                f"{framework} has no zero_stage {stage}; choose {' or '.join(map(str, known))}", field="parallel.zero_stage"
             )
 
 
@@ -120,7 +226,7 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             )
 
 
-def _check_frozen(model: ModelSpec, workload: TrainingWorkload, query: ParallelQuery) -> None:
+def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Parts frozen by name, in plain pipelines of decoders; LoRA freezes everything already."""
     if not workload.frozen:
         return
@@ -129,24 +235,20 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, query: ParallelQ
             f"{model.name} ties its output layer to the embedding: freeze both, [embedding, output_layer], or neither",
             field="training.frozen",
         )
-    schedules = query.pipeline_schedule if isinstance(query.pipeline_schedule, tuple) else (query.pipeline_schedule,)
-    for unsupported, what in (
+    if what := first_case(
         (workload.lora is not None, "LoRA, which freezes all weights already"),
         (model.architecture != "decoder", f"{model.architecture} models"),
         (model.num_nextn_predict_layers > 0, "multi-token prediction"),
         (model.has_output_bias, "an output bias"),
         (workload.framework != "megatron-core", f"framework {workload.framework}"),
-        (query.pipeline_layout is not None, "parallel.pipeline_layout"),
-        (not set(schedules) <= {None, "1f1b", "interleaved"}, "a schedule that splits backward passes"),
+        (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
+        (set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES, "a schedule that splits backward passes"),
     ):
-        if unsupported:
-            raise UnsupportedError(f"training.frozen is not modelled with {what}", field="training.frozen")
+        raise UnsupportedError(f"training.frozen is not modelled with {what}", field="training.frozen")
 
 
 def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """What Megatron Core's overlap_moe_expert_parallel_comm wants of model and workload; sizes are the space's business."""
-    asked = parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,)
-    full = any((spec.granularity if isinstance(spec, Recompute) else spec) == "full" for spec in asked)
+    """What Megatron Core's overlap_moe_expert_parallel_comm needs of model and workload; sizes are a matter of the space."""
     field = "training.overlap.expert_parallel"
     if workload.framework != "megatron-core":
         raise UnsupportedError(f"{workload.framework} does not merge passes to hide all-to-alls; leave it out", field=field)
@@ -156,7 +258,8 @@ def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel:
         raise InputError("merged passes take at most one multi-token-prediction layer; leave it out", field=field)
     if workload.lora is not None or workload.packed:
         raise UnsupportedError("merged passes are not modelled under lora or with packed rows; leave it out", field=field)
-    if full:
+    recompute = axis_values(parallel.recompute)
+    if any((spec.granularity if isinstance(spec, Recompute) else spec) == "full" for spec in recompute):
         raise InputError(
             "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave one of them out",
             field="parallel.recompute",
@@ -184,90 +287,74 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
         )
 
 
-# What nanotron does not have, or no run of it told us: refused by name, never answered with another framework's figures.
-
-
 _ALLOWED_TRAINING: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16",),
-    "parameter_precision": (None, "bf16"),
-    "gradient_precision": (None, "fp32"),
-    "optimizer_precision": (None, "fp32"),
-    "exp_avg_sq_precision": (None,),
-    "master_precision": (None, "fp32"),
+    "parameter_precision": ("bf16",),
+    "gradient_precision": ("fp32",),
+    "optimizer_precision": ("fp32",),
+    "exp_avg_sq_precision": (),
+    "master_precision": ("fp32",),
     "optimizer": ("adam",),
     "attention": ("flash",),
     "cross_entropy": ("unfused",),
     "dropout": (0.0,),
     "task": ("pretrain", "sft"),
-    "offload": (None, "none"),
+    "offload": ("none",),
 }
 _ALLOWED_PARALLEL: dict[str, tuple[Any, ...]] = {
-    "virtual_pipeline_parallel_size": (None, 1),
-    "pipeline_schedule": (None, "1f1b"),
-    "context_parallel_size": (None, 1),
-    "expert_parallel_size": (None, 1),
-    "expert_tensor_parallel_size": (None, 1),
-    "data_parallel_shard_size": (None, 0),
-    "recompute": (None, "none", "full"),
+    "virtual_pipeline_parallel_size": (1,),
+    "pipeline_schedule": ("1f1b",),
+    "context_parallel_size": (1,),
+    "expert_parallel_size": (1,),
+    "expert_tensor_parallel_size": (1,),
+    "data_parallel_shard_size": (0,),
+    "recompute": ("none", "full"),
 }
 
 
-def check_nanotron(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Raises UnsupportedError, which names the field and what may stand there."""
+def _check_nanotron(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Refuse what nanotron does not have, or none of its measured runs used: another framework's figures are no answer."""
     if model.architecture != "decoder" or model.num_experts or model.kv_lora_rank or model.num_nextn_predict_layers:
         raise UnsupportedError(
             f"{model.name}: with framework nanotron dense decoders are modelled; experts, latent attention and multi-token "
             "prediction are not",
             field="model",
         )
-    for noun, allowed in ((workload, _ALLOWED_TRAINING), (parallel, _ALLOWED_PARALLEL)):
-        place = "training" if noun is workload else "parallel"
+    for section, spec, allowed in (("training", workload, _ALLOWED_TRAINING), ("parallel", parallel, _ALLOWED_PARALLEL)):
         for name, values in allowed.items():
-            asked = getattr(noun, name)
-            for value in asked if isinstance(asked, tuple) else (asked,):
+            for value in axis_values(getattr(spec, name)):
                 if value not in values:
-                    known = " or ".join(str(v) for v in values if v is not None) or "nothing"
+                    known = " or ".join(map(str, values)) or "nothing"
                     raise UnsupportedError(
-                        f"{place}.{name} {value} is not modelled for framework nanotron; choose {known}",
-                        field=f"{place}.{name}",
+                        f"{section}.{name} {value} is not modelled for framework nanotron; choose {known}",
+                        field=f"{section}.{name}",
                     )
 
 
-# What a query may say about recomputation: refused by name is what would mean nothing, or is not modelled.
-
-
-FIELD = "parallel.recompute"
-
-
-def check_recompute(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Raises InputError or UnsupportedError, which name the field and the mend."""
-    for value in parallel.recompute if isinstance(parallel.recompute, tuple) else (parallel.recompute,):
-        spec = value if isinstance(value, Recompute) else Recompute(granularity=value or "none")
-        _check(spec)
-        if spec.granularity == "per_op":
-            _check_per_op(model, workload)
-        if spec.modules is not None:
-            _check_modules(spec.modules, model=model, workload=workload)
-
-
-def _check(spec: Recompute) -> None:
+def _check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Refuse what would mean nothing, or is not modelled."""
+    field = "parallel.recompute"
     if spec.modules is not None and spec.granularity != "selective":
         raise InputError(
-            f"recompute.modules belongs to granularity selective, not {spec.granularity}", field=f"{FIELD}.modules"
+            f"recompute.modules belongs to granularity selective, not {spec.granularity}", field=f"{field}.modules"
         )
     if spec.granularity != "full" and (spec.method is not None or spec.num_layers is not None):
         raise InputError(
-            f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{FIELD}.method"
+            f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method"
         )
+    if spec.granularity == "per_op":
+        _check_per_op(model, workload, field=field)
+    if spec.modules is not None:
+        _check_modules(spec.modules, model, workload, field=f"{field}.modules")
 
 
-def _check_per_op(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Which operations there are, and in which order, is known of Llama's blocks."""
+def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
+    """The operations and their order are known for Llama's blocks."""
     if workload.framework != "torch-fsdp":
         raise UnsupportedError(
-            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective or full", field=FIELD
+            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective or full", field=field
         )
-    for unsupported, what in (
+    if what := first_case(
         (model.architecture != "decoder" or not model.gated_mlp, "models other than Llama-like decoders"),
         (model.num_experts is not None, "mixtures of experts"),
         (model.kv_lora_rank is not None, "latent attention"),
@@ -275,13 +362,11 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload) -> None:
         (workload.precision not in ("bf16", "fp16", "fp32"), f"precision {workload.precision}"),
         (workload.lora is not None or workload.task == "lora", "LoRA"),
     ):
-        if unsupported:
-            raise UnsupportedError(f"recompute per_op is not modelled for {what}; choose none or per_layer", field=FIELD)
+        raise UnsupportedError(f"recompute per_op is not modelled for {what}; choose none or per_layer", field=field)
 
 
-def _check_modules(modules: tuple[RecomputeModule, ...], *, model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Each module must be there: Megatron Core skips some of the missing ones in silence."""
-    field = f"{FIELD}.modules"
+def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
+    """Each module must exist in the model: Megatron Core silently skips some of the missing ones."""
     if not modules:
         raise InputError("recompute.modules is an empty list; name modules, or choose recompute none", field=field)
     if set(modules) == {"core_attn"}:

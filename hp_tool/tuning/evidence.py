@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from hp_tool.calibration import Evidence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hp_tool.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, stored_evidence
+from hp_tool.domain.records import MeasurementRecord
+from hp_tool.domain.serving import Configuration, ServingConfig
+from hp_tool.errors import HpToolError
+from hp_tool.learning.evidence import MAX_MEASUREMENTS, number_or_nan, stored_evidence, teaching
+from hp_tool.learning.series import Series
+from hp_tool.queries.schema import parse_query
 from hp_tool.search.problem import Question
+from hp_tool.search.table import CandidateTable
+from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.problem import TuningProblem
-from hp_tool.tuning.serving import ServingTuning
-from hp_tool.tuning.serving_evidence import stored_lessons
+from hp_tool.tuning.serving import ServingTuning, serving_candidates, serving_table
 
 
 def earlier_evidence(store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None) -> Evidence:
     """What stored runs like these taught."""
     if isinstance(problem, ServingTuning):
-        return stored_lessons(store=store, series=problem.series, without_search=without_search).round
+        return serving_evidence(store=store, series=problem.series, without_search=without_search).objective
     return stored_evidence(store=store, series=problem.series, without_search=without_search)
 
 
@@ -23,12 +37,85 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
     page = store.measurements(
         cluster_key=problem.cluster_key, problem_digest=problem.problem_digest, source="profile", limit=MAX_MEASUREMENTS
     )
-    usable = (
-        record for record in page.items if record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom")
-    )
-    found: dict[str, str] = {}
-    for record in usable:
+    reusable: dict[str, str] = {}
+    for record in page.items:
         row = problem.row(record.parallel)
-        if row is not None:
-            found.setdefault(problem.digest(row), record.id)
-    return found
+        if row is not None and record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom"):
+            reusable.setdefault(problem.digest(row), record.id)
+    return reusable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingEvidence:
+    """The same runs by what they showed: the penalised latency, and the two latencies it is made of."""
+
+    objective: Evidence
+    ttft: Evidence
+    tpot: Evidence
+
+
+def serving_evidence(*, store: Store, series: Series, without_search: str | None = None) -> ServingEvidence:
+    """The newest runs of a series, of whatever model and load, predicted again; one that can no longer be is passed over."""
+    page = store.measurements(cluster_key=series.cluster_key, framework=series.framework, limit=MAX_MEASUREMENTS)
+    by_query: dict[str, list[MeasurementRecord]] = {}
+    for record in teaching(page.items):
+        counts = without_search is None or record.search_id != without_search
+        if counts and isinstance(record.parallel, ServingConfig):
+            by_query.setdefault(json_digest(record.query), []).append(record)
+    parts = []
+    for records in by_query.values():
+        try:
+            problem = resolve_serving(parse_query(records[0].query))
+        except HpToolError:
+            continue
+        parts.append(_evidence_of(records, problem=problem))
+    return ServingEvidence(
+        objective=Evidence.concatenate([part.objective for part in parts]),
+        ttft=Evidence.concatenate([part.ttft for part in parts]),
+        tpot=Evidence.concatenate([part.tpot for part in parts]),
+    )
+
+
+def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProblem) -> ServingEvidence:
+    """Of runs of one problem; a configuration that ran twice is one row of the table."""
+    configs = list(dict.fromkeys(record.parallel for record in records if isinstance(record.parallel, ServingConfig)))
+    candidates = serving_candidates(problem, configs)
+    costs = problem.costs(candidates)
+    row_of: dict[Configuration, int] = {config: row for row, config in enumerate(configs)}
+    rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
+    outcomes = [record.measurement for record in records]
+    evidence = serving_table(problem, candidates, costs).evidence(
+        rows=rows,
+        measurement_ids=tuple(record.id for record in records),
+        step_s=np.array([number_or_nan(outcome.objective_s) for outcome in outcomes]),
+        memory_bytes=np.array([number_or_nan(outcome.peak_memory_bytes) for outcome in outcomes]),
+        out_of_memory=np.array([outcome.status == "oom" for outcome in outcomes], dtype=np.bool_),
+    )
+
+    def of(predicted: FloatArray, name: str) -> Evidence:
+        measured = np.array([np.nan if outcome.load is None else getattr(outcome.load, name) for outcome in outcomes])
+        return replace(evidence, parts_s={name: predicted[rows]}, measured_step_s=np.where(measured > 0.0, measured, np.nan))
+
+    return ServingEvidence(objective=evidence, ttft=of(costs.ttft_s, "ttft_s"), tpot=of(costs.tpot_s, "tpot_s"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyCalibration:
+    """Both latencies as runs correct them."""
+
+    ttft: Calibration
+    tpot: Calibration
+
+    @classmethod
+    def fitted(cls, evidence: ServingEvidence, *, prior: Prior) -> LatencyCalibration:
+        return cls(
+            ttft=fit_calibration(evidence=evidence.ttft, prior=prior), tpot=fit_calibration(evidence=evidence.tpot, prior=prior)
+        )
+
+    def predict(self, table: CandidateTable, costs: ServingCosts) -> tuple[StepPrediction, StepPrediction]:
+        """(TTFT, TPOT) of all rows of the table."""
+        passes, features = table.layer_passes, table.features
+        return (
+            self.ttft.predict_step(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
+            self.tpot.predict_step(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
+        )

@@ -9,13 +9,11 @@ from typing import Any, get_args
 import numpy as np
 
 from hp_tool.calibration import Prior, prior_for
-from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import Hardware, Runner
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unserved, unserved_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
@@ -23,7 +21,7 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, cluster_key, model_family
-from hp_tool.search.serving import TARGETS, Load, ServingSearch, charge, deployment, software
+from hp_tool.search.serving import TARGETS, ServingSearch, penalty, software
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.clusters import launcher_name
@@ -94,9 +92,8 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     problem = resolve_serving_search(query)
     check_gpu(problem.cluster, hardware)
     assert query.inference is not None and problem.concurrency is not None  # unserved refuses loads without
-    configs, rejections = _configurations(query, problem, available_gpus=hardware.num_gpus)
-    budget = batched_tokens(query, problem)
-    table, costs = serving_table(problem, configs, max_num_batched_tokens=budget)
+    candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
+    costs = problem.costs(candidates)
     runner = runner_of(query)
     series = Series(
         cluster_key=cluster_key(problem.cluster, hardware),
@@ -108,14 +105,12 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         model=problem.model,
         cluster=problem.cluster,
         settings=query.search,
-        candidates=Candidates.from_configs(configs),
-        table=table,
+        candidates=candidates,
+        table=serving_table(problem, candidates, costs),
         cluster_key=series.cluster_key,
         problem_digest=json_digest({**query_json, "id": None, "search": None}),
         inference=query.inference,
-        load=load_of(problem),
         targets=problem.targets,
-        max_num_batched_tokens=budget,
         runner=runner,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
@@ -124,95 +119,68 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     )
 
 
-def load_of(problem: ServingProblem) -> Load:
-    """The closed load that runs stand for."""
-    return Load(
-        concurrency=problem.concurrency or 1,
-        output_length=problem.nouns.output_length,
-        num_gpus=problem.cluster.num_gpus,
-    )
-
-
-def serving_table(
-    problem: ServingProblem, configs: Sequence[ParallelConfig], *, max_num_batched_tokens: int
-) -> tuple[CandidateTable, ServingCosts]:
-    """The cost model's word on replicas as runs are stored, in seconds of one round of the load, by part."""
-    candidates = serving_candidates(problem, configs, max_num_batched_tokens=max_num_batched_tokens)
-    costs = problem.costs(candidates)
-    beyond = costs.request_latency_s * charge(costs, targets=problem.targets)
-    parts = {**costs.parts, "beyond_targets": beyond}
-    nouns, memory = problem.nouns, costs.bytes
+def serving_table(problem: ServingProblem, candidates: ServingCandidates, costs: ServingCosts) -> CandidateTable:
+    """What the cost model says of deployments: seconds of the penalised latency by part, and memory."""
+    parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(costs, targets=problem.targets)}
+    case, memory = problem.case, costs.bytes
     per_replica = np.maximum(candidates.concurrency / candidates.schedulers, 1.0)
-    passes = nouns.output_length + np.ceil(costs.running * nouns.input_length / candidates.max_num_batched_tokens)
-    held = memory.capacity - memory.kv_capacity
-    held = held + costs.running * (nouns.input_length + nouns.output_length) * memory.kv_per_token
-    device = problem.cluster.gpu.memory_bytes - memory.overhead
-    table = CandidateTable(
+    passes = case.output_length + np.ceil(costs.running * case.input_length / candidates.max_num_batched_tokens)
+    occupied = memory.capacity - memory.kv_capacity
+    occupied = occupied + costs.running * (case.input_length + case.output_length) * memory.kv_per_token
+    return CandidateTable(
         axes={
             "tensor_parallel_size": tuple(candidates.tensor_parallel_size.tolist()),
             "max_num_seqs": tuple(candidates.max_num_seqs.tolist()),
         },
         parts_s=parts,
         layer_passes=per_replica / costs.running * passes * problem.model.num_hidden_layers,
-        memory_bytes=held - memory.overhead,
+        memory_bytes=occupied - memory.overhead,
         usable_bytes=memory.capacity - memory.overhead,
-        device_bytes=device,
+        device_bytes=problem.cluster.gpu.memory_bytes - memory.overhead,
         features=_features(problem, candidates),
     )
-    return table, costs
 
 
-def serving_candidates(
-    problem: ServingProblem, configs: Sequence[ParallelConfig], *, max_num_batched_tokens: int
-) -> ServingCandidates:
-    """Stored replicas as the deployments they stand for."""
-    num_gpus = problem.cluster.num_gpus
-    whole = [deployment(one, num_gpus=num_gpus, max_num_batched_tokens=max_num_batched_tokens) for one in configs]
-    return ServingCandidates.from_configs(whole, concurrency=[problem.concurrency or 1] * len(whole))
-
-
-def _configurations(
-    query: Query, problem: ServingProblem, *, available_gpus: int
-) -> tuple[list[ParallelConfig], dict[str, int]]:
-    """Replicas that the load can fill, that engines accept, and that fit the launcher; and how many were turned away why."""
-    num_gpus, load = problem.cluster.num_gpus, problem.concurrency or 1
-    asked = query.parallel
-    sizes = _values(asked.tensor_parallel_size) or tuple(k for k in range(1, num_gpus + 1) if num_gpus % k == 0)
-    batches = _values(asked.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
-    every = [
-        ParallelConfig(tensor_parallel_size=t, micro_batch_size=b)
+def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -> tuple[ServingCandidates, dict[str, int]]:
+    """Deployments whose replicas the load can fill, engines accept and the launcher has devices for; and the number of
+    rejected ones by reason."""
+    inference = query.inference
+    assert inference is not None and problem.concurrency is not None
+    num_gpus, load, allowed = problem.cluster.num_gpus, problem.concurrency, query.parallel
+    sizes = _values(allowed.tensor_parallel_size) or tuple(k for k in range(1, num_gpus + 1) if num_gpus % k == 0)
+    batches = _values(allowed.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
+    tokens = (_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,))[0]
+    configs = [
+        ServingConfig(tensor_parallel_size=t, data_parallel_size=num_gpus // t, max_num_seqs=b, max_num_batched_tokens=tokens)
         for t in dict.fromkeys(sizes)
         for b in sorted({min(b, max(-(-load * t // num_gpus), 1)) for b in batches})
         if num_gpus % t == 0
     ]
-    candidates = serving_candidates(problem, every, max_num_batched_tokens=batched_tokens(query, problem))
+    candidates = serving_candidates(problem, configs)
     codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates)
     rejections = rejection_counts(codes)
-    assert query.inference is not None
-    kept = []
-    for one, code in zip(every, codes.tolist(), strict=True):
-        if code:
-            continue
-        config = ServingConfig(tensor_parallel_size=one.tensor_parallel_size, max_num_seqs=one.micro_batch_size)
-        load_of_one = replace(query.inference, concurrency=one.micro_batch_size)
-        runs = one.tensor_parallel_size <= available_gpus
-        if runs and not list(unserved_sizes(model=problem.model, inference=load_of_one, parallel=config)):
-            kept.append(one)
-        else:
-            rejections["not_profiled"] = rejections.get("not_profiled", 0) + 1
-    if not kept:
+
+    def is_run(config: ServingConfig) -> bool:
+        replica, batch = replace(config, data_parallel_size=1), replace(inference, concurrency=config.max_num_seqs)
+        unserved_here = unserved_sizes(model=problem.model, inference=batch, parallel=replica)
+        return config.tensor_parallel_size <= available_gpus and not list(unserved_here)
+
+    legal = np.flatnonzero(codes == 0)
+    kept = np.array([row for row in legal if is_run(configs[row])], dtype=np.intp)
+    if len(kept) < len(legal):
+        rejections["not_profiled"] = rejections.get("not_profiled", 0) + len(legal) - len(kept)
+    if not len(kept):
         raise InputError(
             f"no configuration can be run here (turned away: {rejections}); give other values of parallel.{_AXES[0]}",
             field="parallel",
             code="launcher_mismatch",
         )
-    return kept, rejections
+    return candidates.take(kept), rejections
 
 
-def batched_tokens(query: Query, problem: ServingProblem) -> int:
-    """Of one forward pass: the query's, or the engine's default."""
-    given = _values(query.parallel.max_num_batched_tokens)
-    return given[0] if given else problem.engine.max_num_batched_tokens
+def serving_candidates(problem: ServingProblem, configs: Sequence[ServingConfig]) -> ServingCandidates:
+    """Deployments under the problem's load."""
+    return ServingCandidates.from_configs(configs, concurrency=[problem.concurrency or 1] * len(configs))
 
 
 def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[str, Any]:
@@ -228,6 +196,4 @@ def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[st
 
 
 def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    return value if isinstance(value, tuple) else (value,)
+    return value if value is None or isinstance(value, tuple) else (value,)

@@ -1,13 +1,12 @@
-"""What a query may name: models, GPUs, and clusters; the catalogue's, and what users registered."""
+"""Names that a query may use: models, GPUs and clusters of the catalogue, and what users registered."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Generic, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Query, status
 
 from hp_tool import catalog
 from hp_tool.domain.fields import Strict
@@ -16,15 +15,35 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.queries import schema
 from hp_tool.queries.registered import checked_registration, read_spec
-from service.api import examples, openapi
-from service.api.bodies import read_body
+from service.api import openapi
+from service.api.bodies import json_body
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import RegistrationView
 
 router = APIRouter(tags=["catalogue"])
 TAKEN = "The catalogue has this name, or too many are registered"
+
+MODEL_EXAMPLE: dict[str, Any] = {
+    "name": "gpt-tiny",
+    "spec": {
+        "name": "gpt-tiny",
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
+}
+CLUSTER_EXAMPLE: dict[str, Any] = {
+    "name": "lab",
+    "spec": {
+        "gpu": "h100-sxm-80gb",
+        "gpus_per_node": 8,
+        "num_gpus": 64,
+        "fabric": "1 x 200 Gb/s",
+        "inter_node_bandwidth_bytes_per_second": 25e9,
+    },
+}
 
 T = TypeVar("T")
 
@@ -35,29 +54,33 @@ class Listing(Generic[T]):
 
     items: list[T]
     registered: tuple[RegistrationView, ...] = ()
-    """Which of them users added: the caller's own, and everybody's."""
+    """Entries that users registered: the caller's own, and everybody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRegistration(Strict):
-    """A model or server to be known by a name."""
+    """A model or server to register under a name."""
 
     name: str
-    """What queries will call it: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""
+    """Its name in queries: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""
     spec: dict[str, Any]
     """The fields of a catalogue file; for a model also a Hugging Face config.json's content."""
     shared: bool = False
-    """For everybody; administrators only. The operator's always are."""
+    """Register it for everybody; administrators only. The operator's registrations always are."""
 
 
-async def _body(request: Request) -> NewRegistration:
-    new: NewRegistration = await read_body(request, partial(schema.parse, NewRegistration))
-    return new
+NewBody = Annotated[NewRegistration, json_body(NewRegistration)]
 
 
-NewBody = Annotated[NewRegistration, Depends(_body)]
-Shared = Annotated[bool, Query(description="Everybody's, not one's own (administrators)")]
-Owner = Annotated[str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")]
+async def _owner(
+    principal: PrincipalDep,
+    shared: Annotated[bool, Query(description="Everybody's, not one's own (administrators)")] = False,
+    owner: Annotated[str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")] = None,
+) -> str | None:
+    return None if shared else owner or principal.owner
+
+
+OwnerDep = Annotated[str | None, Depends(_owner)]
 
 
 @router.get("/models")
@@ -95,39 +118,35 @@ def cluster(name: str, store: StoreDep) -> NodeType:
 @router.post(
     "/models",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body("NewRegistration", example=examples.MODEL),
+    openapi_extra=openapi.body(NewRegistration, example=MODEL_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
 def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
-    """Make a model known by a name, or replace one's own of this name. Searches already submitted keep what they named."""
+    """Register a model, or replace one's own of this name. Searches already submitted keep the earlier spec."""
     return _registered(new, store, kind="model", owner=None if new.shared else principal.owner)
 
 
 @router.post(
     "/clusters",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body("NewRegistration", example=examples.CLUSTER),
+    openapi_extra=openapi.body(NewRegistration, example=CLUSTER_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
 def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
-    """Make a server or cluster known by a name, or replace one's own of this name."""
+    """Register a server or cluster, or replace one's own of this name."""
     return _registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
 
 
 @router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_model(name: str, store: StoreDep, principal: PrincipalDep, shared: Shared = False, owner: Owner = None) -> Response:
-    """Forget a registered model; the catalogue's stay."""
-    store.remove_registration(kind="model", name=name, owner=None if shared else owner or principal.owner)
-    return Response(status_code=status.HTTP_204_NO_CONTENT)
+def remove_model(name: str, store: StoreDep, owner: OwnerDep) -> None:
+    """Remove a registered model; the catalogue's cannot be removed."""
+    store.remove_registration(kind="model", name=name, owner=owner)
 
 
 @router.delete("/clusters/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_cluster(
-    name: str, store: StoreDep, principal: PrincipalDep, shared: Shared = False, owner: Owner = None
-) -> Response:
-    """Forget a registered cluster; the catalogue's stay."""
-    store.remove_registration(kind="cluster", name=name, owner=None if shared else owner or principal.owner)
-    return Response(status_code=status.HTTP_204_NO_CONTENT)
+def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
+    """Remove a registered cluster; the catalogue's cannot be removed."""
+    store.remove_registration(kind="cluster", name=name, owner=owner)
 
 
 def _registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None) -> RegistrationView:

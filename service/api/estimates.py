@@ -1,48 +1,66 @@
-"""POST /v1/estimates and /v1/recommendations: answered at once, by the cost model and what was measured on the cluster."""
+"""Queries answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings and /v1/batch."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 from anyio import to_thread
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
-from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, estimate_answer, recommend_answer
-from service.api import examples, openapi
-from service.api.answers import json_response
-from service.api.dependencies import RecordedDep
-from service.api.queries import QueryBody
+from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, estimate_answer, recommend_answer
+from hp_tool.batch import answer_lines
+from hp_tool.budgets import parse_sizing, size_answer
+from hp_tool.domain import query as domain
+from hp_tool.domain.sizing import SizingAnswer, SizingQuery
+from hp_tool.queries.registered import names_registered, with_registered
+from service.api import openapi
+from service.api.bodies import json_response, read_body
+from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep
+from service.api.queries import QueryBody, read_query
+from service.api.streaming import stream_answers
 
 router = APIRouter(tags=["estimates"])
+EXAMPLE: dict[str, Any] = {
+    "kind": "training",
+    "model": "gpt-22b",
+    "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8},
+    "training": {"sequence_length": 2048, "global_batch_size": 4},
+    "parallel": {"tensor_parallel_size": 8, "micro_batch_size": 4, "recompute": "selective"},
+}
+SPACE_EXAMPLE = {name: part for name, part in EXAMPLE.items() if name != "parallel"}
+SIZING_EXAMPLE = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "days": 7.0}
 
 # One thread of each kind computes at a time: more of them take the interpreter and its caches from each other, and all end
-# later; a long ranking is not to hold up the short estimates.
+# later; a long ranking must not hold up the short estimates.
 ESTIMATES, RECOMMENDATIONS = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
 
 
 async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -> Response:
     def work() -> Response:
-        bounds.check()  # who waited for the turn may have gone meanwhile
+        bounds.check()  # the client may have hung up while it waited for its turn
         return json_response(make())
 
     return await to_thread.run_sync(work, limiter=limiter)
 
 
-@router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body("Query", example=examples.ESTIMATE))
-async def estimates(query: QueryBody, corrections: RecordedDep) -> Response:
+@router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
+async def estimates(query: QueryBody, calibrations: RecordedDep) -> Response:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
-    return await _in_turn(lambda: estimate_answer(query, corrections=corrections), ESTIMATES)
+    return await _in_turn(lambda: estimate_answer(query, calibrations=calibrations), ESTIMATES)
 
 
 @router.post(
-    "/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body("Query", example=examples.RECOMMENDATION)
+    "/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body(domain.Query, example=SPACE_EXAMPLE)
 )
 async def recommendations(
     query: QueryBody,
-    corrections: RecordedDep,
+    calibrations: RecordedDep,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
     pareto: Annotated[
         Front | None,
@@ -50,4 +68,37 @@ async def recommendations(
     ] = None,
 ) -> Response:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return await _in_turn(lambda: recommend_answer(query, top=top, corrections=corrections, pareto=pareto), RECOMMENDATIONS)
+    return await _in_turn(lambda: recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto), RECOMMENDATIONS)
+
+
+async def _sizing(request: Request, find: FindDep) -> SizingQuery:
+    query = await read_body(request, parse_sizing)
+    if names_registered(query):
+        query = await run_in_threadpool(with_registered, query, find=find)
+    return query
+
+
+@router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body(SizingQuery, example=SIZING_EXAMPLE))
+def sizings(query: Annotated[SizingQuery, Depends(_sizing)], calibrations: CalibrationsDep) -> Any:
+    """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
+    devices for a deadline.
+    """
+    return json_response(size_answer(query, calibrations=calibrations))
+
+
+@router.post(
+    "/batch",
+    response_class=StreamingResponse,
+    responses=openapi.answer_lines("One answer a line, in the order of the queries"),
+    openapi_extra=openapi.lines(example=EXAMPLE),
+)
+async def batch(
+    request: Request,
+    calibrations: CalibrationsDep,
+    find: FindDep,
+    task: Annotated[Task, Query(description="What to do with every line")] = "estimate",
+    top: Annotated[int, Query(ge=1, le=1000, description="recommend: rows per answer")] = 10,
+) -> StreamingResponse:
+    """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
+    read = functools.partial(read_query, find=find)
+    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, calibrations=calibrations))

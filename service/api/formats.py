@@ -10,17 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from hp_tool.exchange.exports import export
 from hp_tool.exchange.imports import Assessment, assess, detect, read_query
 from hp_tool.queries import schema
-from service.api import examples
-from service.api.answers import json_response
+from service.api.bodies import json_response
+from service.api.estimates import EXAMPLE
 
 router = APIRouter(tags=["formats"])
 MAX_LOG_CHARACTERS = 1_000_000
+EXPORT_EXAMPLE: dict[str, Any] = {"result": EXAMPLE, "format": "megatron-lm"}
+IMPORT_EXAMPLE: dict[str, Any] = {
+    "command": "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
+    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 "
+    "--tensor-model-parallel-size 2 --vocab-size 51200",
+    "num_gpus": 8,
+    "overrides": {"cluster.gpu": "a100-sxm-80gb"},
+}
 
 
 class ExportRequest(BaseModel):
     """A result or a query, and whose words it is wanted in."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": examples.EXPORT})
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": EXPORT_EXAMPLE})
 
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
@@ -40,7 +48,7 @@ class ExportAnswer(BaseModel):
 class ImportRequest(BaseModel):
     """A configuration as someone runs it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": examples.IMPORT})
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE})
 
     command: Annotated[str, Field(max_length=200_000)]
     """A Megatron-LM launch script, a torchtitan TOML or a DeepSpeed JSON file."""

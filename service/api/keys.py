@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, status
+from fastapi import APIRouter, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from hp_tool.domain.fields import Strict
-from hp_tool.queries import schema
 from service import keys
-from service.api import examples, openapi
-from service.api.bodies import read_body
+from service.api import openapi
+from service.api.bodies import json_body
 from service.api.dependencies import Cursor, SystemStoreDep
-from service.api.views import PageView
+from service.api.views import PageView, View
 
 router = APIRouter(tags=["administration"])
 
@@ -26,10 +24,10 @@ ScopeName = Literal["read", "submit", "admin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey(Strict):
-    """A key to be made."""
+    """The key to make."""
 
     owner: str
-    """Whose searches it sees and submits."""
+    """Owner of the searches that it sees and submits."""
     scope: ScopeName
     lifetime_s: float | None = None
     """Left out: it never expires."""
@@ -40,7 +38,7 @@ class NewKey(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyView:
+class KeyView(View):
     """A key without its secret."""
 
     id: str
@@ -54,24 +52,14 @@ class KeyView:
     expires_at: datetime | None
     revoked_at: datetime | None
 
-    @classmethod
-    def of(cls, record: KeyRecord, *, gpu_seconds_today: float | None = None) -> KeyView:
-        return cls(
-            id=record.id,
-            owner=record.owner,
-            scope=scope_name(record.scope),
-            requests_per_second=record.requests_per_second,
-            gpu_seconds_per_day=record.gpu_seconds_per_day,
-            gpu_seconds_today=gpu_seconds_today,
-            created_at=record.created_at,
-            expires_at=record.expires_at,
-            revoked_at=record.revoked_at,
-        )
+    @staticmethod
+    def computed(record: KeyRecord) -> dict[str, Any]:
+        return {"scope": scope_name(record.scope), "gpu_seconds_today": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """A new key, and the only time that its secret is seen."""
+    """A new key with its secret, which no later answer shows."""
 
     key: KeyView
     token: str
@@ -84,14 +72,12 @@ def scope_name(scope: Scope) -> ScopeName:
     return names[scope]
 
 
-async def _body(request: Request) -> NewKey:
-    new: NewKey = await read_body(request, partial(schema.parse, NewKey))
-    return new
+EXAMPLE = {"owner": "ada", "scope": "submit", "lifetime_s": 7_776_000.0, "gpu_seconds_per_day": 36_000.0}
 
 
-@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body("NewKey", example=examples.KEY))
-def create_key(new: Annotated[NewKey, Depends(_body)], store: SystemStoreDep) -> IssuedKey:
-    """Make a key; its secret is in this answer and nowhere else."""
+@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body(NewKey, example=EXAMPLE))
+def create_key(new: Annotated[NewKey, json_body(NewKey)], store: SystemStoreDep) -> IssuedKey:
+    """Make a key; only this answer holds its secret."""
     record, token = keys.issue(
         store=store,
         owner=new.owner,
@@ -111,19 +97,19 @@ def list_keys(
 ) -> PageView[KeyView]:
     """Newest first, revoked and expired ones too."""
     page = store.list_keys(limit=limit, cursor=cursor)
-    return PageView(items=[KeyView.of(record) for record in page.items], next_cursor=page.next_cursor)
+    return PageView.of(page, KeyView.of)
 
 
 @router.get("/keys/{key_id}")
 def get_key(key_id: str, store: SystemStoreDep) -> KeyView:
-    """One key, and what its searches used today."""
+    """One key, and the GPU-seconds its searches used today."""
     record = store.get_key(key_id=key_id)
     return KeyView.of(record, gpu_seconds_today=store.gpu_seconds_today(api_key_id=key_id))
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> KeyView:
-    """Make it worthless for ever; other processes of the service notice within seconds. Its searches go on."""
+    """Revoke the key for good; other processes of the service follow within seconds. Its searches go on."""
     record = await run_in_threadpool(store.revoke_key, key_id=key_id)
     request.app.state.keyring.forget(key_id)
     return KeyView.of(record)
@@ -136,6 +122,6 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Cursor = None,
 ) -> PageView[AuditRecord]:
-    """Who changed what, or was refused it; newest first."""
+    """Changes and refused requests, newest first."""
     page = store.audit(owner=owner, limit=limit, cursor=cursor)
     return PageView(items=list(page.items), next_cursor=page.next_cursor)

@@ -1,4 +1,4 @@
-"""Measurements: the list, and the door for real trainings to report their step times."""
+"""Measurements: the list, and reports of real trainings' step times."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.errors import HpToolError
-from hp_tool.learning import read_report
-from service.api import examples, openapi
+from hp_tool.learning import MeasurementReport, read_report
+from service.api import openapi
 from service.api.dependencies import FindDep, PagingDep, StoreDep
-from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.queries import resolve
+from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.streaming import stream_answers
 from service.api.views import MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
+EXAMPLE = {
+    "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
+    "parallel": {"tensor_parallel_size": 2},
+    "measurement": {"status": "ok", "step_s": 0.25},
+}
 
 
 async def _body(request: Request, find: FindDep) -> NewMeasurement:
@@ -37,7 +42,7 @@ async def _body(request: Request, find: FindDep) -> NewMeasurement:
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body("MeasurementReport", example=examples.MEASUREMENT),
+    openapi_extra=openapi.body(MeasurementReport, example=EXAMPLE),
     responses=openapi.conflict(KEY_REUSED),
 )
 def report(
@@ -52,8 +57,8 @@ def report(
 @router.post(
     "/bulk",
     response_class=StreamingResponse,
-    responses={200: {"description": "{status, id} or {status, error} a line, in order", "content": {NDJSON: {}}}},
-    openapi_extra=openapi.lines(example=examples.MEASUREMENT),
+    responses=openapi.answer_lines("{status, id} or {status, error} a line, in order"),
+    openapi_extra=openapi.lines(example=EXAMPLE),
 )
 async def report_many(
     request: Request, store: StoreDep, find: FindDep, idempotency_key: IdempotencyKey = None
@@ -89,7 +94,7 @@ def list_measurements(
     search_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PageView[MeasurementView]:
-    """Every filter given must hold."""
+    """Measurements that match all filters, newest first."""
     page = store.measurements(
         gpu=gpu,
         model=model,
@@ -100,4 +105,4 @@ def list_measurements(
         limit=limit,
         **asdict(paging),
     )
-    return PageView(items=[MeasurementView.of(record) for record in page.items], next_cursor=page.next_cursor)
+    return PageView.of(page, MeasurementView.of)

@@ -1,7 +1,7 @@
 """The API description: request bodies, the key, and every error that an operation may answer.
 
-Routes parse bodies themselves (strictly, naming the nearest key), so FastAPI knows nothing of their schemas; and the gate,
-not the routes, answers most errors. Both are added here, from the same dataclasses and by one rule for all operations.
+Routes parse bodies themselves (strictly, naming the nearest key), so FastAPI does not know their schemas; and the gate answers
+most errors, not the routes. This module adds both, from the same dataclasses and by one rule for all operations.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from service.api.ndjson import MEDIA_TYPE as NDJSON
 from service.api.problems import MEDIA_TYPE, Problem
+from service.api.views import NDJSON
 
 _REF = "#/components/schemas/{model}-Input"
+_BODIES: dict[str, type] = {}
+"""Types of the bodies that routes parse themselves, by name; filled where the routes are declared."""
 _METHODS = ("get", "put", "post", "delete", "patch")
 _KEY = "key"
 _UNGUARDED = ("/healthz", "/readyz")
@@ -29,9 +31,10 @@ _HEADERS: dict[int, dict[str, Any]] = {
 }
 
 
-def body(name: str, *, example: Mapping[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is the type that `install` is given under this name."""
-    content = {"schema": {"$ref": _REF.format(model=name)}, "example": example}
+def body(kind: type, *, example: Mapping[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route that parses a body of the type `kind` itself."""
+    _BODIES[kind.__name__] = kind
+    content = {"schema": {"$ref": _REF.format(model=kind.__name__)}, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
@@ -41,13 +44,18 @@ def lines(*, example: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"content": {NDJSON: content}}}
 
 
+def answer_lines(description: str) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route that answers NDJSON."""
+    return {200: {"description": description, "content": {NDJSON: {}}}}
+
+
 def conflict(description: str) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route that the stored state may forbid."""
     return {409: {"description": description}}
 
 
-def install(app: FastAPI, *, bodies: Mapping[str, type]) -> None:
-    """Make /openapi.json complete: `bodies` are the types that routes parse themselves, by name."""
+def install(app: FastAPI) -> None:
+    """Make /openapi.json complete."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -57,7 +65,7 @@ def install(app: FastAPI, *, bodies: Mapping[str, type]) -> None:
             for name in _FRAMEWORKS_OWN:
                 schemas.pop(name, None)
             schemas["Problem"] = Problem.model_json_schema()
-            for name, kind in bodies.items():
+            for name, kind in _BODIES.items():
                 definition = TypeAdapter(kind).json_schema(ref_template=_REF)
                 nested = definition.pop("$defs", {})
                 schemas.update({f"{key}-Input": value for key, value in {**nested, name: definition}.items()})
@@ -79,8 +87,8 @@ def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
     responses = operation["responses"]
     declared = [int(code) for code in responses if code.isdecimal() and int(code) >= HTTPStatus.BAD_REQUEST]
     for status in sorted({*declared, *_problems(operation, method=method, path=path)}):
-        said = responses.get(str(status), {})
-        known = said.get("description") if status != HTTPStatus.UNPROCESSABLE_ENTITY else None  # FastAPI's own says less
+        declaration = responses.get(str(status), {})
+        known = declaration.get("description") if status != HTTPStatus.UNPROCESSABLE_ENTITY else None  # FastAPI's own says less
         responses[str(status)] = {
             "description": known or HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},

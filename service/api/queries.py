@@ -1,5 +1,5 @@
-"""A query as strangers send it: parsed strictly, and kept from running the server's programs. That it opens no file of the
-server needs no check here: a name is a path for the command line and the Python API alone (hp_tool.domain.own_files).
+"""Queries as strangers send them: parsed strictly, and kept from running programs on the server. They cannot open its files
+either: a name is a path only for the command line and the Python API (hp_tool.domain.own_files).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.api.dependencies import FindDep
 
 
 def nothing(kind: RegistrationKind, name: str) -> JsonObject | None:
-    """`Find` where nobody registers anything."""
+    """A `Find` without registrations."""
     return None
 
 
@@ -41,7 +41,7 @@ def resolve(query: Query, *, find: Find) -> Query:
 
 
 def refuse_trainer(query: Query) -> None:
-    """A command is fine on one's own command line and not from afar."""
+    """Raise UnsupportedError where the query brings a command: only one's own command line may run those."""
     if query.trainer is not None:
         raise UnsupportedError(
             "a worker runs no commands that come with a query; run `hp-tool tune` yourself", field="trainer.command"
@@ -51,11 +51,11 @@ def refuse_trainer(query: Query) -> None:
 async def _body(request: Request, find: FindDep) -> Query:
     query = await read_body(request, schema.parse_query)
     if names_registered(query):
-        request.state.by_owner = True  # and so no answer for anyone else
+        request.state.by_owner = True  # so the answer is cached for nobody
         return await run_in_threadpool(resolve, query, find=find)
     refuse_trainer(query)
     return query
 
 
 QueryBody = Annotated[Query, Depends(_body)]
-"""The parsed body. Not left to FastAPI, whose parsing coerces and knows no nearest key."""
+"""The query in the body."""

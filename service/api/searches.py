@@ -1,32 +1,35 @@
-"""Searches: submit, list, look, steer, and the result."""
+"""Searches: submit, list, inspect, act on, and their results."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from hp_tool.domain import query as domain
 from hp_tool.domain.fields import Amount, Strict
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.query import Kind, Repetitions
-from hp_tool.domain.records import RunState, SearchRecord, SearchState
-from hp_tool.errors import InputError
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import EventRecord, RunState, SearchRecord, SearchState
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
-from service.api import examples, openapi, steering
-from service.api.answers import search_answer
-from service.api.bodies import read_body
+from service.api import openapi, search_actions
+from service.api.bodies import json_body
+from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
-from service.api.steering import Action, steer
-from service.api.trials import trials_of
-from service.api.views import PageView, SearchView, TrialsView, WebhookView
+from service.api.search_actions import MEANING, Action, apply_action
+from service.api.search_results import search_answer, trials_of
+from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, WebhookView
+from service.keys import Keyring
 from service.webhooks.policy import LONGEST_URL
 
 router = APIRouter(prefix="/searches", tags=["searches"])
@@ -36,13 +39,22 @@ IdempotencyKey = Annotated[
     Header(min_length=1, max_length=200, description="The same key and body again answer what the first did"),
 ]
 
+EXAMPLE: dict[str, Any] = {
+    "kind": "training",
+    "model": MODEL_EXAMPLE["spec"],
+    "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
+    "search": {"budget_runs": 4, "run_timeout_s": 120.0},
+}
+LARGEST_SEQ = 2**31 - 1
+"""The largest value of the database's column."""
 KEY_REUSED = "The Idempotency-Key came with another request before"
 
 
 @router.post(
     "",
     status_code=status.HTTP_202_ACCEPTED,
-    openapi_extra=openapi.body("Query", example=examples.SEARCH),
+    openapi_extra=openapi.body(domain.Query, example=EXAMPLE),
     responses=openapi.conflict(KEY_REUSED),
 )
 def submit(
@@ -53,16 +65,16 @@ def submit(
     idempotency_key: IdempotencyKey = None,
     priority: Annotated[int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")] = 0,
     webhook: Annotated[
-        str | None, Query(max_length=LONGEST_URL, description="https URL that is told, signed, when the search ends")
+        str | None, Query(max_length=LONGEST_URL, description="https URL that gets a signed message when the search ends")
     ] = None,
 ) -> SearchView:
-    """Queue a search; a worker runs it. `Location` is where to look."""
+    """Queue a search; a worker runs it. `Location` is its address."""
     if webhook is not None:
         if settings.webhooks is None:
-            mend = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
-            raise InputError(f"this service sends no webhooks; {mend}", field="webhook", code="webhooks_disabled")
+            fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
+            raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
-    resolve_search(query)  # unknown names and what is not modelled or run are told now, while the sender listens
+    resolve_search(query)  # refuses unknown names and what is not modelled now, rather than in a worker later
     record = store.create_search(
         query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
     )
@@ -74,45 +86,40 @@ def list_searches(
     store: StoreDep,
     paging: PagingDep,
     state: SearchState | None = None,
-    owner: Annotated[str | None, Query(max_length=200, description="Whose (administrators; others see their own)")] = None,
-    kind: Annotated[Kind | None, Query(description="What they search for a way to do")] = None,
-    model: Annotated[str | None, Query(max_length=200, description="Of this model, as the query names it")] = None,
+    owner: Annotated[str | None, Query(max_length=200, description="Owner (administrators; others see their own)")] = None,
+    kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
+    model: Annotated[str | None, Query(max_length=200, description="Model, as the query names it")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
-    """Every filter given must hold."""
+    """Searches that match all filters, newest first."""
     page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
-    return PageView(items=[SearchView.of(record) for record in page.items], next_cursor=page.next_cursor)
+    return PageView.of(page, SearchView.of)
 
 
 @router.get("/{search_id}")
 def get_search(search_id: str, store: StoreDep) -> SearchView:
-    """Where one search stands."""
+    """One search and its state."""
     return SearchView.of(store.get_search(search_id=search_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChange(Strict):
-    """What a search may spend from now on; what is left out stays as it is."""
+    """New budget of a search; a field that is left out stays as it is."""
 
-    budget_runs: Repetitions | None = None
-    """Maximum number of profile runs, finished ones included."""
+    budget_runs: domain.Repetitions | None = None
+    """Maximum profile runs, those already done included."""
     budget_gpu_seconds: Amount | None = None
-    """Maximum device seconds of profile runs, spent ones included."""
-
-
-async def _budget(request: Request) -> BudgetChange:
-    change: BudgetChange = await read_body(request, partial(schema.parse, BudgetChange))
-    return change
+    """Maximum device seconds of profile runs, those already spent included."""
 
 
 @router.patch(
     "/{search_id}",
-    openapi_extra=openapi.body("BudgetChange", example=examples.BUDGET),
+    openapi_extra=openapi.body(BudgetChange, example={"budget_runs": 8}),
     responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
 )
-def change_budget(search_id: str, change: Annotated[BudgetChange, Depends(_budget)], store: StoreDep) -> SearchView:
-    """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
-    return SearchView.of(steering.change_budget(store, search_id=search_id, **asdict(change)))
+def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
+    """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
+    return SearchView.of(search_actions.change_budget(store, search_id=search_id, **asdict(change)))
 
 
 @router.get("/{search_id}/trials")
@@ -124,7 +131,7 @@ def get_trials(
     status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """Its profile runs: predicted before, predicted after calibration, measured. Every filter given must hold."""
+    """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **asdict(paging))
     return TrialsView(
@@ -134,7 +141,7 @@ def get_trials(
 
 @router.get("/{search_id}/webhook")
 def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
-    """Whether its end was told to the URL that it was submitted with; 404 where it was submitted with none."""
+    """State of the search's webhook; 404 where it was submitted without one."""
     return WebhookView.of(store.get_webhook(search_id=search_id))
 
 
@@ -144,7 +151,7 @@ async def get_result(
     store: StoreDep,
     settings: SettingsDep,
     response: Response,
-    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, this long at most")] = 0.0,
+    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, at most this long")] = 0.0,
 ) -> Any:
     """{id, status, recommendations, space, rejections, search}, or status error; 202 with the search while it has not ended."""
     deadline = time.monotonic() + min(wait_s, settings.max_wait_s)
@@ -160,20 +167,71 @@ async def get_result(
         await anyio.sleep(min(settings.poll_s, left))
 
 
+def start_of(
+    store: StoreDep,
+    search_id: str,
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[int, Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins")] = 0,
+) -> int:
+    """The seq after which the stream begins; checked before it does, while an error can still be answered as one."""
+    store.get_search(search_id=search_id)
+    if last_event_id is None:
+        return after
+    if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > LARGEST_SEQ:
+        raise InputError(f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream", field="Last-Event-ID")
+    return int(last_event_id)
+
+
+@router.get("/{search_id}/events", response_class=EventSourceResponse)
+async def events(
+    request: Request, search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
+    seen = start
+    while await _is_still_allowed(request):
+        state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+        for record in records:
+            seen = record.seq
+            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+        if records:
+            continue
+        if state.ended:
+            yield ServerSentEvent(event=STREAM_END, data={"state": state})
+            return
+        await anyio.sleep(settings.poll_s)
+
+
+async def _is_still_allowed(request: Request) -> bool:
+    """Whether the key that opened the stream is still valid. If not, the stream is closed, and a new one is refused."""
+    keyring: Keyring = request.app.state.keyring
+    try:
+        await keyring.principal(request.headers)
+    except HpToolError:
+        return False
+    return True
+
+
+def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchState, list[EventRecord]]:
+    # State first: events that were committed with the end are then surely in the list.
+    state = store.get_search(search_id=search_id).state
+    return state, store.events(search_id=search_id, after=after)
+
+
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=Action.CLONE.meaning,
+    description=MEANING[Action.CLONE],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-    record = steer(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
+    record = apply_action(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 
 def _route(action: Action) -> Callable[..., SearchView]:
     def act(search_id: str, store: StoreDep) -> SearchView:
-        return SearchView.of(steer(store, search_id=search_id, action=action))
+        return SearchView.of(apply_action(store, search_id=search_id, action=action))
 
     return act
 
@@ -184,7 +242,7 @@ for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they 
         _route(_action),
         methods=["POST"],
         name=str(_action),
-        description=_action.meaning,
+        description=MEANING[_action],
         responses=openapi.conflict("The search's state does not allow it"),
     )
 

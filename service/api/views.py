@@ -1,30 +1,48 @@
-"""What the API answers with: typed views over the store's records. Knows no web framework; the client reads them too."""
+"""The API's answers: typed views of the store's records. They need no web framework, for the clients read them too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Measurement
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import (
     CalibrationRecord,
-    EventRecord,
-    MeasurementRecord,
     MeasurementSource,
+    Page,
     RegistrationKind,
-    RegistrationRecord,
     RunRecord,
     RunState,
     SearchRecord,
     SearchState,
 )
+from hp_tool.domain.serving import Configuration
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 T = TypeVar("T")
+NDJSON = "application/x-ndjson"
 STREAM_END = "end"
 """Name of an event stream's last event: the search has ended and nothing will follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A record as the API shows it: its fields of the same names, and those that the view computes."""
+
+    @classmethod
+    def of(cls, *records: Any, **more: Any) -> Self:
+        """The view of `records`, each field from the first one that has it; `more`: fields that none of them has."""
+        values = cls.computed(records[0]) | more
+        for record in records:
+            values = {each.name: getattr(record, each.name) for each in fields(cls) if hasattr(record, each.name)} | values
+        return cls(**values)
+
+    @staticmethod
+    def computed(record: Any) -> dict[str, Any]:
+        """The fields that differ from the record's, or that it has not."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +53,29 @@ class PageView(Generic[T]):
     next_cursor: str | None
     """Give it as `cursor` to get what follows; None on the last page."""
 
+    @classmethod
+    def of(cls, page: Page[Any], view: Callable[[Any], T]) -> PageView[T]:
+        """A page of records as a page of views."""
+        return PageView(items=[view(record) for record in page.items], next_cursor=page.next_cursor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchView:
-    """One search: what was asked, where it stands, what it has cost."""
+class SearchView(View):
+    """One search: its query, its state and its cost."""
 
     id: str
     state: SearchState
     requested: Literal["cancel", "pause"] | None
-    """What its worker was asked to do and has not yet done."""
+    """Action that the worker has yet to carry out."""
     owner: str | None
-    """Whose key submitted it; None: the operator's, or no key was asked for."""
+    """Owner of the key that submitted it; None: the operator, or the service needs no key."""
     query: dict[str, Any]
     progress: dict[str, Any]
-    """Counts and the best so far, as the coordinator last said them."""
+    """Counts and the best so far, as the coordinator last reported them."""
     summary: dict[str, Any] | None
-    """What it cost in the end; None before that, and in lists."""
+    """Its final cost; None before the end, and in lists."""
     worker: str | None
-    """Who works on it: host and process."""
+    """Host and process of the worker that runs it."""
     error: dict[str, Any] | None
     """{code, message, field} of a failed search."""
     stopped_because: str | None
@@ -60,27 +83,16 @@ class SearchView:
     started_at: datetime | None
     finished_at: datetime | None
 
-    @classmethod
-    def of(cls, record: SearchRecord) -> SearchView:
-        return cls(
-            id=record.id,
-            state=record.state,
-            requested=record.requested,
-            owner=record.owner,
-            query=record.query,
-            progress=record.progress,
-            summary=(record.result or {}).get("search"),
-            worker=record.lease.holder if record.lease else None,
-            error=record.error,
-            stopped_because=record.stopped_because,
-            created_at=record.created_at,
-            started_at=record.started_at,
-            finished_at=record.finished_at,
-        )
+    @staticmethod
+    def computed(record: SearchRecord) -> dict[str, Any]:
+        return {
+            "summary": (record.result or {}).get("search"),
+            "worker": record.lease.holder if record.lease else None,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialView:
+class TrialView(View):
     """One profile run: predicted before, predicted after calibration and measured, side by side."""
 
     run_id: str
@@ -88,12 +100,12 @@ class TrialView:
     """0-based, in order of intent."""
     attempt: int
     state: RunState
-    parallel: ParallelConfig
+    parallel: Configuration
     fidelity: Fidelity
     predicted: dict[str, Any]
-    """Before the run."""
+    """Prediction before the run."""
     calibrated: dict[str, Any] | None
-    """After the search's measurements were learnt from; None until it has ended."""
+    """Prediction after calibration with the search's measurements; None until the search has ended."""
     measurement: Measurement | None
     measurement_id: str | None
     gpu_seconds: float | None
@@ -103,30 +115,14 @@ class TrialView:
     submitted_at: datetime | None
     finished_at: datetime | None
 
-    @classmethod
-    def of(cls, run: RunRecord, *, calibrated: dict[str, Any] | None) -> TrialView:
-        return cls(
-            run_id=run.id,
-            number=run.number,
-            attempt=run.attempt,
-            state=run.state,
-            parallel=run.parallel,
-            fidelity=run.fidelity,
-            predicted=run.predicted,
-            calibrated=calibrated,
-            measurement=run.measurement,
-            measurement_id=run.measurement_id,
-            gpu_seconds=run.gpu_seconds,
-            cause=run.cause,
-            created_at=run.created_at,
-            submitted_at=run.submitted_at,
-            finished_at=run.finished_at,
-        )
+    @staticmethod
+    def computed(record: RunRecord) -> dict[str, Any]:
+        return {"run_id": record.id}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsView:
-    """Trials of a search, in order of intent unless asked otherwise."""
+    """Trials of a search, in order of intent by default."""
 
     search_id: str
     state: SearchState
@@ -136,50 +132,39 @@ class TrialsView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookView:
-    """How far the telling of a search's end has come."""
+class WebhookView(View):
+    """State of the webhook of one search."""
 
     search_id: str
     url: str
     state: WebhookState
     attempts: int
-    """Begun so far, since the search last ended."""
+    """Attempts begun since the search last ended."""
     next_attempt_at: datetime | None
-    """At the earliest; None once it is delivered or given up."""
+    """Earliest time of the next attempt; None once delivered or given up."""
     last_error: str | None
     """Why the last attempt failed."""
     delivered_at: datetime | None
 
-    @classmethod
-    def of(cls, record: WebhookRecord) -> WebhookView:
-        return cls(
-            search_id=record.search_id,
-            url=record.url,
-            state=record.state,
-            attempts=record.attempts,
-            next_attempt_at=record.next_attempt_at if record.state is WebhookState.PENDING else None,
-            last_error=record.last_error,
-            delivered_at=record.delivered_at,
-        )
+    @staticmethod
+    def computed(record: WebhookRecord) -> dict[str, Any]:
+        pending = record.state is WebhookState.PENDING
+        return {"next_attempt_at": record.next_attempt_at if pending else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventView:
-    """One thing that happened to a search; `seq` is the event stream's id."""
+class EventView(View):
+    """One event of a search; `seq` is its id in the event stream."""
 
     seq: int
     kind: str
     payload: dict[str, Any]
     at: datetime
 
-    @classmethod
-    def of(cls, record: EventRecord) -> EventView:
-        return cls(seq=record.seq, kind=record.kind, payload=record.payload, at=record.at)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementView:
-    """A stored measurement and what it was measured on."""
+class MeasurementView(View):
+    """A stored measurement, and the query and configuration it belongs to."""
 
     id: str
     source: MeasurementSource
@@ -188,33 +173,16 @@ class MeasurementView:
     framework: str
     model: str
     query: dict[str, Any]
-    parallel: ParallelConfig
+    parallel: Configuration
     predicted: dict[str, Any]
     measurement: Measurement
     search_id: str | None
     created_at: datetime
 
-    @classmethod
-    def of(cls, record: MeasurementRecord) -> MeasurementView:
-        return cls(
-            id=record.id,
-            source=record.source,
-            trust=record.trust,
-            gpu=record.gpu,
-            framework=record.framework,
-            model=record.model,
-            query=record.query,
-            parallel=record.parallel,
-            predicted=record.predicted,
-            measurement=record.measurement,
-            search_id=record.search_id,
-            created_at=record.created_at,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationView:
-    """One version of what was learnt about a cluster, its software and a family of models; never changed."""
+class CalibrationView(View):
+    """One version of the calibration of a cluster, its software and a family of models; immutable."""
 
     id: str
     version: int
@@ -224,32 +192,21 @@ class CalibrationView:
     """dense or moe; empty: all families."""
     num_measurements: int
     measurement_ids: list[str]
-    """Which measurements made it."""
+    """The measurements it was fitted to."""
     summary: dict[str, Any]
-    """Factors by group of parts, overheads, and the error that remains."""
+    """Factors by group of parts, overheads, and the remaining error."""
     accuracy: dict[str, Any]
     """Median error of step time: error_before of the cost model alone, error_after on measurements a fit did not see."""
     created_at: datetime
 
-    @classmethod
-    def of(cls, record: CalibrationRecord) -> CalibrationView:
-        payload = record.payload
-        return cls(
-            id=record.id,
-            version=record.version,
-            cluster_key=record.cluster_key,
-            framework=record.framework,
-            model_family=record.model_family,
-            num_measurements=record.num_measurements,
-            measurement_ids=payload.get("measurement_ids", []),
-            summary=payload.get("summary", {}),
-            accuracy=payload.get("accuracy", {}),
-            created_at=record.created_at,
-        )
+    @staticmethod
+    def computed(record: CalibrationRecord) -> dict[str, Any]:
+        empty: dict[str, Any] = {"measurement_ids": [], "summary": {}, "accuracy": {}}
+        return {name: record.payload.get(name, default) for name, default in empty.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegistrationView:
+class RegistrationView(View):
     """A model or server under a name that queries may use."""
 
     kind: RegistrationKind
@@ -257,17 +214,6 @@ class RegistrationView:
     owner: str | None
     """None: everybody's."""
     spec: dict[str, Any]
-    """As it was sent."""
+    """As submitted."""
     created_at: datetime
     updated_at: datetime
-
-    @classmethod
-    def of(cls, record: RegistrationRecord) -> RegistrationView:
-        return cls(
-            kind=record.kind,
-            name=record.name,
-            owner=record.owner,
-            spec=record.spec,
-            created_at=record.created_at,
-            updated_at=record.updated_at,
-        )

@@ -1,19 +1,22 @@
-"""From a search's runs to the columns that its charts and its table show."""
+"""Runs of a search in columns, as its charts and its table show them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
+from hp_tool.domain.serving import Configuration
 from hp_tool.errors import HpToolError
-from hp_tool.search.serving import Latencies
-from service.api.trials import calibrated_predictions, stored_parallel
-from service.dashboard.contexts import Axis, AxisValue, ServingColumns, Tone, TrialTable
-from service.dashboard.replicas import ServingRuns, quantity, run_words, serves
+from hp_tool.store.columns import decode_configuration
+from service.api.search_results import calibrated_predictions
+from service.dashboard.contexts import Quantity, Tone
+from service.dashboard.serving_runs import misses, predicted_costs, quantity, serves, targets_of, words
 
+AxisValue = int | str | bool
 TONES: dict[str, Tone] = {
     "intended": "",
     "submitted": "busy",
@@ -39,17 +42,80 @@ AXES = {
     "data_parallel_shard_size": "Shard group",
     "pipeline_schedule": "Schedule",
 }
-"""What is shown of `parallel`, where trials differ on it."""
-SERVING_AXES = {"tensor_parallel_size": "TP", "micro_batch_size": "Requests at once"}
-"""The same of a replica, which a run stores in training's words."""
+"""Labels of the fields of `parallel` that become axes if trials differ in them."""
+SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}
+"""The same for a serving search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A setting in which the trials differ."""
+
+    name: str
+    """Field of `parallel`."""
+    label: str
+    values: tuple[AxisValue, ...]
+    """One per trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingColumns:
+    """Figures of requests under the full load, one per trial of a serving search; unknown ones are None."""
+
+    targets: dict[str, float]
+    """Maximum seconds by latency: ttft_s, tpot_s, request_latency_s."""
+    ttft_s: tuple[float | None, ...]
+    """Measured, as all that are not called predicted."""
+    tpot_s: tuple[float | None, ...]
+    request_latency_s: tuple[float | None, ...]
+    misses: tuple[tuple[str, ...], ...]
+    """Targets that its measurement misses, in words."""
+    predicted_ttft_s: tuple[float | None, ...]
+    """By the cost model, before calibration."""
+    predicted_tpot_s: tuple[float | None, ...]
+    predicted_tokens_per_second_per_gpu: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTable:
+    """Profile runs of a search in columns, which are small to send and quick to filter; unknown figures are None."""
+
+    quantity: Quantity
+    axes: tuple[Axis, ...]
+    tones: dict[str, Tone]
+    """By state."""
+    best: int | None
+    """Index of the best configuration's trial."""
+    run_id: tuple[str, ...]
+    number: tuple[int, ...]
+    arithmetic: tuple[str, ...]
+    details: tuple[str, ...]
+    state: tuple[str, ...]
+    cause: tuple[str | None, ...]
+    predicted_step_s: tuple[float | None, ...]
+    """By the cost model, before calibration. This and every `step_s` is the time that `quantity` names."""
+    calibrated_step_s: tuple[float | None, ...]
+    """By the calibration at the time the run was chosen if that was stored, else by the search's last one."""
+    calibrated_low_s: tuple[float | None, ...]
+    calibrated_high_s: tuple[float | None, ...]
+    measured_step_s: tuple[float | None, ...]
+    reduced: tuple[bool, ...]
+    """Extrapolated from a reduced run."""
+    tokens_per_second_per_gpu: tuple[float | None, ...]
+    peak_memory_bytes: tuple[int | None, ...]
+    predicted_memory_bytes: tuple[float | None, ...]
+    serving: ServingColumns | None = None
+    """None for a training search."""
+    logs: dict[str, str] | None = None
+    """Ends of logs by run, for a report in one file; None if the server can be asked for them."""
 
 
 def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None) -> TrialTable:
-    """All runs of a search, in order of intent."""
-    # Of a way to serve the result holds measured latencies in place of what was expected of them.
-    learnt = {} if serves(record.query) else calibrated_predictions(record)
-    calibrated = [_calibrated(run, learnt.get(run.parallel)) for run in runs]
-    arithmetic, details = run_words(record.query, [run.parallel for run in runs])
+    """All runs of a search, in the order in which they were chosen."""
+    # In the result of a serving search, measured latencies replace the calibrated ones.
+    predictions = {} if serves(record.query) else calibrated_predictions(record)
+    calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
+    worded = [words(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
         axes=_axes(runs, SERVING_AXES if serves(record.query) else AXES),
@@ -57,15 +123,15 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         best=_best(record, runs),
         run_id=tuple(run.id for run in runs),
         number=tuple(run.number for run in runs),
-        arithmetic=tuple(arithmetic),
-        details=tuple(details),
+        arithmetic=tuple(arithmetic for arithmetic, _ in worded),
+        details=tuple(details for _, details in worded),
         state=tuple(run.status or str(run.state) for run in runs),
         cause=tuple(run.cause for run in runs),
         predicted_step_s=tuple(run.predicted_step_s for run in runs),
         calibrated_step_s=tuple(step_s for step_s, _, _ in calibrated),
         calibrated_low_s=tuple(low for _, low, _ in calibrated),
         calibrated_high_s=tuple(high for _, _, high in calibrated),
-        measured_step_s=tuple(run.known_step_s for run in runs),
+        measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
         tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
         peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),
@@ -75,54 +141,45 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     )
 
 
-def _calibrated(run: RunFigures, learnt: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
-    """Seconds and their interval."""
-    if run.expected_step_s is not None or learnt is None:
+def _calibrated(run: RunFigures, prediction: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
+    """Calibrated seconds with the ends of their interval."""
+    if run.expected_step_s is not None or prediction is None:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
-    low, high = learnt.get("step_s_interval") or (None, None)
-    return learnt.get("step_s"), low, high
+    low, high = prediction.get("step_s_interval") or (None, None)
+    return prediction.get("step_s"), low, high
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
-    """The run that the search itself calls the best: while it runs by id, in its result by configuration."""
+    """Index of the search's best run: until it has ended by the run's id, then by the recommended configuration."""
     rows = (record.result or {}).get("recommendations") or ()
     if not rows:
         best_run = record.progress.get("best_run_id")
         return next((index for index, run in enumerate(runs) if run.id == best_run), None)
     if not rows[0].get("measurement"):
         return None
-    chosen = stored_parallel(rows[0]["parallel"])
+    chosen = decode_configuration(rows[0]["parallel"])
     measured = [index for index, run in enumerate(runs) if run.parallel == chosen and run.status == "ok"]
     return min(measured, key=lambda index: (not runs[index].fidelity.is_whole, -index), default=None)
 
 
 def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
-    nothing: tuple[float | None, ...] = (None,) * len(runs)
-    columns = dict.fromkeys(("predicted_ttft_s", "predicted_tpot_s", "predicted_tokens_per_second_per_gpu"), nothing)
-    seen: list[Latencies | None] = [None] * len(runs)
-    misses: tuple[tuple[str, ...], ...] = ((),) * len(runs)
-    targets: dict[str, float] = {}
+    targets, latencies = targets_of(query), [run.latencies for run in runs]
+    predicted: dict[str, tuple[float | None, ...]]
+    names = ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
     try:
-        asked = ServingRuns.of(query)
-    except HpToolError:  # a query of another version: what was stored of its runs stands in the other columns
-        asked = None
-    if asked is not None and runs:
-        costs = asked.predicted([run.parallel for run in runs])
-        columns = {
-            "predicted_ttft_s": _floats(costs.ttft_s),
-            "predicted_tpot_s": _floats(costs.tpot_s),
-            "predicted_tokens_per_second_per_gpu": _floats(costs.output_tokens_per_second_per_gpu),
-        }
-        seen = [asked.seen(run.served, run.parallel) if run.status == "ok" and run.served else None for run in runs]
-        misses = tuple(() if each is None else asked.misses(each) for each in seen)
-        targets = asked.targets
+        costs = predicted_costs(query, [run.parallel for run in runs])
+        predicted = {name: _floats(getattr(costs, name)) for name in names}
+    except HpToolError:  # a query of another version: only stored values are shown
+        predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
         targets=targets,
-        misses=misses,
-        ttft_s=tuple(None if each is None else each.ttft_s for each in seen),
-        tpot_s=tuple(None if each is None else each.tpot_s for each in seen),
-        request_latency_s=tuple(None if each is None else each.request_latency_s for each in seen),
-        **columns,
+        misses=tuple(misses(each, targets=targets) if each else () for each in latencies),
+        ttft_s=tuple(each.ttft_s if each else None for each in latencies),
+        tpot_s=tuple(each.tpot_s if each else None for each in latencies),
+        request_latency_s=tuple(each.request_latency_s if each else None for each in latencies),
+        predicted_ttft_s=predicted["ttft_s"],
+        predicted_tpot_s=predicted["tpot_s"],
+        predicted_tokens_per_second_per_gpu=predicted["output_tokens_per_second_per_gpu"],
     )
 
 
@@ -135,7 +192,7 @@ def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, 
     return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
 
 
-def _value(parallel: ParallelConfig, name: str) -> AxisValue:
+def _value(parallel: Configuration, name: str) -> AxisValue:
     value = getattr(parallel, name)
     if name == "recompute":
         return recompute_name(value)

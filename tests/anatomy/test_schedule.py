@@ -10,8 +10,8 @@ from hp_tool import anatomy
 from hp_tool.anatomy.schedule import MAX_RANKS
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
+from hp_tool.training import estimate
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate
 
 
 def drawn(*, batch: int, gpus: int = 512, **parallel: Any) -> tuple[anatomy.Schedule | None, Estimate, float]:
@@ -25,7 +25,7 @@ def drawn(*, batch: int, gpus: int = 512, **parallel: Any) -> tuple[anatomy.Sche
             "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "recompute": "selective"} | parallel,
         }
     )
-    problem, found = resolve_training(query), estimate(query=query, with_mends=False)
+    problem, found = resolve_training(query), estimate(query=query, with_fixes=False)
     assert found.time is not None and found.parallel is not None
     schedule = anatomy.schedule(
         problem=problem, config=found.parallel, each=anatomy.stages(problem=problem, config=found.parallel)

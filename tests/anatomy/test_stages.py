@@ -9,8 +9,8 @@ import pytest
 from hp_tool import anatomy
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
+from hp_tool.training import estimate
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.recommend import estimate
 
 GPT = {
     "kind": "training",
@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def looked_into(case: str) -> tuple[TrainingProblem, Estimate, tuple[anatomy.StageAnatomy, ...]]:
     query = parse_query(GPT | CASES[case])
-    problem, found = resolve_training(query), estimate(query=query, with_mends=False)
+    problem, found = resolve_training(query), estimate(query=query, with_fixes=False)
     assert found.parallel is not None and found.memory is not None
     return problem, found, anatomy.stages(problem=problem, config=found.parallel)
 

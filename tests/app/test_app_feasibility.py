@@ -11,7 +11,7 @@ from hp_tool.cost.legality import REASONS
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from hp_tool.units import gib
 
 BASE: dict[str, Any] = {

@@ -12,9 +12,9 @@ from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.space.enumerate import CHUNK
+from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.rank import cost_space
-from hp_tool.training.recommend import config_query, estimate, recommend
 
 EVERY_RECOMPUTATION = [
     "none",
@@ -179,7 +179,7 @@ def test_a_layout_narrows_the_axes_and_stands_in_each_answer() -> None:
     }
     assert sizes == {(4, 1), (2, 2)}
     for one in result.recommendations[:3]:
-        found = estimate(query=parse_query(query | {"parallel": to_dict(one.parallel)}), with_mends=False)
+        found = estimate(query=parse_query(query | {"parallel": to_dict(one.parallel)}), with_fixes=False)
         assert found.parallel == one.parallel and one.parallel.pipeline_layout == layout
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
 
@@ -198,7 +198,7 @@ def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_agai
     assert best
     for one in best:
         again = query | {"parallel": to_dict(one.parallel)}
-        found = estimate(query=parse_query(again), with_mends=False)
+        found = estimate(query=parse_query(again), with_fixes=False)
         assert found.parallel == one.parallel == one.estimate.parallel
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
         assert to_dict(one.parallel)["hierarchical_context_parallel_sizes"] == [4, 2]

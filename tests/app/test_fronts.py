@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import answers
+from hp_tool import answers, training
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 from hp_tool.training.pareto import device_counts
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.rank import cost_space
@@ -34,7 +33,7 @@ def best_by_count() -> dict[int, float]:
     for count in (1, 2, 4, *range(8, NUM_GPUS + 1, 8)):
         per_node = min(count, 8)
         asked = query(cluster={"gpu": "h100-sxm-80gb", "num_gpus": count, "gpus_per_node": per_node})
-        best = app.recommend(query=asked, top=1).recommendations
+        best = training.recommend(query=asked, top=1).recommendations
         if best:
             found[count] = best[0].estimate.time.step_s
     return found
@@ -45,7 +44,7 @@ def test_the_front_against_devices_is_that_of_every_count():
     for count, step_s in best_by_count().items():
         if step_s < best_s:
             truth[count], best_s = step_s, step_s
-    front = app.pareto(query=query(), against="gpus")
+    front = training.pareto_front(query=query(), against="gpus")
     assert {row.estimate.provenance["num_gpus"]: row.estimate.time.step_s for row in front} == pytest.approx(truth)
     assert [row.rank for row in front] == list(range(1, len(front) + 1))
     assert len(front) > 2
@@ -53,13 +52,13 @@ def test_the_front_against_devices_is_that_of_every_count():
 
 def test_min_gpus_is_the_first_count_that_meets_the_deadline():
     """24 of 48 devices are not half of a half: every count is tried."""
-    front = app.pareto(query=query(), against="gpus")
+    front = training.pareto_front(query=query(), against="gpus")
     for row in front[1:]:
         asked = query(objective="min_gpus", constraints={"max_days": row.estimate.days * 1.0001})
-        found = app.recommend(query=asked, top=1).recommendations[0]
+        found = training.recommend(query=asked, top=1).recommendations[0]
         assert found.estimate.provenance["num_gpus"] == row.estimate.provenance["num_gpus"]
     impossible = query(objective="min_gpus", constraints={"max_days": front[-1].estimate.days / 50})
-    assert app.recommend(query=impossible).recommendations == ()
+    assert training.recommend(query=impossible).recommendations == ()
 
 
 def test_the_front_against_memory_holds_what_nothing_beats_in_both():
@@ -72,9 +71,9 @@ def test_the_front_against_memory_holds_what_nothing_beats_in_both():
         if size < least:
             truth.append((step_s, size))
             least = size
-    front = app.pareto(query=asked, against="memory")
+    front = training.pareto_front(query=asked, against="memory")
     np.testing.assert_allclose([(row.estimate.time.step_s, row.estimate.memory.total_bytes) for row in front], truth)
-    assert app.recommend(query=asked, top=1).recommendations[0].estimate.time.step_s == front[0].estimate.time.step_s
+    assert training.recommend(query=asked, top=1).recommendations[0].estimate.time.step_s == front[0].estimate.time.step_s
 
 
 def test_counts_can_be_filled_and_are_whole_nodes_or_shares_of_one():

@@ -9,9 +9,9 @@ import numpy as np
 
 from hp_tool.domain.query import Query
 from hp_tool.queries.schema import parse_query
+from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.rank import cost_space
-from hp_tool.training.recommend import config_query, estimate, recommend
 
 
 def query(*, model: str, num_gpus: int, training: dict[str, Any] | None = None, **change: Any) -> Query:
@@ -54,7 +54,7 @@ def test_the_nearest_misses_lack_least() -> None:
     for row in found.nearest_misses:
         assert not row.estimate.feasible
         assert [reason.code for reason in row.estimate.reasons] == ["memory"]
-        alone = estimate(query=replace(asked, parallel=config_query(row.parallel)), with_mends=False)
+        alone = estimate(query=replace(asked, parallel=config_query(row.parallel)), with_fixes=False)
         assert alone.memory is not None and row.estimate.memory is not None
         assert np.isclose(alone.memory.total_bytes, row.estimate.memory.total_bytes, rtol=1e-12)
 

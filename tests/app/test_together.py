@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hp_tool.batch import LEAST, answer_line, answer_lines, costed_together
+from hp_tool.batch import MIN_ARRAY, answer_line, answer_lines, cost_together
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from hp_tool.training.evaluate import single
+from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import TrainingProblem
 
 DENSE: dict[str, Any] = {
@@ -49,7 +49,7 @@ def test_each_gets_what_it_gets_alone(name: str) -> None:
     lines = lines_of(PROBLEMS[name])
     answers = answer_lines(lines, task="estimate", top=1)
     assert answers == alone(lines)
-    assert sum('"memory":{' in answer for answer in answers) >= LEAST  # so they were costed together
+    assert sum('"memory":{' in answer for answer in answers) >= MIN_ARRAY  # so they were costed together
 
 
 def test_of_many_problems_and_mistakes_each_gets_its_own() -> None:
@@ -66,13 +66,13 @@ def test_queries_that_differ_in_more_than_their_configuration_are_not_costed_tog
         queries = [
             schema.parse_query(problem | {"parallel": {"tensor_parallel_size": t}}) for t in (1, 2) for problem in problems * 3
         ]
-        return [row is not None for row in costed_together([single(query) for query in queries])]
+        return [each.row is not None for each in cost_together([resolve_configuration(query) for query in queries])]
 
     longer = DENSE | {"training": DENSE["training"] | {"sequence_length": 4096}}
     ordered = DENSE | {"parallel": {"rank_order": "tp-cp-ep-pp-dp"}}
     assert places(DENSE, DENSE) == [True] * 12
     assert places(DENSE, longer) == [False] * 12
-    keys = [single(schema.parse_query(query)).costed_with() for query in (DENSE, DENSE | {"id": "a"}, ordered)]
+    keys = [resolve_configuration(schema.parse_query(query)).problem_key() for query in (DENSE, DENSE | {"id": "a"}, ordered)]
     assert keys[0] == keys[1] != keys[2]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import hp_tool as python
-from hp_tool import schema
 from hp_tool.errors import InputError
+from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from tests.tuning.cpu_engine import CpuEngine

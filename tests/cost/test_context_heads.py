@@ -10,7 +10,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import estimate, recommend
+from hp_tool.training import estimate, recommend
 
 REASON = "context_heads_not_divisible"
 
@@ -43,7 +43,7 @@ def test_heads_of_a_rank_must_divide(t: int, c: int, kind: Any, levels: tuple[in
         tensor_parallel_size=t, context_parallel_size=c, context_parallel_communication=kind,
         hierarchical_context_parallel_sizes=levels, micro_batch_size=1,
     )  # fmt: skip
-    found = estimate(query=query, with_mends=False)
+    found = estimate(query=query, with_fixes=False)
     assert (REASON in {reason.code for reason in found.reasons}) is not legal
     if not legal:
         (reason,) = found.reasons

@@ -8,7 +8,7 @@ import pytest
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.topology import dense_group
+from hp_tool.cost.network import dense_group
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.moe import travelling_copies, used_share
-from hp_tool.cost.topology import line
+from hp_tool.cost.network import line
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy

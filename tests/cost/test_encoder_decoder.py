@@ -13,8 +13,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.queries.schema import parse_query
+from hp_tool.training import estimate
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate
 
 SHAPE = catalogue_model("t5-v1.1-xl")
 
@@ -32,7 +32,7 @@ def query(*, training: dict[str, Any] | None = None, **parallel: Any) -> Query:
 
 
 def asked(**change: Any) -> Estimate:
-    found = estimate(query=query(**change), with_mends=False)
+    found = estimate(query=query(**change), with_fixes=False)
     assert found.memory is not None and found.time is not None
     return found
 

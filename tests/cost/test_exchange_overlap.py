@@ -14,7 +14,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.training.recommend import estimate, recommend
+from hp_tool.training import estimate, recommend
 
 INTERLEAVED: dict[str, Any] = {
     "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 4, "expert_parallel_size": 8, "micro_batch_size": 1
@@ -72,7 +72,7 @@ def test_what_outlasts_the_compute_stays_exposed() -> None:
 def test_what_megatron_core_refuses_is_illegal(parallel: dict[str, Any]) -> None:
     if "pipeline_schedule" in parallel:
         parallel = parallel | {"virtual_pipeline_parallel_size": 1}
-    found = estimate(query=asked(True, **parallel), with_mends=False)
+    found = estimate(query=asked(True, **parallel), with_fixes=False)
     assert "exchange_overlap_not_applicable" in {reason.code for reason in found.reasons}
 
 

@@ -10,7 +10,7 @@ from hp_tool.catalog import model
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 
 MODEL = "llama-3-8b"
 SHAPE = model(MODEL)
@@ -25,7 +25,7 @@ def found(frozen: list[str], *, name: str = MODEL, training: dict[str, Any] | No
         "training": {"sequence_length": 4096, "global_batch_size": 32, "task": "sft", "frozen": frozen} | (training or {}),
         "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1, "zero_stage": 0} | parallel,
     }
-    return estimate(query=schema.parse_query(query), with_mends=False)
+    return estimate(query=schema.parse_query(query), with_fixes=False)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,18 @@ def test_freezing_never_costs(parallel: dict[str, Any]) -> None:
         sizes.append(one.memory.total_bytes)
     assert times == sorted(times, reverse=True) and times[0] > times[-1]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_stages_between_the_ends_lose_nothing_that_they_never_held() -> None:
+    """27 layers over 8 stages: the ends hold fewer layers than the stages between them, and rank 1 is the fullest."""
+    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 8}
+    trained, frozen = (
+        found(parts, name="deepseek-v2-lite", **parallel).memory for parts in ([], ["embedding", "output_layer"])
+    )
+    assert trained is not None and frozen is not None
+    assert trained.worst_stage == frozen.worst_stage == 1
+    assert frozen.gradients_bytes == trained.gradients_bytes > 0.0
+    assert frozen.optimizer_bytes == trained.optimizer_bytes
 
 
 def test_answers_say_that_it_was_never_measured() -> None:

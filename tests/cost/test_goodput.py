@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import lambertw
 
-from hp_tool import catalog
+from hp_tool import catalog, training
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.goodput import MTBF_PER_GPU_S, best_interval_s, goodput, time_stretch, young_interval_s
 from hp_tool.domain.hardware import ClusterQuery
@@ -19,7 +19,6 @@ from hp_tool.domain.result import Goodput
 from hp_tool.domain.workload import ReliabilitySpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 
 QUERY: dict[str, Any] = {
     "kind": "training",
@@ -126,7 +125,7 @@ def test_a_job_that_never_gets_through_a_checkpoint_has_no_goodput() -> None:
 
 def test_estimates_tell_calendar_days_where_failures_are_asked_for() -> None:
     plain, reliable = (
-        app.recommend(query=schema.parse_query(query), top=1).recommendations[0]
+        training.recommend(query=schema.parse_query(query), top=1).recommendations[0]
         for query in (QUERY, with_training(reliability={}))
     )
     without, found = plain.estimate, reliable.estimate
@@ -139,11 +138,11 @@ def test_estimates_tell_calendar_days_where_failures_are_asked_for() -> None:
 
 
 def test_limits_count_calendar_days() -> None:
-    best = app.recommend(query=schema.parse_query(with_training(reliability={})), top=1).recommendations[0].estimate
+    best = training.recommend(query=schema.parse_query(with_training(reliability={})), top=1).recommendations[0].estimate
     assert best.days is not None and best.effective_days is not None
     between = QUERY | {"constraints": {"max_days": 0.5 * (best.days + best.effective_days)}}
-    assert app.recommend(query=schema.parse_query(between), top=1).recommendations
-    missed = app.recommend(query=schema.parse_query(between | with_training(reliability={})), top=1)
+    assert training.recommend(query=schema.parse_query(between), top=1).recommendations
+    missed = training.recommend(query=schema.parse_query(between | with_training(reliability={})), top=1)
     assert not missed.recommendations
     reason = missed.nearest_misses[0].estimate.reasons[0]
     assert reason.code == "target_missed" and reason.needed == pytest.approx(best.effective_days)
@@ -154,5 +153,5 @@ def test_bad_times_and_adapters_are_refused() -> None:
         schema.parse_query(with_training(reliability={"restart_s": -1.0}))
     assert refused.value.field == "training.reliability.restart_s"
     with pytest.raises(UnsupportedError) as unsupported:
-        app.recommend(query=schema.parse_query(with_training(reliability={}, task="lora", lora={"rank": 8})))
+        training.recommend(query=schema.parse_query(with_training(reliability={}, task="lora", lora={"rank": 8})))
     assert unsupported.value.field == "training.reliability"

@@ -8,13 +8,13 @@ import pytest
 
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.critical_stage import FORWARD_LAUNCHES, MOE_LAUNCHES, launched_layers
+from hp_tool.cost.step_time import FORWARD_LAUNCHES, MOE_LAUNCHES, launched_layers
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 
 
 def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:

@@ -12,7 +12,7 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, WIDENING
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.recommend import estimate, recommend
+from hp_tool.training import estimate, recommend
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 DENSE: dict[str, Any] = {"model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16}}
@@ -21,7 +21,7 @@ EXPERTS = DENSE | {"model": "qwen3-30b-a3b"}
 
 def found(cluster: dict[str, Any] = H100, parallel: dict[str, Any] | None = None, **query: Any) -> Estimate:
     asked = {"kind": "training", "cluster": cluster, "parallel": parallel or {}} | query
-    return estimate(query=parse_query(asked), with_mends=False)
+    return estimate(query=parse_query(asked), with_fixes=False)
 
 
 def time_sd(of: Estimate) -> float:

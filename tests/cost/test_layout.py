@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.end_parameters import end_parameters
-from hp_tool.cost.pipeline_layout import stage_kinds
-from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.model_states import stage_parameters
+from hp_tool.cost.pipeline_parts import stage_kinds
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.pipeline_layout import parse_layout
@@ -19,8 +19,9 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from hp_tool.training import estimate
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate, single_config
 from hp_tool.tuning import resolve_search
 from tests.cost.cases import columns
 
@@ -34,7 +35,7 @@ def query(layout: str | None, *, model: str = "llama-3-8b", gpus: int = 64, batc
 
 
 def asked(layout: str | None, **said: Any) -> Estimate:
-    return estimate(query=query(layout, **said), with_mends=False)
+    return estimate(query=query(layout, **said), with_fixes=False)
 
 
 EQUAL = [
@@ -99,7 +100,7 @@ def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
     assert sum(kind.ranks * kind.layers for kind in kinds) == 61
     assert [kind.dense_layers for kind in kinds if kind.dense_layers] == [3]  # all on the first rank
     (multi_token,) = [kind for kind in kinds if kind.extra_layers]
-    assert (multi_token.stages_before, multi_token.embeddings, multi_token.holds_output) == (14, 1, 0)
+    assert (multi_token.rank, multi_token.embedding_copies, multi_token.output) == (14, 1, 0)
     # Of ranks with 2 + 2 layers every chunk in flight has two; the first rank holds more of its chunk of three.
     assert kinds[0].chunk_layers > 2.5 and kinds[1].chunk_layers == 2.0
 
@@ -107,12 +108,12 @@ def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
 def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
     """On the last stage of equal ones too, where no layout says so."""
     problem = resolve_training(query(None, model="deepseek-v3", gpus=1024, batch=4096, expert_parallel_size=64))
-    model, workload = problem.model, problem.workload
+    model = problem.model
     candidates = Candidates.alone(ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256))
-    stages = stage_layers(model, candidates, framework=workload.framework)
+    tied = dataclasses.replace(problem, model=dataclasses.replace(model, tie_word_embeddings=True))
     with_copy, without = (
-        end_parameters(dataclasses.replace(problem, model=one), candidates, stages=stages)[1]
-        for one in (model, dataclasses.replace(model, tie_word_embeddings=True))  # whose output layer is the copy
+        stage_parameters(case, candidates, whole_pipeline(case, candidates))[1]
+        for case in (problem, tied)  # whose output layer is the copy
     )
     assert float(with_copy - without) == model.vocab_size * model.hidden_size
 
@@ -121,7 +122,7 @@ def test_many_candidates_and_one_alone_agree() -> None:
     layout = "Et*5|t*4|t*4|t*4|t*4|t*4|t*4|t*3L"
     problem = resolve_training(query(layout))
     configs = [
-        single_config(
+        resolve_config(
             ParallelQuery(pipeline_parallel_size=p, tensor_parallel_size=t, micro_batch_size=1, pipeline_layout=layout),
             num_gpus=64,
         )

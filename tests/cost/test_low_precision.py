@@ -18,7 +18,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from tests.cost.cases import Problem, problems
 
 FP8 = TrainingWorkload(sequence_length=4096, global_batch_size=8, precision="fp8")
@@ -32,7 +32,7 @@ QUERY: dict[str, Any] = {
 
 
 def asked(**training: Any) -> Estimate:
-    return estimate(query=parse_query(QUERY | {"training": QUERY["training"] | training}), with_mends=False)
+    return estimate(query=parse_query(QUERY | {"training": QUERY["training"] | training}), with_fixes=False)
 
 
 @pytest.mark.parametrize(

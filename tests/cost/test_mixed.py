@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_tool import training
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query
-from hp_tool.training import recommend as app
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.rank import cost_space
 from tests.cost.cases import columns
 
 A100, H100 = "a100-sxm-80gb", "h100-sxm-80gb"
@@ -27,7 +28,7 @@ def asked(cluster: dict[str, Any], *, model: str = "llama-2-70b", training: Any 
 
 
 def estimate(*args: Any, **named: Any) -> Estimate:
-    return app.estimate(query=parse_query(asked(*args, **named)), with_mends=False)
+    return training.estimate(query=parse_query(asked(*args, **named)), with_fixes=False)
 
 
 def halves(first: str, second: str, num_gpus: int = 64) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def test_two_of_the_same_kind_are_one_cluster(model: str) -> None:
         for cluster in ({"gpu": H100, "num_gpus": 64}, halves(H100, H100))
     )
     query = parse_query(asked({"gpu": H100, "num_gpus": 64}, model=model, **space))
-    candidates = app.cost_space(query=query, problem=one).candidates
+    candidates = cost_space(query=query, problem=one).candidates
     assert len(candidates) > 50
     plain, mixed = columns(one.costs(candidates)), columns(two.costs(candidates))
     assert set(plain) == set(mixed)

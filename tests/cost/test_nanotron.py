@@ -23,7 +23,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.recommend import estimate, recommend
+from hp_tool.training import estimate, recommend
 
 LLAMA_1B: dict[str, Any] = {
     "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,

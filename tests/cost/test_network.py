@@ -13,8 +13,16 @@ from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.collectives import all_to_all_seconds, group_ring, ring, send_seconds
-from hp_tool.cost.topology import exchange_slowdown, line, ring_slowdown, send_slowdown
+from hp_tool.cost.network import (
+    all_to_all_seconds,
+    exchange_slowdown,
+    group_ring,
+    line,
+    ring,
+    ring_slowdown,
+    send_seconds,
+    send_slowdown,
+)
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.workload import TrainingWorkload

@@ -17,7 +17,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from tests.cost.cases import Problem, columns, problems
 from tests.torch_or_skip import torch_or_skip
 
@@ -39,7 +39,7 @@ def asked(*, cluster: Any = None, parallel: Any = None, **training: Any) -> Esti
         "cluster": QUERY["cluster"] | (cluster or {}),
         "parallel": QUERY["parallel"] | (parallel or {}),
     }
-    return estimate(query=parse_query(query), with_mends=False)
+    return estimate(query=parse_query(query), with_fixes=False)
 
 
 def test_states_move_to_the_host_which_updates_them() -> None:

@@ -14,7 +14,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 
 PARTS = {"tensor_parallel": "tensor_parallel", "pipeline_parallel": "pipeline_p2p", "data_parallel": "data_parallel"}
 

@@ -9,10 +9,9 @@ import pytest
 from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.end_parameters import end_parameters
-from hp_tool.cost.model_states import state_costs
+from hp_tool.cost.model_states import stage_parameters, state_costs
 from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters, total_parameters
-from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -85,8 +84,8 @@ def test_stages_sum_to_the_model(shape: ModelSpec, p: int) -> None:
     """Ends, and p - 2 middles of L/p layers. Tied weights count once more where the ends are different stages."""
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     candidates = Candidates.from_configs([ParallelConfig(pipeline_parallel_size=p)])
-    stages = stage_layers(shape, candidates, framework=workload.framework)
-    first, last = (float(end[0]) for end in end_parameters(case_of(model=shape, workload=workload), candidates, stages=stages))
+    case = case_of(model=shape, workload=workload)
+    first, last = (float(end[0]) for end in stage_parameters(case, candidates, whole_pipeline(case, candidates)))
     copies = float(output_parameters(shape)) if shape.tie_word_embeddings and p > 1 else 0.0
     middles = max(p - 2, 0) * shape.num_hidden_layers / p * float(layer_parameters(shape))
     total = first if p == 1 else first + last + middles
@@ -105,12 +104,9 @@ def test_eighteen_bytes_a_parameter_sharded_by_stage(zero: int, bytes_each: tupl
     shape, machine = SHAPES[0], cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=4))
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     candidates = Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)])
-    states = state_costs(
-        case=case_of(model=shape, workload=workload, cluster=machine),
-        candidates=candidates,
-        stages=stage_layers(shape, candidates, framework=workload.framework),
-    )
+    case = case_of(model=shape, workload=workload, cluster=machine)
+    states = state_costs(case=case, candidates=candidates, pipeline=whole_pipeline(case, candidates))
     parameters = total_parameters(shape, sequence_length=128)
-    for end in states.ends:
-        found = [end[kind][0] / parameters for kind in ("weights", "gradients", "optimizer")]
+    for stage in states.stages:
+        found = [size[0] / parameters for size in (stage.weights, stage.gradients, stage.optimizer)]
         assert found == pytest.approx(bytes_each, rel=1e-14)

@@ -16,7 +16,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.recommend import config_query, estimate
+from hp_tool.training import config_query, estimate
 from tests.cost.cases import case_of
 from tests.torch_or_skip import torch_or_skip
 
@@ -106,7 +106,7 @@ def asked(recompute: str, *, framework: str = "torch-fsdp", model: str = "llama-
         training=TrainingWorkload(sequence_length=8192, global_batch_size=64, framework=framework),
         parallel=ParallelQuery(recompute=recompute, micro_batch_size=1, **parallel),  # type: ignore[arg-type]
     )  # fmt: skip
-    return estimate(query=query, with_mends=False)
+    return estimate(query=query, with_fixes=False)
 
 
 @pytest.mark.parametrize("t", [1, 4])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.topology import Group, checked_order, dense_group, expert_group, group_size, line, sharing
+from hp_tool.cost.network import Group, checked_order, dense_group, expert_group, group_size, line, sharing
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError
 from tests.conftest import skip_or_fail

@@ -11,7 +11,7 @@ from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.collectives import ring, send_seconds
+from hp_tool.cost.network import ring, send_seconds
 from hp_tool.cost.roofline import matmul_seconds, peak_flops
 from hp_tool.cost.schedules.bubble import chunks_in_flight
 from hp_tool.domain.efficiency import EfficiencyProfile, Link, Roofline

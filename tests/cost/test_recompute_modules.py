@@ -13,8 +13,8 @@ from hp_tool.domain.parallel import Recompute, recompute_name
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import config_query, estimate, recommend
 
 DENSE = ("core_attn", "layernorm", "mlp")
 LATENT = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj")
@@ -37,7 +37,7 @@ def query(model: str, modules: Any, **training: Any) -> Any:
 
 
 def asked(model: str, modules: Any, **training: Any) -> Estimate:
-    return estimate(query=query(model, modules, **training), with_mends=False)
+    return estimate(query=query(model, modules, **training), with_fixes=False)
 
 
 def activations(found: Estimate) -> float:
@@ -121,14 +121,14 @@ def test_a_list_is_searched_and_its_rows_are_valid_input() -> None:
     names = {recompute_name(row.parallel.recompute) for row in result.recommendations}
     assert names >= {"selective mlp", "selective core_attn+layernorm", "full"}
     for row in result.recommendations[:5]:
-        again = estimate(query=parse_query(given | {"parallel": to_dict(config_query(row.parallel))}), with_mends=False)
+        again = estimate(query=parse_query(given | {"parallel": to_dict(config_query(row.parallel))}), with_fixes=False)
         assert again.time is not None and row.estimate.time is not None
         assert again.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
 
 
 def test_one_and_many_agree() -> None:
     problem = resolve_training(query("deepseek-v3", "none"))
-    base = estimate(query=query("deepseek-v3", "none"), with_mends=False).parallel
+    base = estimate(query=query("deepseek-v3", "none"), with_fixes=False).parallel
     assert base is not None
     rows = [base_with(base, some) for count in (1, 2, 7) for some in itertools.combinations(LATENT, count)] + [base]
     many = problem.costs(Candidates.from_configs(rows))

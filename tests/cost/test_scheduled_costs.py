@@ -11,8 +11,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import config_query, estimate, recommend
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
 BASE: dict[str, Any] = {
@@ -31,7 +31,7 @@ def query(**parallel: Any) -> Any:
 def asked(schedule: str, **parallel: Any) -> Estimate:
     chunks = {"interleaved": 2}.get(schedule)
     more = {"virtual_pipeline_parallel_size": chunks} if chunks else {}
-    return estimate(query=query(pipeline_schedule=schedule, **more, **parallel), with_mends=False)
+    return estimate(query=query(pipeline_schedule=schedule, **more, **parallel), with_fixes=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_parts_sum_and_the_answer_is_valid_input(name: str, found: dict[str, Est
     one = found[name]
     assert one.time is not None and one.memory is not None and one.parallel is not None
     assert sum(one.time.parts_s.values()) == pytest.approx(one.time.step_s)
-    again = estimate(query=query(**to_dict(config_query(one.parallel))), with_mends=False)
+    again = estimate(query=query(**to_dict(config_query(one.parallel))), with_fixes=False)
     assert again == one
 
 

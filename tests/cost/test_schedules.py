@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.legality import schedule_broken
 from hp_tool.cost.schedules.bubble import chunks_in_flight, split_bubble_share, waiting_in_flight
-from hp_tool.cost.schedules.legality import schedule_broken
-from hp_tool.cost.schedules.orders import Operation, Order, dualpipe, gpipe, interleaved, one_f_one_b, zb_h1, zbv
-from hp_tool.cost.schedules.timeline import timeline
+from hp_tool.cost.schedules.execution import Operation, Order, dualpipe, gpipe, interleaved, one_f_one_b, timeline, zb_h1, zbv
 from hp_tool.domain.parallel import ParallelConfig
 from tests.conftest import skip_or_fail
 

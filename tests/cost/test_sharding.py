@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.data_parallel import fully_sharded_seconds
+from hp_tool.cost.zero import fully_sharded_seconds
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.recommend import config_query, estimate, recommend
+from hp_tool.training import config_query, estimate, recommend
 from tests.cost.cases import Problem, columns, problems
 from tests.cost.test_primitives import NETWORK, NVLINK, plain_profile
 

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.cost.pipeline_stages import stage_layers
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_split import chunk_layers, splits_unevenly
 from hp_tool.domain.result import Estimate
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes
+from hp_tool.training import estimate
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import estimate
+from tests.cost.cases import case_of
+
+WORKLOAD = TrainingWorkload(sequence_length=8192, global_batch_size=512)
 
 
 def asked(name: str, **parallel: Any) -> Estimate:
@@ -41,13 +45,14 @@ def test_405b_runs_as_its_makers_ran_it() -> None:
 
 def test_the_layers_of_all_stages_add_up() -> None:
     shape = model("llama-3.1-405b")
-    stages = stage_layers(
-        shape,
+    pipeline = whole_pipeline(
+        case_of(model=shape, workload=WORKLOAD),
         Candidates.alone(ParallelConfig(pipeline_parallel_size=8, virtual_pipeline_parallel_size=8)),
-        framework="megatron-core",
     )
-    assert (stages.first.layers, stages.pace, stages.last.layers) == (15, 16, 15)
-    assert stages.first.layers + 6 * stages.pace + stages.last.layers == shape.num_hidden_layers
+    counts = [stage.layers.count for stage in pipeline.stages]
+    assert counts == [15, 15, 16, 16] and pipeline.critical.count == 16  # both ends, the second stage, the last but one
+    assert [stage.rank for stage in pipeline.stages] == [0, 7, 1, 6]
+    assert counts[0] + 6 * counts[2] + counts[1] == shape.num_hidden_layers
     assert total_parameters(shape) == pytest.approx(405.9e9, rel=1e-3)
 
 
@@ -55,9 +60,13 @@ def test_deepseek_v3_is_split_as_nemo_splits_it() -> None:
     """num_layers_in_first_pipeline_stage 3, in the last 2, and 4 on each of the fourteen between."""
     assert chunk_layers(num_layers=61, stages=16, chunks=1) == [3, *[4] * 14, 2]
     shape = model("deepseek-v3")
-    stages = stage_layers(shape, Candidates.alone(ParallelConfig(pipeline_parallel_size=16)), framework="megatron-core")
-    assert (stages.first.layers, stages.pace, stages.last.layers) == (3, 4, 2 + 1)  # and one that predicts another token
-    assert (stages.first.moe_fraction, stages.pace_moe_fraction) == (0.0, 1.0)
+    pipeline = whole_pipeline(
+        case_of(model=shape, workload=WORKLOAD), Candidates.alone(ParallelConfig(pipeline_parallel_size=16))
+    )
+    first, last = pipeline.ends
+    counts = first.layers.count, pipeline.critical.count, last.layers.count
+    assert counts == (3, 4, 2 + 1)  # and one that predicts another token
+    assert (first.layers.expert_share, pipeline.critical.expert_share) == (0.0, 1.0)
 
 
 @given(layers=st.integers(1, 200), stages=st.sampled_from([1, 2, 3, 4, 8, 16, 32, 64]), chunks=st.integers(1, 8))

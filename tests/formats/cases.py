@@ -10,15 +10,15 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.exchange.exports import training_setup
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.queries import schema
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.recommend import single_config
 
 
 def setup_of(query: dict[str, Any]) -> TrainingSetup:
     """The setup of the one configuration that a query describes."""
     parsed = schema.parse_query(query)
     problem = resolve_training(parsed)
-    return training_setup(problem, single_config(parsed.parallel, num_gpus=problem.cluster.num_gpus))
+    return training_setup(problem, resolve_config(parsed.parallel, num_gpus=problem.cluster.num_gpus))
 
 
 def llama(**parallel: Any) -> dict[str, Any]:

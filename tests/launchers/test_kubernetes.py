@@ -16,8 +16,9 @@ import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import create, kubernetes_manifest, kubernetes_options
-from hp_tool.launchers.kubernetes_states import ending, job_state
+from hp_tool.launchers import create, kubernetes_manifest
+from hp_tool.launchers.kubernetes import ending, job_state
+from hp_tool.launchers.options import KubernetesOptions
 from tests.launchers.contract import GOOD, LauncherContract, plan, wait
 from tests.profiler.requests import request
 
@@ -77,7 +78,7 @@ class TestKubernetesLauncher(LauncherContract):
 def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: str) -> None:
     import kubernetes_validate
 
-    asked = kubernetes_options.parse(options, origin="test")
+    asked = KubernetesOptions.parse(options, origin="test")
     given = replace(plan(GOOD, job_name="Search_1.run-1"), num_gpus=16)
     items = kubernetes_manifest.manifest(asked, plan=given)["items"]
     for each in items:
@@ -95,7 +96,7 @@ def test_the_manifest_of_a_profile_run() -> None:
     given = launcher.plan(asked, job_name="a")
     assert given.command[1:5] == ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1")
     assert "PYTHONPATH" not in given.environment
-    job = kubernetes_manifest.job(kubernetes_options.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
+    job = kubernetes_manifest.job(KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
     assert (job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 0)
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "512Gi", "rdma/hca": "8"}
@@ -115,7 +116,7 @@ def test_names_are_kubernetes_names_and_stay_apart() -> None:
     ("change", "field"),
     [
         ({"image": "a b"}, "image"),
-        ({"kubectl": "kubectl; rm"}, "image"),
+        ({"kubectl": "kubectl; rm"}, "kubectl"),
         ({"context": "--kubeconfig=x"}, "context"),
         ({"namespace": "A_b"}, "namespace"),
         ({"max_nodes": 0}, "max_nodes"),

@@ -17,12 +17,12 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
     [
         (Ending(reason="exited", exit_code=1), "ValueError: no\n\n", "crashed", "exit code 1 without a result: ValueError: no"),
         (Ending(reason="exited", exit_code=0), "", "crashed", "exit code 0 without a result: the log is empty"),
-        (Ending(reason="exited", exit_code=-9, oom_kills=1), "", "oom", "the kernel killed a process for want of host memory"),
+        (Ending(reason="exited", exit_code=-9, oom_kills=1), "", "oom", "the kernel killed a process for lack of host memory"),
         (
             Ending(reason="exited", exit_code=1, oom_kills=1),
             RANK_KILLED,
             "oom",
-            "the kernel killed a process for want of host memory",
+            "the kernel killed a process for lack of host memory",
         ),
         (Ending(reason="exited", exit_code=1), RANK_KILLED, "crashed", "a process was killed by signal 9"),
         (

@@ -82,7 +82,7 @@ class TestSlurmLauncher(LauncherContract):
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         measurement = launcher.fetch(handle)
         assert measurement.status == "crashed"
-        assert "before the job began" in (measurement.cause or "")
+        assert "before the job started" in (measurement.cause or "")
         assert "/no/such/environment: No such file" in (measurement.cause or "")
 
     def test_gpus_are_slurms_to_give(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ class TestLogs:
         handle = launcher.submit(plan(GOOD))
         wait(launcher, handle, until={JobState.FINISHED})
         measurement = launcher.fetch(handle)
-        assert (measurement.status, "before the job began" in (measurement.cause or "")) == ("crashed", True)
+        assert (measurement.status, "before the job started" in (measurement.cause or "")) == ("crashed", True)
         assert "/no/such/python: No such file" in (tmp_path / "runs" / "job-1" / "slurm.log").read_text()
 
 

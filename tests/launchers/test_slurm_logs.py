@@ -15,9 +15,9 @@ from typing import Any
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.launchers import jobs, slurm_folder, slurm_logs
+from hp_tool.launchers.options import Logs, SlurmOptions
 from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import Job
-from hp_tool.launchers.slurm_options import Logs, SlurmOptions
 from hp_tool.launchers.slurm_script import render
 from tests.launchers.contract import GOOD
 
@@ -101,7 +101,7 @@ def test_a_set_up_that_fails_is_told_with_its_words(tmp_path: Path) -> None:
     assert job.run() != 0
     measurement = job.measured("FAILED")
     assert measurement.status == "crashed"
-    assert "before the job began" in measurement.cause and "/no/such/environment: No such file" in measurement.cause
+    assert "before the job started" in measurement.cause and "/no/such/environment: No such file" in measurement.cause
 
 
 def test_only_what_was_asked_for_is_written_here(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.errors import InputError
-from hp_tool.launchers import create, slurm_logs, slurm_options
-from hp_tool.launchers.slurm_options import Container, Logs, SlurmOptions
+from hp_tool.launchers import create, slurm_logs
+from hp_tool.launchers.options import Container, Logs, SlurmOptions
 from hp_tool.launchers.slurm_script import render
 from tests.profiler.requests import request
 
@@ -157,7 +157,7 @@ def test_an_option_is_a_plain_word_or_refused(value: str, name: str) -> None:
     if name in ("image", "mounts"):
         changes = {"container": {"image": "x", "mounts": ()} | {name: value if name == "image" else (value,)}}
     try:
-        options = slurm_options.parse({"gpu": "h100-sxm-80gb", "gpus_per_node": 8, **changes}, origin="test")
+        options = SlurmOptions.parse({"gpu": "h100-sxm-80gb", "gpus_per_node": 8, **changes}, origin="test")
     except InputError:
         return
     script = render(options, plan=_plan("train"))
@@ -199,7 +199,7 @@ def test_the_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
         "gpu: cpu\ngpus_per_node: 2\nmax_nodes: 2\ncontainer: {image: a/b, mounts: ['/x:/y']}\nenvironment: {A: b c}\n"
     )
     monkeypatch.setenv("HP_SLURM_CONFIG", str(path))
-    options = slurm_options.load()
+    options = SlurmOptions.load()
     assert (options.num_gpus, options.container) == (4, Container(image="a/b", mounts=("/x:/y",)))
     assert create("slurm", root=tmp_path).hardware().num_gpus == 4
 
@@ -210,13 +210,13 @@ def test_the_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
         ("gpu: cpu\n", "gpus_per_node"),
         ("gpu: cpu\ngpus_per_node: '2'\n", "gpus_per_node"),
         ("gpu: cpu\ngpus_per_node: 2\npartion: x\n", "partion"),
-        ("gpu: cpu\ngpus_per_node: 0\n", "gpus_per_node must be from 1"),
+        ("gpu: cpu\ngpus_per_node: 0\n", "gpus_per_node: Input should be greater than or equal to 1"),
         ("gpu: cpu\ngpus_per_node: 2\npoll_s: .nan\n", "poll_s"),
-        ('gpu: cpu\ngpus_per_node: 2\nsetup: ["a\\nb"]\n', "setup must be a list of single lines"),
+        ('gpu: cpu\ngpus_per_node: 2\nsetup: ["a\\nb"]\n', "setup: must be a single line"),
         ("gpu: cpu\ngpus_per_node: 2\nenvironment: {'A=B': c}\n", "environment"),
-        ("gpu: cpu\ngpus_per_node: 2\nfolder: relative\n", "folder must be an absolute path"),
-        ("gpu: cpu\ngpus_per_node: 2\nlogs: {folder: /logs/%j}\n", "logs must be absolute paths"),
-        ("gpu: cpu\ngpus_per_node: 2\nlogs: {folder: /logs, here: logs}\n", "logs must be absolute paths"),
+        ("gpu: cpu\ngpus_per_node: 2\nfolder: relative\n", "folder: must be an absolute path"),
+        ("gpu: cpu\ngpus_per_node: 2\nlogs: {folder: /logs/%j}\n", "logs.folder: must be an absolute path"),
+        ("gpu: cpu\ngpus_per_node: 2\nlogs: {folder: /logs, here: logs}\n", "logs.here: must be an absolute path"),
         ("[", "not valid YAML"),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "slurm.yaml").write_text(text)
     monkeypatch.setenv("HP_SLURM_CONFIG", str(tmp_path / "slurm.yaml"))
     with pytest.raises(InputError, match=complaint):
-        slurm_options.load()
+        SlurmOptions.load()
 
 
 def test_without_a_file_the_message_says_what_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,15 @@ import pytest
 from hp_tool.domain.ports import JobState
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import slurm_controller
-from hp_tool.launchers.slurm_controller import Controller, ControllerAway, parse_accounting, parse_queue, seconds
-from hp_tool.launchers.slurm_states import NEVER_STARTS, job_state
+from hp_tool.launchers.slurm_controller import (
+    NEVER_STARTS,
+    Controller,
+    ControllerAway,
+    job_state,
+    parse_accounting,
+    parse_queue,
+    seconds,
+)
 
 OUTPUT = Path(__file__).parent / "slurm_output"
 QUEUE = (OUTPUT / "squeue-22.05.txt").read_text()

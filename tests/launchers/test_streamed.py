@@ -76,9 +76,9 @@ def test_a_job_that_was_cut_off_is_what_the_engine_says(tmp_path: Path) -> None:
 def test_several_nodes_are_one_job(tmp_path: Path) -> None:
     good, bad = run(tmp_path / "a", GOOD), run(tmp_path / "b", "raise ValueError('no')")
     text = "".join(f'\n<<<hp-tool:{{"node": {n}}}:hp-tool>>>\n{each}' for n, each in enumerate((good, bad)))
-    parts = streamed.by_node(text)
-    assert len(parts) == 2 and streamed.by_node(good) == [good]
-    both = streamed.together([streamed.parse(part) for part in parts])
+    parts = streamed.split_nodes(text)
+    assert len(parts) == 2 and streamed.split_nodes(good) == [good]
+    both = streamed.join([streamed.parse(part) for part in parts])
     assert both.ended is not None and both.ended["exit_code"] == 1
     assert "ValueError: no" in both.log
     assert streamed.measure(both, ending=Ending(reason="lost"), timeout_s=1.0, hardware=HARDWARE).status == "ok"

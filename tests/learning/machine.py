@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hp_tool import training
 from hp_tool.queries import schema
-from hp_tool.training import recommend as app
 
 COMPUTE, COMMUNICATION = 1.3, 1.8
 MEMORY = 1.05
@@ -35,14 +35,14 @@ OTHER_MODEL = QUERY | {
 
 def true_step_s(query: dict[str, Any]) -> float:
     """Seconds a step of the query's configuration takes on this machine."""
-    parts = app.estimate(query=schema.parse_query(query), with_mends=False).time.parts_s
+    parts = training.estimate(query=schema.parse_query(query), with_fixes=False).time.parts_s
     return sum(seconds * (COMMUNICATION if name in COMMUNICATION_PARTS else COMPUTE) for name, seconds in parts.items())
 
 
 def report(parallel: dict[str, Any], *, query: dict[str, Any] = QUERY, **changes: Any) -> dict[str, Any]:
     """What a training with this configuration would report."""
     asked = query | {"parallel": parallel}
-    allocated = app.estimate(query=schema.parse_query(asked), with_mends=False).memory.allocated_bytes
+    allocated = training.estimate(query=schema.parse_query(asked), with_fixes=False).memory.allocated_bytes
     measurement = {"status": "ok", "step_s": true_step_s(asked), "peak_memory_bytes": int(MEMORY * allocated)}
     return {"query": query, "parallel": parallel, "measurement": measurement | changes}
 

@@ -20,7 +20,7 @@ from hp_tool.errors import InputError
 from hp_tool.launchers import create
 from hp_tool.learning import machine
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from tests.conftest import skip_or_fail
 
 SLOW_LINK = Link(bandwidth_fraction=0.1, latency_s=1e-3, latency_per_peer_s=1e-3, ramp_bytes=0.0)

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.lengths.distribution import LengthDistribution
-from hp_tool.cost.lengths.dynamic import ContextComparison, compare_context_parallelism
+from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
 from hp_tool.cost.lengths.imbalance import PART, with_imbalance
-from hp_tool.cost.lengths.micro_batch import MicroBatchClock
-from hp_tool.cost.lengths.packing import packed_rows
+from hp_tool.cost.lengths.sequences import LengthDistribution, packed_rows
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, RecomputeName

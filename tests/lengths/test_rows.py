@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.cost.lengths.distribution import LengthDistribution
 from hp_tool.cost.lengths.imbalance import expected_extra
-from hp_tool.cost.lengths.packing import Rows, best_fit, packed_rows, padded_rows
+from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, best_fit, packed_rows, padded_rows
 
 ROW = 4096
 lengths = st.lists(st.integers(1, ROW), min_size=1, max_size=60)

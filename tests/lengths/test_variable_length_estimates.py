@@ -16,7 +16,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training.recommend import estimate, recommend
+from hp_tool.training import estimate, recommend
 
 ROW = 16_384
 

@@ -14,8 +14,8 @@ from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.fixes import GROWTH, MAX_MENDS, WORTHWHILE
-from hp_tool.training.recommend import config_query, estimate
+from hp_tool.training import config_query, estimate
+from hp_tool.training.fixes import GROWTH, MAX_FIXES, WORTHWHILE
 
 BASE: dict[str, Any] = {
     "kind": "training",
@@ -67,7 +67,7 @@ def check(asked: Query) -> Estimate:
     if found.feasible:
         assert found.mends == ()
         return found
-    assert len(found.mends) <= MAX_MENDS
+    assert len(found.mends) <= MAX_FIXES
     same = [mend for mend in found.mends if mend.num_gpus == asked.cluster.num_gpus]  # type: ignore[union-attr]
     assert list(found.mends[: len(same)]) == same and len(found.mends) - len(same) <= 1
     assert [mend.step_s for mend in same] == sorted(mend.step_s for mend in same)
@@ -244,9 +244,9 @@ def test_feasible_estimates_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(**_: Any) -> None:
         raise AssertionError("neighbours of a feasible configuration were looked at")
 
-    monkeypatch.setattr("hp_tool.training.recommend.mends", fail)
+    monkeypatch.setattr("hp_tool.training.evaluate.fixes", fail)
     assert estimate(query=query()).feasible
-    assert estimate(query=query(tensor_parallel_size=2), with_mends=False).mends == ()
+    assert estimate(query=query(tensor_parallel_size=2), with_fixes=False).mends == ()
 
 
 def test_models_of_many_divisors_stay_quick() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.profiler.gpu_report import full_grid
 from hp_tool.queries.schema import parse_query
-from hp_tool.training.recommend import estimate
+from hp_tool.training import estimate
 from tests.conftest import skip_or_fail
 
 

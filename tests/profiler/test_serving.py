@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.ports import JobState
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, LoadSpec
@@ -122,15 +123,10 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     script = Path(__file__).with_name("answers.py")
     launcher = create("local", root=tmp_path, cpu_only=True)
     request = inference_request(num_gpus=processes)
-    command = torchrun.one_node_command(request)
-    plan = LaunchPlan(
-        job_name="answers",
-        command=(*command[: command.index("-m", 3)], str(script), "."),
-        environment={**torchrun.job_environment(request), "PYTHONPATH": str(script.parents[2])},
-        files=files,
-        num_gpus=processes,
-        timeout_s=120.0,
-    )
+    plan = torchrun.job_plan(request, job_name="answers")
+    command = (*plan.command[: plan.command.index("-m", 3)], str(script), ".")
+    environment = {**plan.environment, "PYTHONPATH": str(script.parents[2])}
+    plan = replace(plan, command=command, environment=environment, files=files, timeout_s=120.0)
     wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=150)
     log = (tmp_path / "answers" / "job.log").read_text()
     assert [line for line in log.splitlines() if line.startswith("same tokens")] == [f"same tokens: {n}" for n in sorted(cases)]

@@ -71,7 +71,7 @@ def test_a_reduced_run_stands_for_the_whole_with_an_interval():
     assert (found.step_s, found.extrapolated_step_s, found.fidelity) == (2.0, pytest.approx(8.0), SMALL)
     low, high = found.extrapolated_step_s_interval
     assert low < 8.0 < high
-    assert found.known_step_s == found.extrapolated_step_s
+    assert found.objective_s == found.extrapolated_step_s
     whole = run(ParallelConfig(), step_s=2.0)
     assert extrapolated(whole, whole.measurement, runs=[first]) == whole.measurement
     failed = Measurement(status="oom")

@@ -15,11 +15,11 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
-from service.api import examples
+from service.api import catalog, estimates, formats, measurements, searches
 from tests.service.routes import Address, every_route
 
 Json = dict[str, Any]
-TRAINING: Json = examples.SEARCH | {"parallel": {}}
+TRAINING: Json = searches.EXAMPLE | {"parallel": {}}
 SERVING: Json = {
     "kind": "inference",
     "model": "qwen3-32b",
@@ -96,7 +96,7 @@ def _lines(place: str, value: str) -> Iterator[Json]:
 
 
 def _report(place: str, value: str) -> Iterator[Json]:
-    yield {"json": examples.MEASUREMENT | {"query": asked(place, value)}}
+    yield {"json": measurements.EXAMPLE | {"query": asked(place, value)}}
 
 
 def _export(place: str, value: str) -> Iterator[Json]:
@@ -105,31 +105,31 @@ def _export(place: str, value: str) -> Iterator[Json]:
     for result in (query, {"query": query, "recommendations": [config]}):
         yield {"json": {"result": result, "format": format}}
     if place == "model":
-        yield {"json": examples.EXPORT | {"format": value}}
+        yield {"json": formats.EXPORT_EXAMPLE | {"format": value}}
 
 
 def _import(place: str, value: str) -> Iterator[Json]:
-    given = examples.IMPORT["overrides"]
-    yield {"json": examples.IMPORT | {"overrides": given | {place: value}}}
-    yield {"json": examples.IMPORT | {"overrides": given | laid({}, place, value)}}
+    given = formats.IMPORT_EXAMPLE["overrides"]
+    yield {"json": formats.IMPORT_EXAMPLE | {"overrides": given | {place: value}}}
+    yield {"json": formats.IMPORT_EXAMPLE | {"overrides": given | laid({}, place, value)}}
     if place != "model":
         return
     torchtitan = f'[model]\nname = "{value}"\nflavor = "{value}"\n'
     deepspeed = json.dumps({"train_batch_size": 8, "hostfile": value})
-    megatron = f"{examples.IMPORT['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
+    megatron = f"{formats.IMPORT_EXAMPLE['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
     for command in (value, megatron, torchtitan, deepspeed):
-        yield {"json": examples.IMPORT | {"command": command}}
-    yield {"json": examples.IMPORT | {"format": value}}
-    yield {"json": examples.IMPORT | {"log": value}}
+        yield {"json": formats.IMPORT_EXAMPLE | {"command": command}}
+    yield {"json": formats.IMPORT_EXAMPLE | {"format": value}}
+    yield {"json": formats.IMPORT_EXAMPLE | {"log": value}}
 
 
 def _sizing(place: str, value: str) -> Iterator[Json]:
-    yield {"json": laid({"tokens": 1e12, "cluster": examples.SIZING["cluster"]}, place, value)}
+    yield {"json": laid({"tokens": 1e12, "cluster": estimates.SIZING_EXAMPLE["cluster"]}, place, value)}
 
 
 def _registration(place: str, value: str) -> Iterator[Json]:
     if place == "model":
-        for new in (examples.MODEL, examples.CLUSTER):
+        for new in (catalog.MODEL_EXAMPLE, catalog.CLUSTER_EXAMPLE):
             yield {"json": new | {"spec": new["spec"] | {"gpu": value, "source": value}}}
 
 

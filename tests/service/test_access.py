@@ -21,9 +21,9 @@ from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
 from service.client import Client
-from service.patience import ATTEMPTS, LONGEST_WAIT_S, Patient
-from service.rates import BURST_S, Rates
+from service.retries import ATTEMPTS, LONGEST_WAIT_S, RetryTransport
 from service.routes import OPEN_PATHS
+from service.security import BURST_S, RateLimits
 from service.settings import Settings
 from tests.service.coordinator import claim, one_run
 from tests.service.routes import every_route
@@ -145,7 +145,7 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: TestClient, s
 
 def test_a_bucket_refills_at_its_rate() -> None:
     now = 0.0
-    rates = Rates(clock=lambda: now)
+    rates = RateLimits(clock=lambda: now)
 
     def taken() -> int:
         count = 0
@@ -212,7 +212,9 @@ def test_the_client_waits_for_a_rate_and_not_for_a_quota(app: FastAPI, store: Sq
         wait = "3600" if request.url.path == "/quota" else "2"
         return httpx.Response(200 if request.url.path == "/rate" else 429, headers={"Retry-After": wait})
 
-    with httpx.Client(transport=Patient(httpx.MockTransport(server), sleep=waited.append), base_url="http://x") as patient:
+    with httpx.Client(
+        transport=RetryTransport(httpx.MockTransport(server), sleep=waited.append), base_url="http://x"
+    ) as patient:
         assert patient.get("/rate").status_code == 200
         assert waited == [2.0]
         assert patient.get("/quota").status_code == 429

@@ -91,7 +91,7 @@ def test_what_names_a_registration_is_answered_anew(http: TestClient, query: dic
 def test_the_longest_unasked_make_room() -> None:
     import asyncio
 
-    cache = AnswerCache(corrections=lambda problem: None, max_bytes=20)
+    cache = AnswerCache(calibrations=lambda problem: None, max_bytes=20)
     keys = [("/v1/estimates", b"", bytes([number])) for number in range(3)]
 
     async def ask(number: int) -> bytes | None:

@@ -16,7 +16,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.errors import NotFoundError, StoreError
 from service.async_client import AsyncClient
 from service.client import Client
-from service.patience import LOST_ATTEMPTS, AsyncPatient, Patient
+from service.retries import LOST_ATTEMPTS, AsyncRetryTransport, RetryTransport
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]
@@ -85,7 +85,7 @@ def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(
 ) -> None:
     waited: list[float] = []
     seen, answer = answering(2)
-    with httpx.Client(transport=Patient(httpx.MockTransport(answer), sleep=waited.append), base_url="http://x") as http:
+    with httpx.Client(transport=RetryTransport(httpx.MockTransport(answer), sleep=waited.append), base_url="http://x") as http:
         if again:
             assert http.request(method, path, headers=headers).status_code == 200
             assert (len(seen), waited) == (3, [0.2, 0.4])
@@ -103,7 +103,7 @@ def test_patience_ends_in_a_loop_too() -> None:
         pass
 
     async def scenario() -> None:
-        transport = AsyncPatient(httpx.MockTransport(answer), sleep=sleep)
+        transport = AsyncRetryTransport(httpx.MockTransport(answer), sleep=sleep)
         async with AsyncClient(server="http://x", transport=transport) as client:
             with pytest.raises(StoreError):
                 await client.estimate(query={})

@@ -22,11 +22,11 @@ Query = dict[str, Any]
 
 
 def test_answers_are_the_librarys(server: str, query: Query) -> None:
-    from hp_tool.training import recommend as app
+    from hp_tool import training
 
     with Client(server=server) as client:
         estimate = client.estimate(query=query)["estimate"]
-        assert estimate == schema.to_dict(app.estimate(query=schema.parse_query(query)))
+        assert estimate == schema.to_dict(training.estimate(query=schema.parse_query(query)))
         assert len(client.recommend(query=query, top=2)["recommendations"]) == 2
         assert "cpu" in [row["name"] for row in client.catalog(kind="gpus")["items"]]
 

@@ -12,15 +12,15 @@ Query = dict[str, Any]
 
 
 def test_an_estimate_is_what_the_library_says(http: TestClient, query: Query) -> None:
+    from hp_tool import training
     from hp_tool.queries import schema
-    from hp_tool.training import recommend as app
 
     query["parallel"] = {"tensor_parallel_size": 2, "micro_batch_size": 2}
     response = http.post("/v1/estimates", json=query)
     assert response.status_code == 200
     answer = response.json()
     assert (answer["id"], answer["status"]) == ("small", "ok")
-    assert answer["estimate"] == schema.to_dict(app.estimate(query=schema.parse_query(query)))
+    assert answer["estimate"] == schema.to_dict(training.estimate(query=schema.parse_query(query)))
     assert answer["estimate"]["parallel"]["data_parallel_size"] == 1
 
 
@@ -105,14 +105,14 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     from hp_tool import batch as lines
 
-    honest = lines.single
+    honest = lines.resolve_configuration
 
-    def single(query: Any) -> Any:
+    def broken(query: Any) -> Any:
         if query.id == "bug":
             raise ZeroDivisionError("secret")
         return honest(query)
 
-    monkeypatch.setattr(lines, "single", single)
+    monkeypatch.setattr(lines, "resolve_configuration", broken)
     content = "\n".join(json.dumps(query | {"id": name}) for name in ("a", "bug", "c"))
     answers = [json.loads(line) for line in http.post("/v1/batch", content=content).text.splitlines()]
     assert [answer["status"] for answer in answers] == ["ok", "error", "ok"]

@@ -21,9 +21,8 @@ from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
 from service.async_client import AsyncClient
-from service.calls import EventStream, Lines
-from service.client import Client
-from service.patience import Absence
+from service.client import Client, EventStream, Lines
+from service.retries import ReconnectPolicy
 from service.settings import Settings
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import free_port, served, wait_for
@@ -133,13 +132,13 @@ def test_patience_ends(status: int | None) -> None:
 
 def test_an_absence_is_counted_from_when_it_began() -> None:
     now, gone = 0.0, StoreError("gone")
-    absence = Absence(patience_s=10.0, clock=lambda: now)
+    absence = ReconnectPolicy(patience_s=10.0, clock=lambda: now)
     assert absence.wait_s(gone) == 0.2
     now = 3.0
     assert absence.wait_s(gone) == 3.0
     now = 9.0
     assert absence.wait_s(gone) == 5.0
-    absence.over()
+    absence.connected()
     now = 100.0
     assert absence.wait_s(gone) == 0.2
     now = 110.0
@@ -154,7 +153,7 @@ def test_lines_end_where_lines_end(server: str, query: Query) -> None:
         (answer,) = client.batch(lines=[json.dumps(query | {"id": name}, ensure_ascii=False).encode()])
         assert json.loads(answer)["id"] == name
     text = 'data: {"seq": 1, "kind": "state", "payload": {"x": "é\u2028"}, "at": "2026-01-01T00:00:00Z"}\nid: 1\n\nevent: end\n'
-    stream = EventStream()
+    stream = EventStream(search_id="s", after=0)
     events = [event for byte in text.encode() for event in stream.feed(bytes([byte]))]
     assert [event.payload for event in events] == [{"x": "é\u2028"}]
     assert stream.ended

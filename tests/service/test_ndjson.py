@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError
-from service.api.ndjson import LineSplitter
+from service.api.streaming import LineSplitter
 
 LIMIT = 8
 

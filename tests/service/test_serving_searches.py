@@ -93,7 +93,7 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     assert (before, after) == (False, True) and seen == pytest.approx(FACTOR * guess, rel=0.01)
     (series,) = http.get("/calibration.json").json()["series"]
     learnt = http.get(series["href"]).text
-    assert "Error of a request" in learnt and "Outliers" not in learnt
+    assert "Error of request latency" in learnt and "Outliers" not in learnt
     for path in ("/measurements", "/"):
         assert "replica" in http.get(path).text
 
@@ -102,7 +102,7 @@ def test_one_that_runs_exports_its_leader_as_a_deployment(searched: Searched) ->
     http, store, _ = searched
     search = http.post("/v1/searches", json=schema.query_mapping(query())).json()["id"]
     lease = claim(store, search)
-    store.set_progress(lease=lease, progress={"best_parallel": {"tensor_parallel_size": 2, "micro_batch_size": 4}})
+    store.set_progress(lease=lease, progress={"best_parallel": {"tensor_parallel_size": 2, "max_num_seqs": 4}})
     text = http.get(f"/searches/{search}/export", params={"format": "vllm"}).text
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 4" in text
     assert "TP 2 x 1 replica" in http.get("/").text

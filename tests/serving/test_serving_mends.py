@@ -84,5 +84,5 @@ def test_an_overload_asks_for_devices() -> None:
 
 def test_mends_can_be_left_out_and_the_feasible_has_none() -> None:
     late = query(**CASES["tpot"])
-    assert serving.estimate(query=late, with_mends=False).mends == ()
+    assert serving.estimate(query=late, with_fixes=False).mends == ()
     assert serving.estimate(query=query(parallel={"tensor_parallel_size": 4})).mends == ()

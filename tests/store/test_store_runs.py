@@ -99,7 +99,7 @@ def test_figures_are_those_of_the_runs(store: Store, new_measurement: NewMeasure
     for run, told in zip(runs, figures, strict=True):
         measured = run.measurement
         assert (told.id, told.number, told.state, told.parallel) == (run.id, run.number, run.state, run.parallel)
-        assert (told.status, told.known_step_s) == ((measured.status, measured.known_step_s) if measured else (None, None))
+        assert (told.status, told.objective_s) == ((measured.status, measured.objective_s) if measured else (None, None))
         assert told.peak_memory_bytes == (measured.peak_memory_bytes if measured else None)
     first, _, last = figures
     assert (first.predicted_step_s, first.expected_step_s, first.expected_step_s_interval) == (1.0, 1.25, (1.0, 1.5))

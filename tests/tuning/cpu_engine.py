@@ -9,7 +9,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.query import Query
-from hp_tool.training.recommend import config_query, estimate
+from hp_tool.training import config_query, estimate
 
 FACTOR = 2.5
 

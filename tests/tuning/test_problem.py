@@ -12,7 +12,7 @@ from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema
 from hp_tool.store import open_store
-from hp_tool.training.recommend import recommend
+from hp_tool.training import recommend
 from hp_tool.tuning import problem as module
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.problem import build_problem

@@ -88,7 +88,7 @@ def test_measurements_are_stored_apart_from_training_and_teach_the_next_search(s
     again = replace(asked, search=replace(asked.search, reuse=True))
     result = tune(query=again, store=store, launcher=ServingEngine(num_gpus=2))
     runs = store.runs(search_id=result.search.id)
-    row = next(row for row in rows(result) if row.parallel.max_num_seqs == runs[0].parallel.micro_batch_size)
+    row = next(row for row in rows(result) if row.parallel.max_num_seqs == runs[0].parallel.max_num_seqs)
     assert runs[0].predicted["calibrated_step_s"] == pytest.approx(FACTOR * row.estimate.request_latency_s, rel=0.15)
     assert {run.parallel for run in runs if REUSED not in run.predicted}.isdisjoint(seen) and len(runs) > 4
 
@@ -139,7 +139,7 @@ def test_real_runs_of_one_and_of_two_processes_end_in_a_measured_best(tmp_path, 
     runs = store.runs(search_id=result.search.id)
     assert [run.measurement.status for run in runs] == ["ok"] * len(runs)
     assert {run.parallel.tensor_parallel_size for run in runs} == {1, 2}
-    assert {run.parallel.micro_batch_size for run in runs} == {1, 4}
+    assert {run.parallel.max_num_seqs for run in runs} == {1, 4}
     best = rows(result)[0]
     assert best.measurement is not None and best.measurement.serving is not None
     rates = [run.measurement.tokens_per_second_per_gpu for run in runs]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hp_tool.cli.batches.sources import Item
-from hp_tool.cli.corrections import stored_corrections
+from hp_tool.cli.calibrations import stored_calibrations
 from hp_tool.errors import HpToolError, InputError
 
 if TYPE_CHECKING:
-    from hp_tool.training.calibrated import Corrections
+    from hp_tool.training.calibrated import Calibrations
 
 LINES_A_TURN = 64
 """Queries that are answered at a time: enough to cost those alike together, few enough to come back soon."""
@@ -39,9 +39,9 @@ class Asked:
 
 def here(items: Iterator[Item], asked: Asked) -> Iterator[str]:
     """By this process."""
-    with stored_corrections(wanted=asked.calibration) as corrections:
+    with stored_calibrations(wanted=asked.calibration) as calibrations:
         for turn in _turns(items, asked):
-            yield from _answers(turn, asked, corrections)
+            yield from _answers(turn, asked, calibrations)
 
 
 def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _turns(items: Iterator[Item], asked: Asked) -> Iterator[list[Item]]:
         yield turn
 
 
-_worker: tuple[Asked, Corrections] | None = None
+_worker: tuple[Asked, Calibrations | None] | None = None
 _open = ExitStack()
 
 
@@ -117,7 +117,7 @@ def _start(asked: Asked) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = asked, _open.enter_context(stored_corrections(wanted=asked.calibration))
+    _worker = asked, _open.enter_context(stored_calibrations(wanted=asked.calibration))
 
 
 def _end_with_parent() -> None:
@@ -132,8 +132,8 @@ def _turn(items: list[Item]) -> list[str]:
     return _answers(items, *_worker)
 
 
-def _answers(items: list[Item], asked: Asked, corrections: Corrections) -> list[str]:
+def _answers(items: list[Item], asked: Asked, calibrations: Calibrations | None) -> list[str]:
     from hp_tool.batch import answer_lines
     from hp_tool.queries import schema
 
-    return answer_lines(items, task=asked.task, top=asked.top, read=schema.parse_own_query, corrections=corrections)
+    return answer_lines(items, task=asked.task, top=asked.top, read=schema.parse_own_query, calibrations=calibrations)

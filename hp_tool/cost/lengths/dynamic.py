@@ -11,15 +11,22 @@ Megatron Core may also give a sequence more ranks than it needs; that is not mod
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.cost.lengths.distribution import LengthDistribution
-from hp_tool.cost.lengths.micro_batch import MicroBatchClock
-from hp_tool.cost.lengths.packing import SEED, best_fit
-from hp_tool.errors import InputError
+from hp_tool.cost.block import shapes
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.embedding_and_head import head_time
+from hp_tool.cost.layer import layer_time
+from hp_tool.cost.lengths.sequences import SEED, LengthDistribution, best_fit
+from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
+from hp_tool.cost.training import training_costs
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.errors import InputError, UnsupportedError
 
 STEPS = 8
 """Optimizer steps whose data is drawn and scheduled."""
@@ -59,7 +66,7 @@ class _MicroBatches:
     """Context-parallel ranks."""
     tokens: FloatArray
     seconds: FloatArray
-    """On the stage that sets the pace."""
+    """On the critical stage."""
     between_s: FloatArray
     """On a stage between the pipeline's ends: what fills and drains the pipeline."""
 
@@ -82,7 +89,7 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
         raise InputError("packed rows are micro-batches: micro_batch_size must be 1", field="parallel.micro_batch_size")
     short = distribution.cut(clock.case.workload.sequence_length)
     totals = np.zeros(3)
-    held: dict[int, float] = {}
+    tokens_by_size: dict[int, float] = {}
     for step in range(STEPS):
         lengths, rows = _step_sequences(short, clock=clock, seed=SEED + step)
         static = _timed(lengths, rows, size=clock.config.context_parallel_size, clock=clock)
@@ -90,14 +97,14 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
         balanced = min(arrival, _balanced(static, clock=clock))
         best, best_s = static, balanced
         for smallest in _sizes(clock)[1:]:
-            found = _smallest_groups(lengths, smallest=smallest, clock=clock)
-            if (seconds := _balanced(found, clock=clock)) < best_s:
-                best, best_s = found, seconds
+            groups = _smallest_groups(lengths, smallest=smallest, clock=clock)
+            if (seconds := _balanced(groups, clock=clock)) < best_s:
+                best, best_s = groups, seconds
         totals += arrival, balanced, best_s
         for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
-            held[size] = held.get(size, 0.0) + tokens
+            tokens_by_size[size] = tokens_by_size.get(size, 0.0) + tokens
     packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
-    shares = {size: held[size] / sum(held.values()) for size in sorted(held)}
+    shares = {size: tokens_by_size[size] / sum(tokens_by_size.values()) for size in sorted(tokens_by_size)}
     return ContextComparison(packed_s=packed_s, balanced_s=balanced_s, dynamic_s=dynamic_s, token_share=shares)
 
 
@@ -171,3 +178,66 @@ def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
         load[group] += work.seconds[index]
         longest[group] = np.maximum(longest[group], between)
     return float((load + clock.fill * longest).max())
+
+
+# Seconds of single micro-batches that differ in tokens, in attention and in context-parallel size.
+
+
+_ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer", "offload", "overhead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchClock:
+    """What a configuration's stages take for packed micro-batches; workload.sequence_length is the static row."""
+
+    case: TrainingCase
+    config: ParallelConfig
+
+    def __post_init__(self) -> None:
+        if self.case.model.num_experts:
+            raise UnsupportedError("micro-batches of unequal size are modelled for dense models only", field="model")
+        if self.case.workload.attention == "unfused":
+            raise UnsupportedError("packed rows need attention: flash", field="training.attention")
+
+    def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n,) seconds, forward, backward and recomputation, of the critical stage, and of one between the ends.
+
+        `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks, `squares` the sum of l^2
+        over its sequences. Embedding and output layer grow with the tokens.
+        """
+        columns = {name: np.full(len(sizes), value) for name, value in dataclasses.asdict(self._alone).items()}
+        candidates = Candidates(**columns | {"context_parallel_size": sizes})
+        plain = shapes(case=self.case, candidates=candidates)
+        s = dataclasses.replace(plain, tokens=tokens / sizes, attended=squares / tokens)
+        layer = layer_time(case=self.case, candidates=candidates, s=s)
+        layers = self.case.model.num_hidden_layers / candidates.pipeline_parallel_size
+        whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
+        forward = layer.forward + layer.tensor + layer.context
+        again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=whole)
+        passes = layer.forward + layer.backward + layer.tensor + layer.tensor_backward + layer.context + layer.context_backward
+        between = np.asarray(layers * (passes + again))
+        return between + self._end_seconds_per_token() * s.tokens, between
+
+    @property
+    def fill(self) -> float:
+        """(p-1)/v: how often the longest micro-batch counts once more while the pipeline fills and drains."""
+        return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
+
+    def once_a_step_s(self) -> float:
+        """Seconds of a step that do not depend on how sequences are arranged; of the bubble, the ends and transfers."""
+        parts = training_costs(case=self.case, candidates=self._alone).parts
+        row = float(self.case.workload.sequence_length)
+        _, between = self.seconds(
+            sizes=np.array([self.config.context_parallel_size]), tokens=np.array([row]), squares=np.array([row**2])
+        )
+        return float(sum(parts[name] for name in _ONCE_A_STEP) - self.fill * between[0])
+
+    @property
+    def _alone(self) -> Candidates:
+        return Candidates.alone(self.config)
+
+    def _end_seconds_per_token(self) -> float:
+        head = head_time(case=self.case, candidates=self._alone)
+        ends = (float(head.embedding), float(head.output + head.output_communication))
+        seconds = max(ends) if self.config.pipeline_parallel_size > 1 else sum(ends)
+        return seconds * self.config.context_parallel_size / self.case.workload.sequence_length / self.config.micro_batch_size

@@ -12,7 +12,7 @@ from hp_tool.cost.attention import core_seconds
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import CORE_ATTN, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.lengths.packing import SEED, Rows
+from hp_tool.cost.lengths.sequences import SEED, Rows
 from hp_tool.cost.recomputation import recomputed_layer_fraction
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.workload import TrainingWorkload
@@ -79,7 +79,7 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
     lockstep = np.where(np.asarray(c.zero_stage) >= 2, d, np.clip(experts, 1, d))
     lockstep = np.where(d % lockstep == 0, lockstep, d)
     kinds = np.stack(np.broadcast_arrays(d, b, lockstep, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size), axis=-1)
-    distinct, kind_of = np.unique(kinds.reshape(-1, 5), axis=0, return_inverse=True)
+    distinct, inverse = np.unique(kinds.reshape(-1, 5), axis=0, return_inverse=True)
     extra = np.array(
         [
             expected_extra(
@@ -93,7 +93,7 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
             for replicas, micro_batch, together, stages, chunks in distinct.tolist()
         ]
     )
-    return float(extra[0]) if c.is_alone else extra[kind_of.reshape(kinds.shape[:-1])]
+    return float(extra[0]) if c.is_alone else extra[inverse.reshape(kinds.shape[:-1])]
 
 
 def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
-from hp_tool.cost.topology import Axis, Group, dense_group
+from hp_tool.cost.network import Axis, Group, dense_group
 
 
 def splits_backward(c: Candidates) -> Bools:
@@ -54,12 +54,12 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     plain = from_end + 1
     interleaved = plain + from_end + (v - 1) * p
-    held = minimum(where(v > 1, interleaved, plain), m * v)
+    chunks = minimum(where(v > 1, interleaved, plain), m * v)
     schedule = c.pipeline_schedule
     if not anywhere(schedule):
-        return held
-    held = where(schedule == GPIPE, m, held)
-    return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, held))
+        return chunks
+    chunks = where(schedule == GPIPE, m, chunks)
+    return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, chunks))
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
@@ -86,22 +86,8 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
     return pair, *group
 
 
-def folded_ends(
-    c: Candidates, *, plain: tuple[Floats, Floats], layers: tuple[Floats, Floats], ends: Floats
-) -> tuple[Floats, Floats]:
-    """What the first and the last rank hold: `plain` in a pipeline that is not folded; else their share of `layers`, those of
-    the pipeline's two ends, and of `ends`, embedding and output layer together.
-    """
-    if not anywhere(is_folded(c)):
-        return plain
-    first, last = layers
-    both = first + last + ends
-    is_v, is_dual = c.pipeline_schedule == ZBV, c.pipeline_schedule == DUALPIPE
-    return where(is_v, first + ends, where(is_dual, both, plain[0])), where(is_v, last, where(is_dual, both, plain[1]))
-
-
 def share_of_ends(c: Candidates) -> Floats:
-    """Share of the micro-batches for which the rank that sets the pace runs embedding and output layer: ZB-V's first rank
+    """Share of the micro-batches for which the critical rank runs embedding and output layer: ZB-V's first rank
     all of them, DualPipe's first and last rank half each.
     """
     return where(c.pipeline_schedule == ZBV, 1.0, 0.5)

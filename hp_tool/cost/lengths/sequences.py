@@ -1,0 +1,166 @@
+"""Sequences of a data set: how long they are, and how they are packed into rows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+
+BINS = 1024
+"""Lengths that stand for a continuous distribution; neighbouring ones differ by about one per cent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LengthDistribution:
+    """Shares of sequences by length. Two orders of the same sequences are the same distribution."""
+
+    name: str
+    lengths: IntArray
+    """(k,) distinct lengths in tokens, rising, at least 1."""
+    shares: FloatArray
+    """(k,) of all sequences; sums to 1."""
+
+    @classmethod
+    def from_counts(cls, *, name: str, lengths: Iterable[int], counts: Iterable[float]) -> LengthDistribution:
+        """From lengths and how often each occurs, in any order; a length may stand more than once."""
+        given = np.fromiter(lengths, dtype=np.int64)
+        weights = np.fromiter(counts, dtype=np.float64)
+        distinct, inverse = np.unique(given, return_inverse=True)
+        # Summed from small to large: the order of the input must not show in the last digit.
+        order = np.lexsort((weights, inverse))
+        totals = np.bincount(inverse[order], weights=weights[order], minlength=len(distinct))
+        occurs = totals > 0
+        return cls(name=name, lengths=distinct[occurs], shares=totals[occurs] / totals.sum())
+
+    @classmethod
+    def log_normal_mixture(
+        cls, *, name: str, components: Iterable[tuple[float, float, float]], shortest: int, longest: int
+    ) -> LengthDistribution:
+        """From (share, median in tokens, standard deviation of the logarithm) of each component, within the limits."""
+        edges = np.geomspace(shortest, longest, BINS + 1)
+        middles = np.maximum(np.rint(np.sqrt(edges[:-1] * edges[1:])), 1).astype(np.int64)
+        counts = np.zeros(BINS)
+        for share, median, sigma in components:
+            below = np.array([0.5 * math.erfc(-math.log(edge / median) / (sigma * math.sqrt(2.0))) for edge in edges])
+            inside = np.diff(below)
+            counts += share * inside / inside.sum()
+        return cls.from_counts(name=name, lengths=middles.tolist(), counts=counts.tolist())
+
+    def cut(self, longest: int) -> LengthDistribution:
+        """The same with every longer sequence cut to `longest` tokens, as fine-tuning does; the rest of it is dropped."""
+        cut = np.minimum(self.lengths, longest)
+        return LengthDistribution.from_counts(name=self.name, lengths=cut.tolist(), counts=self.shares.tolist())
+
+    @property
+    def mean(self) -> float:
+        """Tokens a sequence, E[l]."""
+        return float(self.shares @ self.lengths)
+
+    @property
+    def mean_square(self) -> float:
+        """E[l^2]."""
+        return float(self.shares @ self.lengths.astype(np.float64) ** 2)
+
+    @property
+    def attended_length(self) -> float:
+        """E[l^2] / E[l]: length of the sequence that a token belongs to, mean over tokens."""
+        return self.mean_square / self.mean
+
+    def sample(self, count: int, *, seed: int) -> IntArray:
+        """(count,) lengths drawn independently; the same for the same seed."""
+        return np.random.default_rng(seed).choice(self.lengths, size=count, p=self.shares)
+
+
+# Packing: several sequences share a row, each attending to itself alone (Megatron Core's thd layout).
+
+
+SAMPLE = 1 << 16
+"""Sequences packed to learn what rows look like."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """Rows and what is in them."""
+
+    row_of: IntArray
+    """(n,) the row of each sequence."""
+    tokens: IntArray
+    """(r,) tokens of each row that are no padding."""
+    squares: FloatArray
+    """(r,) sum of l^2 over the row's sequences: what its attention costs."""
+
+
+def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
+    """Each sequence in the order given goes into the fullest row that still takes it (best-fit bin packing).
+
+    Data pipelines differ in how far they look ahead; offline packing by histogram fills rows as well as this does.
+    """
+    row_of = np.empty(len(lengths), dtype=np.int64)
+    shortest = int(lengths.min(initial=capacity))
+    open_rows: list[tuple[int, int]] = []  # (free tokens, row), fullest first
+    rows = 0
+    for index, length in enumerate(lengths.tolist()):
+        place = bisect_left(open_rows, (length, -1))
+        if place == len(open_rows):
+            free, row = capacity, rows
+            rows += 1
+        else:
+            free, row = open_rows.pop(place)
+        if free - length >= shortest:
+            insort(open_rows, (free - length, row))
+        row_of[index] = row
+    wide = lengths.astype(np.float64)
+    return Packed(
+        row_of=row_of,
+        tokens=np.bincount(row_of, weights=wide, minlength=rows).astype(np.int64),
+        squares=np.bincount(row_of, weights=wide**2, minlength=rows).astype(np.float64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """A data set's sequences in rows of `row_tokens` tokens."""
+
+    row_tokens: int
+    mean_tokens: float
+    """Tokens of a row that are no padding."""
+    mean_squares: float
+    """Sum of l^2 over a row's sequences."""
+    squares: FloatArray
+    """(r,) the same of sampled rows, scaled to that mean."""
+
+
+@functools.lru_cache(maxsize=16)
+def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
+    """One sequence a row, padded to row_tokens: kernels compute the padding too, so all rows cost the same."""
+    short = distribution.cut(row_tokens)
+    return Rows(
+        row_tokens=row_tokens,
+        mean_tokens=short.mean,
+        mean_squares=short.mean_square,
+        squares=np.full(1, short.mean_square),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
+    """As many sequences a row as fit. How full rows get is seen on a sample; E[l^2]/E[l] is exact."""
+    short = distribution.cut(row_tokens)
+    packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
+    whole = slice(0, max(len(packed.tokens) - 1, 1))  # the sample ended in the last row
+    fill = float(packed.tokens[whole].mean())
+    squares = packed.squares[whole]
+    mean_squares = fill * short.attended_length
+    return Rows(
+        row_tokens=row_tokens,
+        mean_tokens=fill,
+        mean_squares=mean_squares,
+        squares=squares * (mean_squares / squares.mean()),
+    )

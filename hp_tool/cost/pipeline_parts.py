@@ -1,0 +1,283 @@
+"""Pipelines whose stages differ: over two kinds of GPU, or laid out by hand. Parts of stages that hold the same are costed like
+any pipeline, each on its own device, and joined: the fullest stage, the slowest stage, and what all others take besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hp_tool.cost.arrays import Floats, Ints, Numbers, ceil, floor, maximum, minimum, result, results, where
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, PipelineStage, StageLayers, pipeline_part
+from hp_tool.cost.step_time import TIME_PARTS, micro_batches, step_seconds, transfer_seconds
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
+
+STAGE_PARTS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
+"""Parts that a stage repeats for each micro-batch; those of the critical stage count."""
+CRITICAL_PARTS = (*STAGE_PARTS, "overhead")
+"""Also waits for the host."""
+
+
+def stage_seconds(costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats) -> Floats:
+    """Seconds of one micro-batch on the slowest stage of a part, waits for its host included."""
+    waits = costs.parts["overhead"] - profile.framework.step_overhead_s
+    return (sum(costs.parts[name] for name in STAGE_PARTS) + waits) / micro_batches
+
+
+def _joined(each: Sequence[TrainingCosts], seconds: Sequence[Floats]) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
+    """(memory of the part closest to its capacity, time parts without the bubble, seconds of the slowest stage)."""
+    fullest, slowest, slowest_s = each[0], each[0], seconds[0]
+    largest: dict[str, Floats] = {name: each[0].parts[name] for name in TIME_PARTS}
+    for one, stage_s in zip(each[1:], seconds[1:], strict=True):
+        fuller = one.memory_total_bytes / one.capacity_bytes > fullest.memory_total_bytes / fullest.capacity_bytes
+        fullest, slowest = _chosen(fuller, one, fullest), _chosen(stage_s > slowest_s, one, slowest)
+        slowest_s = maximum(stage_s, slowest_s)
+        largest = {name: maximum(so_far, one.parts[name]) for name, so_far in largest.items()}
+    parts = largest | {name: slowest.parts[name] for name in CRITICAL_PARTS}
+    return replace(fullest, first_stage_bytes=each[0].first_stage_bytes), parts, slowest_s
+
+
+def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Floats) -> TrainingCosts:
+    parts = parts | {"pipeline_bubble": bubble}
+    return replace(costs, parts=results(parts), step_s=result(step_seconds(parts)))
+
+
+def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
+    """Row by row one or the other."""
+
+    def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        return {name: where(condition, column, other[name]) for name, column in one.items()}
+
+    names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "capacity_bytes", "step_s")
+    totals = columns(*({name: getattr(costs, name) for name in names} for costs in (yes, no)))
+    return TrainingCosts(
+        memory_parts=columns(yes.memory_parts, no.memory_parts),
+        parts=columns(yes.parts, no.parts),
+        layers_by_kind=tuple(
+            result(where(condition, one, other)) for one, other in zip(yes.layers_by_kind, no.layers_by_kind, strict=True)
+        ),
+        **totals,
+    )
+
+
+def _rows(candidates: Candidates) -> Candidates:
+    """A grid as rows."""
+    return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
+
+
+# Two kinds of GPU in one cluster: the first kind holds the first pipeline stages, the second the rest.
+#
+# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; what the kinds share is the pipeline. Each kind gets
+# as many layers a stage as lets both take equally long (Megatron Core's pipeline_model_parallel_layout), in whole layers;
+# stages of a kind hold equally many, rounded up.
+
+
+def mixed_costs(
+    kinds: tuple[TrainingCase, TrainingCase], candidates: Candidates, *, memory_headroom_fraction: float
+) -> TrainingCosts:
+    """Memory of the kind that is closest to its capacity, or furthest above it; step time of the pipeline. `kinds` are the case
+    on either kind of GPU, in the order of their stages, with the number of devices of each.
+    """
+    c = _rows(candidates)
+    layers, p = kinds[0].model.num_hidden_layers, c.pipeline_parallel_size
+    first, second = stages_by_kind(kinds, c)
+
+    def each_kind(layers: tuple[Floats, Floats]) -> list[TrainingCosts]:
+        return [
+            training_costs(case=kind, candidates=c, pipeline=pipeline, memory_headroom_fraction=memory_headroom_fraction)
+            for kind, pipeline in zip(kinds, _parts_by_kind(kinds, c, layers), strict=True)
+        ]
+
+    def split(on_first: Floats) -> TrainingCosts:
+        """The pipeline with `on_first` layers on each stage of the first kind."""
+        on_second = ceil((layers - first * on_first) / second)
+        each = each_kind((on_first, on_second))
+        costs, parts, slowest_s = _joined(each, _seconds_by_kind(kinds, c, each))
+        bubble = _bubble(kinds, c, each, slowest_s=slowest_s)
+        return replace(_with_times(costs, parts, bubble=bubble), layers_by_kind=(result(on_first), result(on_second)))
+
+    # An equal split tells how long a layer takes on each kind, ends included.
+    seconds = _seconds_by_kind(kinds, c, each_kind((layers / p, layers / p)))
+    balanced = layers * seconds[1] / (first * seconds[1] + second * seconds[0])
+    fewest = c.virtual_pipeline_parallel_size
+    most = maximum((layers - second * fewest) // first, fewest)
+    down, up = (split(minimum(maximum(count, fewest), most)) for count in (floor(balanced), ceil(balanced)))
+    better = (up.feasible > down.feasible) | ((up.feasible == down.feasible) & (up.step_s < down.step_s))
+    return _chosen(better, up, down)
+
+
+def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
+    """Stages of each kind: its share of the devices."""
+    p = c.pipeline_parallel_size
+    first = p * kinds[0].cluster.num_gpus // sum(kind.cluster.num_gpus for kind in kinds)
+    return first, p - first
+
+
+def _parts_by_kind(
+    kinds: tuple[TrainingCase, TrainingCase], c: Candidates, layers: tuple[Floats, Floats]
+) -> tuple[Pipeline, Pipeline]:
+    """The stages on each kind, with so many layers each."""
+    model, (first, second) = kinds[0].model, stages_by_kind(kinds, c)
+    return (
+        pipeline_part(
+            model, c, first_rank=0, layers_before=0.0, stages=first, layers=layers[0], embedding=True, output=False
+        ),
+        pipeline_part(
+            model, c, first_rank=first, layers_before=first * layers[0], stages=second, layers=layers[1], embedding=False,
+            output=True,
+        ),
+    )  # fmt: skip
+
+
+def _seconds_by_kind(kinds: tuple[TrainingCase, TrainingCase], c: Candidates, each: Sequence[TrainingCosts]) -> list[Floats]:
+    m = micro_batches(c, workload=kinds[0].workload)
+    return [stage_seconds(one, profile=kind.profile, micro_batches=m) for one, kind in zip(each, kinds, strict=True)]
+
+
+def _bubble(
+    kinds: tuple[TrainingCase, TrainingCase], c: Candidates, each: Sequence[TrainingCosts], *, slowest_s: Floats
+) -> Floats:
+    """All stages' seconds for one micro-batch but the slowest's, over v, and the transfers on the way there and back: a part's
+    own bubble holds what all of its stages take, and the transfers.
+    """
+    transfers = [2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c) for kind in kinds]
+    stages: Floats = sum(one.parts["pipeline_bubble"] - own for one, own in zip(each, transfers, strict=True))
+    return stages - slowest_s / c.virtual_pipeline_parallel_size + maximum(*transfers)
+
+
+# Pipelines whose stages a query lays out: stages that hold the same are costed once, each as a part of one stage.
+#
+# Step time: the slowest stage runs m micro-batches; the bubble is what all other stages take for one, over v, as with equal
+# stages. Not counted: that interleaving also waits where chunks of neighbouring ranks differ while the ranks' sums do not; the
+# lookup in multi-token prediction's copy of the embedding, and that copy's share in the gradients of one.
+
+
+class StageKind(NamedTuple):
+    """Stages that hold the same."""
+
+    ranks: float
+    """How many there are."""
+    rank: float
+    """The first of them, which holds most micro-batches."""
+    layers: float
+    """Without those for multi-token prediction."""
+    dense_layers: float
+    """Of `layers`, those without experts in a model that has them."""
+    extra_layers: float
+    """For multi-token prediction."""
+    embedding: float
+    embedding_copies: float
+    output: float
+    chunk_layers: float
+
+    def pipeline(self, model: ModelSpec) -> Pipeline:
+        """The part of a pipeline that is one such stage."""
+        count: Floats = self.layers + self.extra_layers
+        share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
+        stage = PipelineStage(
+            rank=self.rank,
+            layers=StageLayers(count=count, expert_share=share),
+            chunk_layers=self.chunk_layers,
+            embedding=self.embedding,
+            embedding_copies=self.embedding_copies,
+            output=self.output,
+            extra_layers=self.extra_layers,
+        )
+        critical = StageLayers(count=maximum(count, NO_LAYERS), expert_share=share)
+        return Pipeline(stages=(stage,), critical=critical, part=1, embedding=self.embedding, output=self.output)
+
+
+def laid_out_costs(
+    case: TrainingCase, candidates: Candidates, *, layout: PipelineLayout, memory_headroom_fraction: float
+) -> TrainingCosts:
+    """Of candidates with as many chunks as the layout."""
+    c = _rows(candidates)
+    kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
+    each = [
+        training_costs(
+            case=case, candidates=c, pipeline=kind.pipeline(case.model), memory_headroom_fraction=memory_headroom_fraction
+        )
+        for kind in kinds
+    ]
+    m, v = micro_batches(c, workload=case.workload), c.virtual_pipeline_parallel_size
+    seconds = [stage_seconds(one, profile=case.profile, micro_batches=m) for one in each]
+    costs, parts, slowest_s = _joined(each, seconds)
+    all_s: Floats = sum(kind.ranks * stage_s for kind, stage_s in zip(kinds, seconds, strict=True))
+    # A stage's own bubble holds what it takes itself; the rest are transfers, which all have alike.
+    return _with_times(costs, parts, bubble=each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v)
+
+
+def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
+    """The kinds for each candidate's number of stages, every field an array where `stages` is one. Where a candidate has fewer
+    kinds than another, its last one stands in for 0 ranks.
+    """
+    if not isinstance(stages, np.ndarray):
+        return stage_kinds(layout, stages=int(stages), model=model)
+    if not stages.size:
+        return stage_kinds(layout, stages=len(layout.chunks), model=model)
+    sizes, inverse = np.unique(stages, return_inverse=True)
+    tables = [stage_kinds(layout, stages=int(p), model=model) for p in sizes]
+    most = max(len(table) for table in tables)
+    padded = [table + [table[-1]._replace(ranks=0.0)] * (most - len(table)) for table in tables]
+    return [StageKind(*np.array([table[k] for table in padded])[inverse].T) for k in range(most)]
+
+
+def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
+    """What the ranks of a pipeline of so many stages hold, in the order of the first rank of each kind."""
+    kinds: dict[tuple[Any, ...], StageKind] = {}
+    for rank in range(stages):
+        chunks, dense = _chunks(layout, model, rank, stages)
+        contents = (dense, *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks))
+        known = kinds.get(contents)
+        kinds[contents] = known._replace(ranks=known.ranks + 1) if known else _kind(model, chunks, dense, rank, stages)
+    return list(kinds.values())
+
+
+def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: ModelSpec) -> StageKind:
+    """What one rank of a pipeline of so many holds."""
+    chunks, dense = _chunks(layout, model, rank, stages)
+    return _kind(model, chunks, dense, rank, stages)
+
+
+def _chunks(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) -> tuple[tuple[LayoutChunk, ...], int]:
+    """A rank's chunks, and how many of their layers are dense ones at the start of a mixture of experts."""
+    leading = model.num_hidden_layers - model.moe_layers if model.num_experts else 0
+    chunks = layout.stage(rank, stages=stages)
+    return chunks, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in chunks)
+
+
+def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: int, stages: int) -> StageKind:
+    embedding, output, extra = (sum(getattr(chunk, name) for chunk in chunks) for name in ("embedding", "loss", "mtp_layers"))
+    # Where weights are tied, the output layer's are the copy.
+    copied = extra > 0 and not (model.tie_word_embeddings and output)
+    return StageKind(
+        ranks=1.0,
+        rank=rank,
+        layers=sum(chunk.layers for chunk in chunks),
+        dense_layers=dense,
+        extra_layers=extra,
+        embedding=embedding,
+        embedding_copies=max(embedding, copied),
+        output=output,
+        chunk_layers=_layers_in_flight([chunk.layers + chunk.mtp_layers for chunk in chunks], rank, stages),
+    )
+
+
+def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
+    """Mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts: p micro-batches are through each chunk but the
+    last when the first of the last one's backward passes begins, 2(p - r - 1) + 1 more follow, beyond p in the first chunk.
+    """
+    more = 2 * (stages - rank - 1) + 1
+    passes = [stages] * (len(layers) - 1) + [min(more, stages)]
+    passes[0] += max(more - stages, 0)
+    if len(layers) == 1:
+        return float(layers[0])
+    return sum(count * layers_held for count, layers_held in zip(passes, layers, strict=True)) / sum(passes)

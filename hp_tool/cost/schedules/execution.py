@@ -1,0 +1,233 @@
+"""Pipeline schedules as they are executed: which operation each rank runs after which.
+
+Letters: p ranks, v model chunks per rank, m micro-batches, r a rank. A stage is one model chunk, numbered in the order in
+which a micro-batch passes them. Sources: GPipe arXiv 1811.06965; 1F1B and interleaved 2104.04473, in Megatron Core's order;
+ZB-H1 and ZB-V 2401.10241 sections 2 and 6; DualPipe 2412.19437 section 3.2.1 and its published code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["F", "B", "W", "BW"]
+
+
+class Operation(NamedTuple):
+    """One micro-batch on one stage."""
+
+    kind: Kind
+    """F forward, B backward for the input, W for the weights, BW both at once."""
+    stage: int
+    micro_batch: int
+
+
+Block = tuple[Operation, ...]
+"""Operations that run as one: together they wait for their inputs, and together they end."""
+Order = list[Block]
+"""What one rank runs, block after block."""
+
+
+def gpipe(*, p: int, m: int) -> list[Order]:
+    """All forward passes, then all backward passes."""
+    kinds: tuple[Kind, ...] = ("F", "BW")
+    return [_one_by_one(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)]
+
+
+def one_f_one_b(*, p: int, m: int) -> list[Order]:
+    """p - r forward passes, then backward and forward by turns."""
+    return [_one_by_one(_by_turns(r, warm_up=min(p - r, m), m=m)) for r in range(p)]
+
+
+def interleaved(*, p: int, v: int, m: int) -> list[Order]:
+    """Stages p apart on each rank; groups of p micro-batches pass one chunk after the other. m is a multiple of p."""
+
+    def forward(r: int, i: int) -> Operation:
+        group, rest = divmod(i, p * v)
+        return Operation("F", rest // p * p + r, group * p + rest % p)
+
+    def backward(r: int, i: int) -> Operation:
+        group, rest = divmod(i, p * v)
+        return Operation("BW", (v - 1 - rest // p) * p + r, group * p + rest % p)
+
+    orders = []
+    for r in range(p):
+        warm_up = min(2 * (p - r - 1) + (v - 1) * p, m * v)
+        order = [forward(r, i) for i in range(warm_up)]
+        for i in range(m * v):
+            if warm_up + i < m * v:
+                order.append(forward(r, warm_up + i))
+            order.append(backward(r, i))
+        orders.append(_one_by_one(order))
+    return orders
+
+
+def zb_h1(*, p: int, m: int) -> list[Order]:
+    """1F1B with its backward pass split: rank r lets r weight gradients wait, and fills the drain with them."""
+    orders = []
+    for r in range(p):
+        order: list[Operation] = []
+        waiting: deque[Operation] = deque()
+        for operation in _by_turns(r, warm_up=min(p - r, m), m=m):
+            if operation.kind == "F":
+                order.append(operation)
+                continue
+            order.append(operation._replace(kind="B"))
+            waiting.append(operation._replace(kind="W"))
+            if len(waiting) > r:
+                order.append(waiting.popleft())
+        orders.append(_one_by_one((*order, *waiting)))
+    return orders
+
+
+def zbv(*, p: int, m: int) -> list[Order]:
+    """Rank r holds stages r and 2p - 1 - r: the way down and back up a V. Made for t_f = t_b = t_w and m >= 2p - 1; of
+    fewer micro-batches the missing ones are left out.
+    """
+    orders = []
+    for r in range(p):
+        rank = _Rank(stages=(r, 2 * p - 1 - r))
+        total = max(2 * p - 1, m)
+        rank.run("F0", times=2 * (p - r) - 1)
+        rank.run("F1", "F0", times=r)
+        rank.run("F1", "B1", "W1", times=p - r)
+        rank.run("F0", "B0", "W0", "F1", "B1", "W1", times=total - (2 * p - 1 - r))
+        rank.run("B0", "W0", "F1", "B1", "W1", times=p - 1 - r)
+        rank.run("B0", "B1", times=r)
+        rank.run("B0", "W0", times=p - r)
+        rank.run("W1", times=r)
+        rank.run("W0", times=r)
+        orders.append([block for block in rank.order if block[0].micro_batch < m])
+    return orders
+
+
+def dualpipe(*, p: int, m: int) -> list[Order]:
+    """Micro-batches enter at both ends, m/2 at each; rank r runs stage r of the one way and stage p - 1 - r of the other, so
+    that every stage is kept twice. p and m are even, m >= 2p. A forward and a backward pass that overlap are one block,
+    but for the first one in the middle of the pipeline, as in the published code.
+    """
+    orders = []
+    for r in range(p):
+        near = min(r, p - 1 - r)
+        far = p // 2 - near - 1
+        # Chunk 0 serves the micro-batches that enter at the nearer end.
+        rank = _Rank(stages=(near, p - 1 - near), first=(0, m // 2) if r < p // 2 else (m // 2, 0))
+        rank.run("F0", times=2 * far)
+        rank.run("F0", "F1", times=near + 1)
+        rank.run("B1", "W", "F1", times=far)
+        for i in range(m // 2 - p + near + 1):
+            rank.run(*("F0", "BW1") if far == 0 and i == 0 else ("F0+BW1",), "F1+BW0")
+        rank.run("BW1", "F1+BW0", times=far)
+        whole = near + 1  # of the 2 (near + 1) backward passes left; the weight gradients of the rest fill the drain
+        for i in range(2 * (near + 1)):
+            rank.run(("BW" if i < whole else "B") + ("1" if i % 2 == 0 else "0"))
+        rank.run("W", "B0", times=far)
+        rank.run("W", times=len(rank.waiting))
+        orders.append(rank.order)
+    return orders
+
+
+def _one_by_one(operations: Iterable[Operation]) -> Order:
+    return [(operation,) for operation in operations]
+
+
+def _by_turns(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
+    yield from (Operation("F", r, k) for k in range(warm_up))
+    for k in range(m):
+        yield Operation("BW", r, k)
+        if warm_up + k < m:
+            yield Operation("F", r, warm_up + k)
+
+
+class _Rank:
+    """One rank's order, written down by its two chunks: each takes its micro-batches in turn, first of all `first`."""
+
+    def __init__(self, *, stages: tuple[int, int], first: tuple[int, int] = (0, 0)) -> None:
+        self.order: Order = []
+        self.waiting: deque[Operation] = deque()
+        self._stages = stages
+        self._next = {"F0": first[0], "F1": first[1], "B0": first[0], "B1": first[1]}
+
+    def run(self, *words: str, times: int = 1) -> None:
+        """F0, B1, BW0, ...: kind and chunk; W: the weight gradient that waits longest, W0 of that chunk; + joins two in one
+        block.
+        """
+        for _ in range(times):
+            for word in words:
+                self.order.append(tuple(self._owed(w) if w[0] == "W" else self._take(w) for w in word.split("+")))
+
+    def _owed(self, word: str) -> Operation:
+        stages = self._stages if word == "W" else (self._stages[int(word[-1])],)
+        operation = next(operation for operation in self.waiting if operation.stage in stages)
+        self.waiting.remove(operation)
+        return operation
+
+    def _take(self, word: str) -> Operation:
+        chunk = int(word[-1])
+        counter = f"{word[0]}{chunk}"
+        micro_batch = self._next[counter]
+        self._next[counter] += 1
+        stage = self._stages[chunk]
+        if word[:-1] == "B":
+            self.waiting.append(Operation("W", stage, micro_batch))
+        return Operation("F" if word[0] == "F" else "BW" if word[:-1] == "BW" else "B", stage, micro_batch)
+
+
+# When each operation starts and ends: the order, executed.
+
+
+_Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One block in time; seconds from the start of the step."""
+
+    block: Block
+    start_s: float
+    end_s: float
+
+
+def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0) -> list[list[Span]]:
+    """The spans of each rank. A block starts when its rank is free and all its inputs have arrived: of a forward pass the
+    previous stage's output, of a backward pass its own forward pass and the next stage's gradient; it takes as long as its
+    operations one after the other. `transfer_s` is the way from one rank to another.
+
+    Raises ValueError where the ranks wait for each other in a circle.
+    """
+    last_stage = max(operation.stage for order in orders for block in order for operation in block)
+    done: dict[_Key, tuple[float, int]] = {}
+    spans: list[list[Span]] = [[] for _ in orders]
+    left = sum(len(order) for order in orders)
+    while left:
+        before = left
+        for rank, order in enumerate(orders):
+            for block in order[len(spans[rank]) :]:
+                inputs = [done.get(key) for operation in block for key in _inputs(operation, last_stage)]
+                if None in inputs:
+                    break
+                arrived = [end + (transfer_s if source != rank else 0.0) for end, source in filter(None, inputs)]
+                start = max([spans[rank][-1].end_s if spans[rank] else 0.0, *arrived])
+                end = start + sum(seconds(operation) for operation in block)
+                spans[rank].append(Span(block=block, start_s=start, end_s=end))
+                done |= {_key(operation): (end, rank) for operation in block}
+                left -= 1
+        if left == before:
+            raise ValueError("the ranks of this schedule wait for each other in a circle")
+    return spans
+
+
+def _key(operation: Operation) -> _Key:
+    kind, stage, micro_batch = operation
+    return ("B" if kind == "BW" else kind), stage, micro_batch
+
+
+def _inputs(operation: Operation, last_stage: int) -> list[_Key]:
+    kind, stage, micro_batch = operation
+    if kind == "F":
+        return [("F", stage - 1, micro_batch)] if stage else []
+    if kind == "W":
+        return [("B", stage, micro_batch)]
+    return [("F", stage, micro_batch)] + ([("B", stage + 1, micro_batch)] if stage < last_stage else [])

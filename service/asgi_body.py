@@ -1,0 +1,51 @@
+"""Reading a request's body in a middleware, and passing it on to the application below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starlette.types import Message, Receive
+
+from hp_tool.errors import HpToolError
+
+
+def too_large(limit: int) -> HpToolError:
+    """The error for a body above the limit."""
+    return HpToolError(f"the body is larger than {limit} bytes", code="payload_too_large")
+
+
+def counted(receive: Receive, limit: int) -> Receive:
+    """`receive` that raises where a body of unannounced length passes the limit."""
+    seen = 0
+
+    async def received() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise too_large(limit)
+        return message
+
+    return received
+
+
+async def whole(receive: Receive) -> bytes | None:
+    """The body; None where the client hung up."""
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that delivers a body which was read already."""
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def received() -> Message:
+        return next(messages, None) or await receive()
+
+    return received

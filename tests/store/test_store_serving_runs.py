@@ -1,0 +1,172 @@
+"""Serving runs: what an older version stored in the words of training reads as what it is, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.measurement import Fidelity, LoadLatencies, Measurement, ServingTimes
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import NewMeasurement, SearchState
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.store import open_store, schema
+from hp_tool.store.engine import create_engine
+from hp_tool.store.tables import measurements, runs, searches
+
+QUERY = {
+    "kind": "inference",
+    "model": "gpt",
+    "cluster": "named",
+    "inference": {"concurrency": 16, "output_length": 5},
+    "parallel": {"max_num_batched_tokens": [2048]},
+}
+CONFIG = ServingConfig(tensor_parallel_size=2, data_parallel_size=3, max_num_seqs=4, max_num_batched_tokens=2048)
+REPLICA = ParallelConfig(tensor_parallel_size=2, micro_batch_size=4)
+TIMES = ServingTimes(
+    ttft_s=0.5,
+    ttft_s_spread=0.0,
+    tpot_s=0.375,
+    tpot_s_spread=0.0,
+    ttft_times_s=(0.5, 0.6),
+    tpot_times_s=(0.375, 0.4),
+    output_tokens_per_second=10.0,
+    runner="vllm",
+)
+# A batch of 4 x 5 tokens takes 2 s; of 16 / 3 requests a third has to wait for it.
+LOAD = LoadLatencies(
+    ttft_s=pytest.approx(2 / 3 + 0.5),
+    tpot_s=0.375,
+    request_latency_s=pytest.approx(2 / 3 + 2.0),
+    penalised_latency_s=7.5,
+    request_latencies_s=(2.0, 2.2),
+)
+TRAINED = {"step_s": 7.5, "step_times_s": [2.0, 2.2]}
+PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
+
+
+def stored_rows(url: str, search_id: str) -> dict[str, Any]:
+    """The columns that differ between the two ways, as they lie in the database."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        run = connection.execute(sa.select(runs).where(runs.c.search_id == search_id)).one()
+        measured = connection.execute(sa.select(measurements).where(measurements.c.run_id == run.id)).one()
+        search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
+    engine.dispose()
+    return {
+        "run": (run.parallel, run.digest),
+        "measurement": (measured.parallel, measured.digest, measured.step_s, measured.measurement),
+        "search": (search.progress, search.result),
+    }
+
+
+def write_as_before(url: str, search_id: str) -> None:
+    """Rewrite a search's rows in the way of revision 0007, independently of the migration."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        run = connection.execute(sa.select(runs).where(runs.c.search_id == search_id)).one()
+        measured = connection.execute(sa.select(measurements).where(measurements.c.run_id == run.id)).one()
+        search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
+        trained = {name: value for name, value in measured.measurement.items() if name != "load"} | TRAINED
+        row = search.result["recommendations"][0] | {"measurement": trained}
+        fidelity = Fidelity(steps=2)
+        changes: tuple[tuple[sa.Table, str, dict[str, Any]], ...] = (
+            (runs, run.id, {"parallel": asdict(REPLICA), "digest": configuration_digest(parallel=REPLICA, fidelity=fidelity)}),
+            (
+                measurements,
+                measured.id,
+                {
+                    "parallel": asdict(REPLICA),
+                    "digest": configuration_digest(parallel=REPLICA, fidelity=fidelity),
+                    "step_s": 7.5,
+                    "measurement": trained,
+                },
+            ),
+            (
+                searches,
+                search_id,
+                {
+                    "progress": search.progress | {"best_parallel": asdict(REPLICA)},
+                    "result": search.result | {"recommendations": [row]},
+                },
+            ),
+        )
+        for table, row_id, values in changes:
+            connection.execute(sa.update(table).where(table.c.id == row_id).values(values))
+        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '0007'"))
+    engine.dispose()
+
+
+def add_search(url: str) -> str:
+    """A succeeded search with one serving run, stored as it is today, and a training's measurement beside it."""
+    store = open_store(url)
+    search = store.create_search(query=QUERY).id
+    claimed = store.claim_search(holder="here", lease_s=60.0, search_id=search)
+    assert claimed is not None
+    lease = claimed[1]
+    fidelity = Fidelity(steps=2)
+    run = store.intend_run(lease=lease, parallel=CONFIG, fidelity=fidelity, predicted=PREDICTED)
+    load = replace(LOAD, ttft_s=2 / 3 + 0.5, request_latency_s=2 / 3 + 2.0)
+    outcome = Measurement(status="ok", serving=TIMES, load=load, fidelity=fidelity)
+    new = NewMeasurement(
+        source="profile",
+        cluster_key="one",
+        gpu="cpu",
+        framework="vllm-serving",
+        model="gpt",
+        query=QUERY,
+        parallel=CONFIG,
+        measurement=outcome,
+        predicted=PREDICTED,
+    )
+    store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=1.0)
+    training = replace(new, framework="megatron-core", query={"kind": "training"}, parallel=REPLICA)
+    store.add_measurement(measurement=replace(training, measurement=Measurement(status="ok", step_s=1.0)))
+    store.set_progress(lease=lease, progress={"best_run_id": run.id, "best_parallel": asdict(CONFIG)})
+    measured = stored_rows(url, search)["measurement"][-1]
+    rows = [{"parallel": asdict(CONFIG), "measurement": measured}, {"parallel": asdict(CONFIG), "measurement": None}]
+    store.finish_search(
+        lease=lease, state=SearchState.SUCCEEDED, result={"recommendations": rows[:1], "nearest_misses": rows[1:]}
+    )
+    store.close()
+    return search
+
+
+def test_a_way_to_serve_is_stored_and_read_as_one(url: str) -> None:
+    schema.upgrade(url)
+    search = add_search(url)
+    store = open_store(url)
+    (run,), (figures,) = store.runs(search_id=search), store.run_figures(search_id=search)
+    trained, served = sorted(store.measurements().items, key=lambda record: record.framework)
+    store.close()
+    assert run.parallel == figures.parallel == served.parallel == CONFIG and trained.parallel == REPLICA
+    assert run.measurement is not None and run.measurement.step_s is None and run.measurement.load == LOAD
+    assert figures.objective_s == run.measurement.objective_s == 7.5
+    assert figures.latencies is not None and figures.latencies.request_latency_s == LOAD.request_latency_s
+
+
+def test_serving_runs_of_an_older_version_move_without_loss_and_back(url: str) -> None:
+    schema.upgrade(url)
+    search = add_search(url)
+    today = stored_rows(url, search)
+    write_as_before(url, search)
+    before = stored_rows(url, search)
+    assert before["run"] != today["run"] and before["search"][0]["best_parallel"]["micro_batch_size"] == 4
+    for _ in range(2):
+        schema.upgrade(url)
+        store = open_store(url)
+        (run,) = store.runs(search_id=search)
+        trained = store.measurements(framework="megatron-core").items[0]
+        store.close()
+        assert run.parallel == CONFIG and run.digest == configuration_digest(parallel=CONFIG, fidelity=run.fidelity)
+        assert run.measurement is not None and run.measurement.load == LOAD and run.measurement.serving == TIMES
+        assert stored_rows(url, search) == today
+        assert trained.parallel == REPLICA and trained.measurement.step_s == 1.0
+        schema.downgrade(url, to="0007")
+        down = stored_rows(url, search)
+        assert down["run"] == ({"tensor_parallel_size": 2, "micro_batch_size": 4}, before["run"][1])
+        assert down["measurement"][1:] == before["measurement"][1:]
+        assert down["search"][1] == before["search"][1]
