@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
-from hp_tool.domain.pools import PoolRecommendation
-from hp_tool.domain.serving import InferenceEstimate, ServingMend, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingMend, ServingRecommendation
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import duration, gib
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.domain.program import Program
+from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.exchange import exports
 from hp_tool.formats import megatron_lm
