@@ -97,7 +97,7 @@ def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) ->
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """The nouns of one configuration; objective min_gpus may have chosen fewer devices than the query has."""
+    """The case of one configuration; objective min_gpus may have chosen fewer devices than the query has."""
     model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)

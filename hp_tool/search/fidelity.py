@@ -58,7 +58,7 @@ class Reduction:
 def reduced(
     *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
 ) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
-    """What runs: the nouns with layers, replicas and micro-batches as `fidelity` has them; the batch follows."""
+    """The model, workload and configuration with the layers, replicas and micro-batches of `fidelity`; the batch follows."""
     replicas = fidelity.data_parallel_size or parallel.data_parallel_size
     micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
     return (

@@ -11,7 +11,7 @@ import numpy as np
 from hp_tool import bounds
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
@@ -21,7 +21,7 @@ from hp_tool.domain.query import Query, Targets
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_nouns
+from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case
 from hp_tool.units import SECONDS_PER_HOUR
 
 MAX_PAIRS = 2_000_000
@@ -39,15 +39,13 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     sides = _sides(query)
     problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))
     _refuse_unmodelled(problem)
-    nouns = [
-        serving_nouns(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides
-    ]
-    t_p, t_d, n_p, n_d = _pairs(query, spec, nouns)
+    cases = [serving_case(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides]
+    t_p, t_d, n_p, n_d = _pairs(query, spec, cases)
     if len(t_p) == 0:
         return ()
     costs = pool_costs(
-        prefill=nouns[0],
-        decode=nouns[1],
+        prefill=cases[0],
+        decode=cases[1],
         prefillers=_candidates(t_p, n_p, problem),
         decoders=_candidates(t_d, n_d, problem),
         requests_per_second=problem.request_rate_per_second,
@@ -100,14 +98,14 @@ def _refuse_unmodelled(problem: ServingProblem) -> None:
 
 
 def _pairs(
-    query: Query, spec: DisaggregationSpec, nouns: Sequence[ServingNouns]
+    query: Query, spec: DisaggregationSpec, cases: Sequence[ServingCase]
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """(t_p, t_d, n_p, n_d), each (n,): replicas of legal sizes that the devices suffice for."""
     shared = not catalogue_cluster(query.cluster).kinds
-    room = [side.cluster.num_gpus for side in nouns]
+    room = [side.cluster.num_gpus for side in cases]
     sizes = [
-        _legal(nouns[0], spec.prefill_tensor_parallel_size),
-        _legal(nouns[1], spec.decode_tensor_parallel_size),
+        _legal(cases[0], spec.prefill_tensor_parallel_size),
+        _legal(cases[1], spec.decode_tensor_parallel_size),
     ]
     axes = {
         "prefill_tensor_parallel_size": len(sizes[0]),
@@ -137,15 +135,15 @@ def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
     return range(value, value + 1) if value <= most else range(0)
 
 
-def _legal(nouns: ServingNouns, axis: int | tuple[int, ...] | None) -> list[int]:
+def _legal(case: ServingCase, axis: int | tuple[int, ...] | None) -> list[int]:
     """Tensor-parallel sizes that divide the model: the query's, or powers of two within a domain of fast links."""
-    sizes = axis_values(axis) or tuple(1 << k for k in range(nouns.cluster.nvlink_domain_size.bit_length()))
+    sizes = axis_values(axis) or tuple(1 << k for k in range(case.cluster.nvlink_domain_size.bit_length()))
     legal = []
     for t in sizes:
-        if not 1 <= t <= nouns.cluster.num_gpus:
+        if not 1 <= t <= case.cluster.num_gpus:
             continue
         one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=t)], concurrency=[1])
-        if legality(model=nouns.model, num_gpus=t, candidates=one)[0] == 0:
+        if legality(model=case.model, num_gpus=t, candidates=one)[0] == 0:
             legal.append(t)
     return legal
 

@@ -17,6 +17,7 @@ from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
+from hp_tool.serving.problem import CostedRows
 from hp_tool.training.nearest_infeasible import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, rank
@@ -44,7 +45,7 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
     """Rank and describe. Configurations that miss a target by measured or calibrated latencies are not recommended."""
     latencies = _latencies(tuning, account.runs, calibration)
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
-    output = tuning.problem.nouns.output_length
+    output = tuning.problem.case.output_length
     seen = {
         row: latencies.row(row, output_length=output) for row in rows if row not in latencies.failed and tuning.costs.fits[row]
     }
@@ -76,7 +77,7 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
     """Calibrated predictions, and in place of them what was measured."""
     ttft, tpot = calibration.predict(tuning.search.table, tuning.costs)
     ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
-    if tuning.problem.nouns.output_length == 1:
+    if tuning.problem.case.output_length == 1:
         tpot_s[:] = 0.0
     measured: dict[int, Measurement] = {}
     failed: set[int] = set()
@@ -100,16 +101,15 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
 
 def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
     candidates = tuning.search.candidates
-    corrected = _corrected(tuning, latencies)
+    predicted = CostedRows(problem=tuning.problem, candidates=candidates, costs=tuning.costs)
+    corrected = replace(predicted, costs=_corrected(tuning, latencies))
     return tuple(
         ServingRecommendation(
             rank=place + 1,
             parallel=candidates.config(row),
-            estimate=estimate_row(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
+            estimate=estimate_row(predicted, row),
             measurement=latencies.measured.get(row),
-            calibrated_estimate=_with_intervals(
-                estimate_row(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, latencies
-            ),
+            calibrated_estimate=_with_intervals(estimate_row(corrected, row), row, latencies),
         )
         for place, row in enumerate(rows)
     )
@@ -117,8 +117,8 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
 
 def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
     """The costs with these latencies; parts keep their shares, tails their shape."""
-    costs, nouns = tuning.costs, tuning.problem.nouns
-    latency = latencies.ttft_s + (nouns.output_length - 1) * latencies.tpot_s
+    costs, case = tuning.costs, tuning.problem.case
+    latency = latencies.ttft_s + (case.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
     return replace(
         costs,

@@ -53,10 +53,12 @@ class View:
     """A record as the API shows it: its fields of the same names, and those that the view computes."""
 
     @classmethod
-    def of(cls, record: Any, **more: Any) -> Self:
-        """The view of `record`; `more`: fields that the record does not tell."""
-        values = cls.computed(record) | more
-        return cls(**{each.name: getattr(record, each.name) for each in fields(cls) if each.name not in values}, **values)
+    def of(cls, *records: Any, **more: Any) -> Self:
+        """The view of `records`, each field from the first one that has it; `more`: fields that none of them has."""
+        values = cls.computed(records[0]) | more
+        for record in records:
+            values = {each.name: getattr(record, each.name) for each in fields(cls) if hasattr(record, each.name)} | values
+        return cls(**values)
 
     @staticmethod
     def computed(record: Any) -> dict[str, Any]:
