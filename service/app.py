@@ -18,7 +18,6 @@ from service.api import (
     calibrations,
     catalog,
     estimates,
-    events,
     formats,
     health,
     keys,
@@ -69,7 +68,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, searches, events, measurements, formats, calibrations, catalog, keys):
+    for module in (estimates, searches, measurements, formats, calibrations, catalog, keys):
         app.include_router(module.router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     pages.install(app)

@@ -12,8 +12,7 @@ import httpx
 
 from hp_tool.errors import StoreError
 from service.api.views import EventView
-from service.client import connection
-from service.client_streams import EventStream
+from service.client import EventStream, connection
 from service.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
 from service.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 

@@ -1,9 +1,8 @@
-"""`hp-tool keys`: who may ask the service for what. Works on the database itself, so the first key needs no key."""
+"""`hp-tool keys`: the service's API keys. Works on the database itself, so the first key needs no key."""
 
 from __future__ import annotations
 
 import getpass
-import json
 from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +77,7 @@ def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
             if (cursor := page.next_cursor) is None:
                 break
     if as_json:
-        typer.echo(json.dumps({"items": [json.loads(to_json(view)) for view in views]}))
+        typer.echo(to_json({"items": views}))
         return
     for view in views:
         end = "revoked" if view.revoked_at else f"until {view.expires_at:%Y-%m-%d}" if view.expires_at else "no end"
@@ -101,7 +100,7 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Under the name this host knows the caller by: the command line asks for no key."""
+    """Record the action under the caller's user name on this host: the command line needs no key."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

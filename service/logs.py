@@ -1,4 +1,4 @@
-"""Logs as JSON lines, or as text for people; each line knows the request and the search it belongs to."""
+"""Logs as JSON lines, or as text for people; each line names the request and the search it belongs to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
 
+from hp_tool.errors import HpToolError
+
 Form = Literal["json", "text"]
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 search_id: ContextVar[str | None] = ContextVar("search_id", default=None)
 
 _FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-"""What every record has; anything else came through `extra`."""
+"""Attributes of every record; any other came through `extra`."""
 
 
 class JsonLines(logging.Formatter):
@@ -49,7 +51,7 @@ class Text(logging.Formatter):
 
 
 def configure(*, form: Form, level: str) -> None:
-    """Send what the service and its server say to stderr. Libraries are heard from warnings on."""
+    """Log to stderr: the service and its server from `level` on, libraries from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Text())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -59,13 +61,24 @@ def configure(*, form: Form, level: str) -> None:
 
 @contextmanager
 def about(*, request: str | None = None, search: str | None = None) -> Iterator[None]:
-    """Every line logged meanwhile carries these ids."""
-    before = request_id.set(request or request_id.get()), search_id.set(search or search_id.get())
+    """Add these ids to every line logged in the block."""
+    tokens = request_id.set(request or request_id.get()), search_id.set(search or search_id.get())
     try:
         yield
     finally:
-        request_id.reset(before[0])
-        search_id.reset(before[1])
+        request_id.reset(tokens[0])
+        search_id.reset(tokens[1])
+
+
+@contextmanager
+def surviving(task: str, log: logging.Logger) -> Iterator[None]:
+    """Log an error of `task` instead of raising it, for loops that one failure must not end."""
+    try:
+        yield
+    except HpToolError as error:
+        log.warning("cannot %s: %s", task, error.message)
+    except Exception:
+        log.exception("cannot %s: unhandled error", task)
 
 
 def _ids() -> dict[str, str]:

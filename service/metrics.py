@@ -1,11 +1,11 @@
-"""What Prometheus reads: requests as this process saw them, and the state of the database at the moment of asking."""
+"""Metrics for Prometheus: requests of this process, and the state of the database when they are read."""
 
 from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +17,7 @@ from hp_tool.errors import HpToolError
 log = logging.getLogger(__name__)
 
 RECENT = 100
-"""Measurements that tell how well predictions do these days."""
+"""Measurements over which the prediction error is taken."""
 SOURCES: tuple[Literal["profile", "reported"], ...] = ("profile", "reported")
 SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -39,7 +39,7 @@ class Metrics:
         )
         self._cached = Counter(
             "hp_answers",
-            "Analytical queries by whether they had been asked before",
+            "Analytical queries by whether the cache had their answer",
             ["route", "cache"],
             registry=self._registry,
         )
@@ -60,7 +60,7 @@ class Metrics:
 
 
 class StoreCollector(Collector):
-    """Queue, runs, GPU-seconds and prediction error: one truth for all API processes, so it is read, not counted along."""
+    """Queue, runs, GPU-seconds and prediction error: shared by all API processes, so read, not counted."""
 
     def __init__(self, store: AccessStore) -> None:
         self._store = store
@@ -70,43 +70,28 @@ class StoreCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("hp_database_up", "1: the database answers")
         try:
-            found = list(self._from_store())
+            families = list(self._from_store())
         except HpToolError as error:
             log.warning("no metrics of the database: %s", error.message)
-            found = []
-        up.add_metric([], 1.0 if found else 0.0)
-        yield from (up, *found)
+            families = []
+        yield GaugeMetricFamily("hp_database_up", "1: the database answers", value=1.0 if families else 0.0)
+        yield from families
 
     def _from_store(self) -> Iterator[Metric]:
         usage = self._store.usage()
-        searches = GaugeMetricFamily("hp_searches", "Searches by state", labels=["state"])
-        for state, number in usage.searches.items():
-            searches.add_metric([state], number)
-        runs = GaugeMetricFamily("hp_runs", "Profile runs by state", labels=["state"])
-        for run_state, number in usage.runs.items():
-            runs.add_metric([run_state], number)
-        waiting = GaugeMetricFamily("hp_queue_oldest_seconds", "How long the search next in line has waited; 0: none waits")
-        waiting.add_metric([], usage.oldest_queued_s)
-        abandoned = GaugeMetricFamily("hp_searches_without_worker", "Running searches whose worker's lease ran out")
-        abandoned.add_metric([], usage.expired_leases)
-        spent = CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs")
-        spent.add_metric([], usage.gpu_seconds)
-        webhooks = GaugeMetricFamily("hp_webhooks", "Ends of searches by whether their webhook was told", labels=["state"])
-        for webhook_state, number in usage.webhooks.items():
-            webhooks.add_metric([webhook_state], number)
-        yield from (searches, runs, waiting, abandoned, spent, webhooks, *self._prediction_error())
+        yield _by_label("hp_searches", "Searches by state", "state", usage.searches)
+        yield _by_label("hp_runs", "Profile runs by state", "state", usage.runs)
+        waiting = "How long the search next in line has waited; 0: none waits"
+        yield GaugeMetricFamily("hp_queue_oldest_seconds", waiting, value=usage.oldest_queued_s)
+        abandoned = "Running searches whose worker's lease ran out"
+        yield GaugeMetricFamily("hp_searches_without_worker", abandoned, value=usage.expired_leases)
+        yield CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs", value=usage.gpu_seconds)
+        yield _by_label("hp_webhooks", "Webhooks of ended searches by state", "state", usage.webhooks)
+        yield from self._prediction_error()
 
     def _prediction_error(self) -> Iterator[Metric]:
-        error = GaugeMetricFamily(
-            "hp_prediction_error_ratio",
-            f"Median of |measured / predicted - 1| of step time over the last {RECENT} measurements",
-            labels=["source"],
-        )
-        bias = GaugeMetricFamily(
-            "hp_prediction_bias_ratio", "Median of measured / predicted - 1: which way predictions drift", labels=["source"]
-        )
+        errors, biases = {}, {}
         for source in SOURCES:
             ratios = []
             for record in self._store.measurements(source=source, status="ok", limit=RECENT).items:
@@ -114,6 +99,15 @@ class StoreCollector(Collector):
                 if predicted and measured:
                     ratios.append(measured / predicted - 1.0)
             if ratios:
-                error.add_metric([source], statistics.median(map(abs, ratios)))
-                bias.add_metric([source], statistics.median(ratios))
-        yield from (error, bias)
+                errors[source], biases[source] = statistics.median(map(abs, ratios)), statistics.median(ratios)
+        error = f"Median of |measured / predicted - 1| of step time over the last {RECENT} measurements"
+        yield _by_label("hp_prediction_error_ratio", error, "source", errors)
+        bias = "Median of measured / predicted - 1: which way predictions drift"
+        yield _by_label("hp_prediction_bias_ratio", bias, "source", biases)
+
+
+def _by_label(name: str, documentation: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(name, documentation, labels=[label])
+    for value, number in values.items():
+        gauge.add_metric([value], number)
+    return gauge

@@ -1,11 +1,12 @@
-"""The gate in front of every request: Host, origin, key and size; and the headers on every response.
+"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response.
 
 One plain ASGI middleware, because Starlette's own answer in plain text and buffer what we stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+import time
+from collections.abc import Callable, Set
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,11 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from hp_tool.domain.access import Scope
-from hp_tool.errors import HpToolError, InputError, NotFoundError
+from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
 from service import asgi_body
 from service.api.problems import problem
 from service.keys import Keyring, Principal
-from service.rate_limits import RateLimits
 from service.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.settings import Settings
 
@@ -36,6 +36,8 @@ RESPONSE_HEADERS = {
 }
 RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items())
 """As ASGI carries them. Lower case, as every header of the framework is."""
+BURST_S = 5.0
+"""A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a script that starts."""
 
 
 class Gate:
@@ -55,9 +57,9 @@ class Gate:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                said = message["headers"] = list(message.get("headers", ()))
-                names = {name for name, _ in said}
-                said += [header for header in RAW_HEADERS if header[0] not in names]
+                headers = message["headers"] = list(message.get("headers", ()))
+                names = {name for name, _ in headers}
+                headers += [header for header in RAW_HEADERS if header[0] not in names]
             await send(message)
 
         request = Headers(scope=scope)
@@ -84,21 +86,46 @@ class Gate:
         await self.app(scope, receive, send_with_headers)
 
     def check_rate(self, principal: Principal) -> None:
-        """A stored key asks no more often than it may; the operator as often as they like."""
+        """Raise LimitError where a stored key is over its rate limit; the operator has none."""
         if principal.key is not None:
             rate = principal.key.requests_per_second or self.settings.requests_per_second
             self.rates.take(principal.key.id, per_second=rate)
 
 
+class RateLimits:
+    """A token bucket per key, in this process; used on one event loop only, so nothing is locked."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, key_id: str, *, per_second: float) -> None:
+        """Count one request; raises LimitError, with the wait until the next one, where there are no tokens.
+
+        tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x per_second)
+        """
+        capacity = max(1.0, BURST_S * per_second)
+        now = self._clock()
+        tokens, seen = self._buckets.get(key_id, (capacity, now))
+        tokens = min(capacity, tokens + (now - seen) * per_second)
+        if tokens < 1.0:
+            self._buckets[key_id] = tokens, now
+            raise LimitError(
+                f"key {key_id} may send {per_second:g} requests a second; send many queries as one POST /v1/batch",
+                retry_after_s=(1.0 - tokens) / per_second,
+            )
+        self._buckets[key_id] = tokens - 1.0, now
+
+
 def check_host(headers: Headers, accepted: Set[str]) -> None:
-    """The Host header names this service. Stops DNS rebinding against a service on loopback."""
+    """Check that the Host header names this service, which stops DNS rebinding against one on loopback."""
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
     if "*" not in accepted and name not in accepted:
         raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
 
 
 def check_text(scope: AsgiScope) -> None:
-    """No NUL in path or parameters: SQLite would look for it, PostgreSQL has no place for it."""
+    """Check that path and parameters hold no NUL, which PostgreSQL cannot store."""
     if "\0" in scope["path"]:
         raise NotFoundError("nothing has a name with a NUL character")
     if b"%00" in scope["query_string"]:
@@ -106,7 +133,7 @@ def check_text(scope: AsgiScope) -> None:
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """A changing request comes from our own page or from no page at all (cross-site request forgery).
+    """Check that a changing request comes from our own page or from no page (cross-site request forgery).
 
     Browsers send Sec-Fetch-Site, and Origin where they are older; programs send neither.
     """
@@ -124,7 +151,7 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """The key allows what the request asks for."""
+    """Check that the key allows the request."""
     needed = needed_scope(method=method, path=path)
     if principal.scope < needed:
         raise HpToolError(
@@ -134,14 +161,14 @@ def check_scope(principal: Principal, *, method: str, path: str) -> None:
 
 
 def needed_scope(*, method: str, path: str) -> Scope:
-    """A route that nobody listed here and that changes something needs the right to submit."""
+    """The scope that a request needs; a changing route that is not listed needs the right to submit."""
     if path.startswith(ADMINISTRATION):
         return Scope.ADMIN
     return Scope.READ if method in SAFE_METHODS or path in COMPUTING else Scope.SUBMIT
 
 
 def check_announced_size(headers: Headers, limit: int) -> None:
-    """Content-Length stays within the limit, and is a number where given."""
+    """Check that Content-Length is a number within the limit, where it is present."""
     announced = headers.get("content-length", "0")
     if not announced.isdecimal():
         raise InputError("Content-Length is not a number", code="bad_request")

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,9 @@ from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower
 from hp_tool.tuning.heartbeat import LEASE_S
-from hp_tool.tuning.start import default_holder
+from hp_tool.tuning.run import default_holder
 from service import logs
+from service.logs import surviving
 from service.settings import webhook_settings
 from service.webhooks.delivery import Deliveries, Undelivered
 
@@ -35,9 +37,9 @@ PRUNE_EVERY_S = 86_400.0
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 SWEEP_EVERY_S = 60.0
-"""How often a worker looks whether an engine runs jobs that no live search owns, beside its own work."""
+"""How often a worker looks for jobs that no live search owns, beside its own work."""
 FOLLOW_EVERY_S = 60.0
-"""How often a worker that has no search looks whether reported measurements have something to teach."""
+"""How often a worker without a search learns from newly reported measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,54 +56,41 @@ class Worker:
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     retention_days: float | None = None
-    """Events, audit rows and ends of logs older than this are forgotten, looked after once a day; None: never."""
+    """Age from which events, audit rows and ends of logs are deleted, once a day; None: never."""
     stopping: threading.Event
-    """Set it, and the worker hands its search back to the queue, with the job running, and returns."""
+    """Once set, the worker hands its search back to the queue, with the job running, and returns."""
 
     def run(self) -> None:
-        """Work until told to stop. No error of a search ends the worker, nor does a database that is away for a while."""
+        """Run searches until `stopping` is set. Neither a search's error nor an absent database ends the worker."""
         idle_s = SHORTEST_IDLE_S
         follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
         while not self.stopping.is_set():
             if self.retention_days is not None and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
-                self._prune(self.retention_days)
+                with surviving("forget what is old", log):
+                    pruned = self.store.prune(older_than_days=self.retention_days)
+                    log.info("forgot what is older than %g days: %s", self.retention_days, pruned)
                 pruned_at = time.monotonic()
             if time.monotonic() - followed_at >= self.follow_every_s:
-                self._follow(follower)
+                with surviving("learn from reported measurements", log):
+                    for made in follower.catch_up():
+                        record = made.record
+                        log.info("calibration %s: version %d of %s", record.id, record.version, record.cluster_key)
                 followed_at = time.monotonic()
-            if self._step():
+            lease = self._claim()
+            if lease is not None:
+                with logs.about(search=lease.search_id):
+                    self._search(lease)
                 idle_s = SHORTEST_IDLE_S
             else:
                 self.stopping.wait(idle_s)
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
-    def _prune(self, days: float) -> None:
-        try:
-            log.info("forgot what is older than %g days: %s", days, self.store.prune(older_than_days=days))
-        except HpToolError as error:
-            log.warning("cannot forget what is old: %s", error.message)
-
-    def _follow(self, follower: Follower) -> None:
-        try:
-            for made in follower.catch_up():
-                log.info("calibration %s: version %d of %s", made.record.id, made.record.version, made.record.cluster_key)
-        except HpToolError as error:
-            log.warning("cannot follow reported measurements: %s", error.message)
-        except Exception:  # one measurement that breaks the fit must not end the worker
-            log.exception("following reported measurements: unhandled error")
-
-    def _step(self) -> bool:
-        """Run one search, if there is one; whether there was."""
-        try:
-            claimed = self.store.claim_search(holder=self.holder, lease_s=self.lease_s, per_cluster=self.per_cluster)
-        except HpToolError as error:
-            log.warning("cannot look for work: %s", error.message)
-            return False
-        if claimed is None:
-            return False
-        with logs.about(search=claimed[1].search_id):
-            self._search(claimed[1])
-        return True
+    def _claim(self) -> Lease | None:
+        """The lease of the next search; None where there is none, or the database is away."""
+        with surviving("look for work", log):
+            claim = self.store.claim_search(holder=self.holder, lease_s=self.lease_s, per_cluster=self.per_cluster)
+            return None if claim is None else claim[1]
+        return None
 
     def _search(self, lease: Lease) -> None:
         log.info("search %s: taken (claim %d)", lease.search_id, lease.token)
@@ -124,7 +113,7 @@ class Worker:
             log.info("search %s: %s", lease.search_id, result.search.state if result else "handed back to the queue")
 
     def _hand_back(self, lease: Lease) -> None:
-        """Let go of the search once the database is back: a worker that outlived it is not lost."""
+        """Release the search once the database is back, so that any worker may claim it at once."""
         idle_s = SHORTEST_IDLE_S
         while not self.stopping.wait(idle_s):
             try:
@@ -143,15 +132,11 @@ def _log_waiting(kind: str, payload: JsonObject) -> None:
 
 
 def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> None:
-    """End jobs that no live search owns, again and again until `stopping` is set. No engine and no database ends it."""
+    """End jobs that no live search owns, every `every_s` seconds until `stopping` is set."""
     sweeper = tuning.Sweeper(store=store)
     while not stopping.wait(every_s):
-        try:
+        with surviving("sweep", log):
             sweeper.sweep()
-        except HpToolError as error:
-            log.warning("cannot sweep: %s", error.message)
-        except Exception:  # one engine that answers nonsense must not end the sweeping of the others
-            log.exception("sweeping: unhandled error")
 
 
 def work(
@@ -170,19 +155,19 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     url = stores.database_url(database_url)
-    webhooks = webhook_settings()
     store = stores.open_store(url)
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
         storage = tuning.study_storage(url)  # imports the rest of SQLAlchemy, before a second thread uses it
-        telling = (
+        settings = webhook_settings()
+        webhooks = (
             Undelivered(store=store, stopping=stopping)
-            if webhooks is None
-            else Deliveries(store=store, settings=webhooks, stopping=stopping)
+            if settings is None
+            else Deliveries(store=store, settings=settings, stopping=stopping)
         )
-        threading.Thread(target=telling.run, name="webhooks", daemon=True).start()
-        sweeping = {"store": store, "stopping": stopping, "every_s": SWEEP_EVERY_S}
-        threading.Thread(target=sweep, kwargs=sweeping, name="sweep", daemon=True).start()
+        threading.Thread(target=webhooks.run, name="webhooks", daemon=True).start()
+        sweeping = partial(sweep, store=store, stopping=stopping, every_s=SWEEP_EVERY_S)
+        threading.Thread(target=sweeping, name="sweep", daemon=True).start()
         Worker(
             store=store,
             storage=storage,

@@ -1,4 +1,4 @@
-"""The rows of the published nanotron grid as the nouns of the cost model, and their predictions.
+"""The rows of the published nanotron grid as cases of the cost model, and their predictions.
 
 Shapes: Llama-like, multi-head attention unless `variant` says gqa8. `mem_gb` is what the first pipeline stage held: it falls
 and rises with the micro-batches that stage has in flight, and knows nothing of the logits on another one.

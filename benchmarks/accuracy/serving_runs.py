@@ -16,13 +16,13 @@ from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.roofline import ELEMENT_BYTES
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
 from hp_tool.domain.workload import InferenceWorkload
-from hp_tool.serving.problem import serving_nouns
+from hp_tool.serving.problem import serving_case
 
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
 ALIASES = {"nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct"}
@@ -97,7 +97,7 @@ class Batch:
     """Runs that share everything but parallelism and concurrency, with what the cost model takes."""
 
     runs: Sequence[ServingRun]
-    nouns: ServingNouns
+    case: ServingCase
     candidates: ServingCandidates
 
     def costs(self, engine: EngineEfficiency) -> ServingCosts:
@@ -106,7 +106,7 @@ class Batch:
             max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
-        return serving_costs(nouns=dataclasses.replace(self.nouns, engine=engine), candidates=configured)
+        return serving_costs(case=dataclasses.replace(self.case, engine=engine), candidates=configured)
 
 
 def cached_series(found: Sequence[ServingRun]) -> set[tuple[object, ...]]:
@@ -141,11 +141,11 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
             engine=first.engine,
         )  # fmt: skip
         machine = cluster(ClusterQuery(gpu=first.gpu, num_gpus=8))
-        nouns = serving_nouns(model=catalogue_model(first.model), cluster=machine, workload=load, engine=engine)
+        case = serving_case(model=catalogue_model(first.model), cluster=machine, workload=load, engine=engine)
         candidates = ServingCandidates.from_configs(
             [run.config for run in members], concurrency=[run.concurrency for run in members]
         )
-        found.append(Batch(runs=members, nouns=nouns, candidates=candidates))
+        found.append(Batch(runs=members, case=case, candidates=candidates))
     return found
 
 

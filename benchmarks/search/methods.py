@@ -15,8 +15,8 @@ from optuna.trial import Trial, TrialState
 
 from hp_tool.calibration import GPU_PRIOR, Evidence, Prior
 from hp_tool.domain.query import SearchSettings
+from hp_tool.search.account import coverage_runs
 from hp_tool.search.sampler import MEMORY_CONSTRAINT, PEAK_MEMORY, CostModelSampler
-from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.table import CandidateTable
 
 METHODS = ("hp_tool", "hp_tool_carried", "optuna_tpe", "optuna_gp", "random", "enumeration")

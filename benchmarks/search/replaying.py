@@ -71,13 +71,9 @@ def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
     A grid's memory is what the first pipeline stage held, so that is what is predicted of it, and capacities are the
     first stage's share of a device whose worst stage fills it: a row fits where it fitted before.
     """
-    costs = training_costs(
-        case=case_of(cell, profile),
-        candidates=cell.candidates,
-    )
-    table = candidate_table(
-        candidates=cell.candidates, costs=costs, model=cell.model, cluster=cell.cluster, training=cell.workload
-    )
+    case = case_of(cell, profile)
+    costs = training_costs(case=case, candidates=cell.candidates)
+    table = candidate_table(case=case, candidates=cell.candidates, costs=costs)
     share = np.asarray(costs.first_stage_bytes) / table.memory_bytes
     return replace(
         table,

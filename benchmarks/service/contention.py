@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.service.campaign import QUERY
-from benchmarks.service.processes import Service
+from tests.service.faults.campaign import QUERY
+from tests.service.faults.processes import Service
 
 CLIENTS, WORKERS = 16, 2
 REPORT: dict[str, Any] = {

@@ -1,36 +1,17 @@
-"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--fault NAME] [--json]`."""
+"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--fault NAME] [--json]`.
+
+The long test `tests/service/test_faults.py` causes each fault once; this command causes each many times.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
-from benchmarks.service.campaign import COUNTS, campaign
-from benchmarks.service.databases import Database, Postgres, Sqlite
-from benchmarks.service.injections import FAULTS
-from benchmarks.service.processes import preload
-
-ONLY_POSTGRESQL = frozenset({"PostgreSQL restarted"})
-
-
-def one(*, fault: str, kind: str, times: int, seed: int) -> dict[str, Any] | None:
-    """A campaign on a database of its own; None where this fault cannot befall it, or not on this machine."""
-    if kind == "sqlite" and fault in ONLY_POSTGRESQL:
-        return None
-    with tempfile.TemporaryDirectory(prefix="hp-faults-", ignore_cleanup_errors=True) as folder:
-        home = Path(folder)
-        database: Database = Sqlite(home) if kind == "sqlite" else Postgres()
-        try:
-            if isinstance(database, Postgres) and fault == "database full" and not database.move_to_small_disk():
-                sys.stderr.write("database full, postgresql: left out, this user may not mount a small disk\n")
-                return None
-            return campaign(faults=[fault] * times, database=database, home=home, seed=seed)
-        finally:
-            database.close()
+from tests.service.faults.campaign import as_text, is_clean, own_campaign
+from tests.service.faults.injections import FAULTS
+from tests.service.faults.processes import preload
 
 
 def main() -> None:
@@ -43,11 +24,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     preload()
-    kinds = ("sqlite", "postgresql") if arguments.database == "both" else (arguments.database,)
     rows = []
-    for kind in kinds:
+    for kind in ("sqlite", "postgresql") if arguments.database == "both" else (arguments.database,):
         for fault in arguments.fault or FAULTS:
-            row = one(fault=fault, kind=kind, times=arguments.times, seed=arguments.seed)
+            row = own_campaign(fault=fault, kind=kind, times=arguments.times, seed=arguments.seed)
             if row is not None:
                 rows.append(row)
                 sys.stderr.write(as_text(row) + "\n")
@@ -55,26 +35,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"faults": rows, "clean": not bad}))
     else:
-        times = sum(row["times"] for row in rows)
-        runs = sum(row["runs"] for row in rows)
+        times, runs = (sum(row[name] for row in rows) for name in ("times", "runs"))
         print(f"{times} faults under {runs} runs: {len(bad)} of {len(rows)} campaigns are not clean")
     sys.exit(1 if bad else 0)
-
-
-def is_clean(row: dict[str, Any]) -> bool:
-    """Nothing lost, doubled, orphaned or unbooked, and no search left without an end."""
-    return bool(row["drained"]) and not any(row[name] for name in COUNTS)
-
-
-def as_text(row: dict[str, Any]) -> str:
-    """One campaign on one line, and what it found below."""
-    counts = ", ".join(f"{name} {row[name]}" for name in COUNTS)
-    end = "" if row["drained"] else "; NOT DRAINED"
-    line = (
-        f"{row['fault']}, {row['database']}: {row['times']} times under {row['searches']} searches, {row['runs']} runs: "
-        f"{counts}{end} ({row['wall_s']} s)"
-    )
-    return "\n".join([line, *(f"  {kind}: {what}" for kind, whats in row["details"].items() for what in whats)])
 
 
 if __name__ == "__main__":

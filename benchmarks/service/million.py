@@ -27,10 +27,10 @@ import sqlalchemy as sa
 
 from benchmarks.service import bulk
 from benchmarks.service.contention import contend
-from benchmarks.service.databases import Database, Postgres, Sqlite
-from benchmarks.service.processes import Service, preload
 from hp_tool.store import tables
 from hp_tool.store.paging import Listing
+from tests.service.faults.databases import Database, Postgres, Sqlite
+from tests.service.faults.processes import Service, preload
 
 REPEATS = 7
 LIMIT_S = 0.1

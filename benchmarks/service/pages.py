@@ -16,9 +16,9 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.service.processes import Service
 from benchmarks.service.seeding import seed_search
 from hp_tool.store import schema
+from tests.service.faults.processes import Service
 
 CHROMIUM = "/usr/bin/chromium"
 QUIET = (

@@ -18,8 +18,8 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.store import tables
+from hp_tool.store.columns import new_id
 from hp_tool.store.engine import create_engine
-from hp_tool.store.types import new_id
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.rank import cost_space
 

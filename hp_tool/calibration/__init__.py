@@ -2,7 +2,7 @@
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
 from hp_tool.calibration.evidence import Evidence
-from hp_tool.calibration.features import residual_features
+from hp_tool.calibration.features import allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.memory import MemoryPrediction
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
@@ -16,7 +16,9 @@ __all__ = [
     "Prior",
     "SlowRegime",
     "StepPrediction",
+    "allocated_bytes",
     "fit_calibration",
+    "layer_passes",
     "prior_for",
     "residual_features",
 ]

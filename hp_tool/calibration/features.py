@@ -8,24 +8,36 @@ import numpy as np
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.training import TrainingCosts
 
 MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
 
 
-def residual_features(
-    *, candidates: Candidates, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload
-) -> dict[str, FloatArray]:
+def allocated_bytes(costs: TrainingCosts) -> FloatArray:
+    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside of it."""
+    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
+
+
+def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
+    """(n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer that a rank waits for in a step.
+
+    m = B / (d b) micro-batches and the bubble's (p-1)/v, each through the L/p layers of a stage.
+    """
+    micro_batches = case.workload.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
+    bubble = (candidates.pipeline_parallel_size - 1) / candidates.virtual_pipeline_parallel_size
+    return np.asarray((micro_batches + bubble) * case.model.total_layers / candidates.pipeline_parallel_size)
+
+
+def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str, FloatArray]:
     """Columns of shape (n,), one for each thing that kernels, fabrics and schedules treat differently.
 
     Sizes count in doublings: half as many GPUs differ as much at 8 as at 512. Groups that leave a node are a category
     of their own. Model and cluster are features too, so that what other models taught on other node counts is near where
     it should be and no nearer.
     """
-    c = candidates
+    c, model, cluster = candidates, case.model, case.cluster
     tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
     context, data, micro = (np.asarray(x) for x in (c.context_parallel_size, c.data_parallel_size, c.micro_batch_size))
     same = np.ones(len(tensor))
@@ -48,7 +60,7 @@ def residual_features(
         "hidden_size": same * np.log2(model.hidden_size),
         "layers": same * np.log2(model.num_hidden_layers),
         "experts": same * float(bool(model.num_experts)),
-        MICRO_BATCHES: np.log2(training.global_batch_size / (data * micro)),
+        MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
     }
 
 

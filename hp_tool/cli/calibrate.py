@@ -58,9 +58,9 @@ def calibrate(
 def _import(store: Store, path: str) -> int:
     """Store the measurement of every line, each line once. Raises InputError with the number of a bad line, and stores none."""
     from hp_tool.domain.digests import json_digest
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.errors import HpToolError, InputError
     from hp_tool.learning import read_report
+    from hp_tool.queries.schema import with_own_files
     from hp_tool.training.problem import self_contained
 
     def resolve(query: Query) -> Query:
@@ -114,7 +114,7 @@ def _percent(fraction: float | None) -> str:
 def _benchmark(name: str, *, launcher: str | None, precisions: Sequence[str] | None) -> MachineReport:
     """Time the cluster's operations, check one training step, and store the profile for later estimates of this cluster."""
     from hp_tool import catalog
-    from hp_tool.catalog.machines import save_machine_profile
+    from hp_tool.catalog.efficiency import save_machine_profile
     from hp_tool.learning import machine
     from hp_tool.tuning.clusters import cluster_launcher
 

@@ -30,7 +30,7 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
     """
     from hp_tool.errors import HpToolError
     from hp_tool.places import default_database_path
-    from hp_tool.store.peek import may_hold_calibrations
+    from hp_tool.store import may_hold_calibrations
 
     url = os.environ.get("HP_DATABASE_URL") or f"sqlite:///{default_database_path()}"
     if not wanted or not may_hold_calibrations(url):

@@ -16,10 +16,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. Exit 1 if a check fails."""
-    from hp_tool.diagnostics.clusters import clusters
-    from hp_tool.diagnostics.host import examine
+    from hp_tool.diagnostics import examine
 
-    checks = [*examine(database_url=database_url), *clusters()]
+    checks = examine(database_url=database_url)
     passed = all(check.status != "failed" for check in checks)
     if as_json:
         typer.echo(json.dumps({"ok": passed, "checks": [asdict(check) for check in checks]}))

@@ -41,14 +41,13 @@ def size(
     the days and cost of the training, failures included. For a given training and days, find the fewest devices.
     """
     from hp_tool import budgets
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.queries import schema
 
     others = ("query", "settings", "calibration", "as_json")
     flags = {name: value for name, value in context.params.items() if name not in others}
     data: dict[str, Any] = {} if query is None else schema.parse_mapping(queries.read_text(query))
     changes = {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
-    parsed = with_own_files(budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings))))
+    parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings))))
     with stored_calibrations(wanted=calibration) as calibrations:
         answer = budgets.size_answer(parsed, calibrations=calibrations)
     if as_json:

@@ -52,7 +52,7 @@ def tune(
     if plan:
         if parsed is None or server:
             raise InputError("--plan shows a job of this process: give a query, and neither --resume nor --server")
-        from hp_tool.tuning.plan import describe_plan
+        from hp_tool.tuning.run import describe_plan
 
         typer.echo(describe_plan(parsed))
         return

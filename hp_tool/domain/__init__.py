@@ -1,1 +1,1 @@
-"""The nouns: frozen, keyword-only dataclasses that know nothing but the standard library."""
+"""Frozen, keyword-only dataclasses that know nothing but the standard library."""

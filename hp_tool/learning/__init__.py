@@ -1,7 +1,6 @@
 """From stored measurements to calibrations, and from stored calibrations to corrected predictions."""
 
-from hp_tool.learning.follow import Follower
-from hp_tool.learning.make import MadeCalibration, calibrate
+from hp_tool.learning.make import Follower, MadeCalibration, calibrate
 from hp_tool.learning.reports import MeasurementReport, read_report
 from hp_tool.learning.stored import StoredCalibrations
 

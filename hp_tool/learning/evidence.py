@@ -7,18 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.calibration import Evidence, residual_features
+from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.errors import HpToolError
-from hp_tool.learning.reduced import reduced_problem
 from hp_tool.learning.series import Series, model_family
 from hp_tool.queries.schema import parse_query
-from hp_tool.search.fidelity import num_gpus
-from hp_tool.search.table import allocated_bytes, layer_passes
+from hp_tool.search.fidelity import num_gpus, reduced
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MAX_MEASUREMENTS = 200
@@ -90,15 +89,13 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem)
     return Evidence(
         measurement_ids=tuple(record.id for record in records),
         parts_s=costs.parts,
-        layer_passes=layer_passes(candidates=candidates, model=problem.model, training=problem.workload),
+        layer_passes=layer_passes(case=problem, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         capacity_bytes=device_bytes,
         measured_step_s=np.array([number_or_nan(m.step_s if m.status == "ok" else None) for m in outcomes]),
         measured_memory_bytes=np.array([number_or_nan(m.peak_memory_bytes) for m in outcomes]),
         out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
-        features=residual_features(
-            candidates=candidates, model=problem.model, cluster=problem.cluster, training=problem.workload
-        ),
+        features=residual_features(case=problem, candidates=candidates),
     )
 
 
@@ -123,3 +120,11 @@ def is_release(record: MeasurementRecord, release: str) -> bool:
 def number_or_nan(value: float | None) -> float:
     """The number; NaN stands for none in arrays."""
     return float("nan") if value is None else float(value)
+
+
+def reduced_problem(
+    problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
+) -> tuple[TrainingProblem, ParallelConfig]:
+    """The question that a reduced run answers, and the configuration it runs."""
+    model, workload, config = reduced(fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel)
+    return replace(problem.with_num_gpus(num_gpus(config)), model=model, workload=workload), config

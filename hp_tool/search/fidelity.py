@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -31,8 +32,6 @@ BIAS_LOG_SD = 0.10
 """How far extrapolations may be off together, before any configuration was run both ways. Assumed, not fitted."""
 PAIR_LOG_SD = 0.05
 """How far one of them is off from the others. Assumed, not fitted."""
-NORMAL_QUANTILE = 1.6449
-"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class Reduction:
 def reduced(
     *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
 ) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
-    """What runs: the nouns with layers, replicas and micro-batches as `fidelity` has them; the batch follows."""
+    """The model, workload and configuration with the layers, replicas and micro-batches of `fidelity`; the batch follows."""
     replicas = fidelity.data_parallel_size or parallel.data_parallel_size
     micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
     return (
@@ -105,18 +104,24 @@ def standing(runs: Sequence[RunRecord]) -> dict[Configuration, RunRecord]:
 
     What a reduced run implied is void once the whole of it failed.
     """
-    found: dict[Configuration, RunRecord] = {}
+    counting: dict[Configuration, RunRecord] = {}
     for run in runs:
         if run.measurement is not None:
-            known = found.get(run.parallel)
-            if known is None or _rank(run) >= _rank(known):
-                found[run.parallel] = run
-    return found
+            earlier = counting.get(run.parallel)
+            if earlier is None or _rank(run) >= _rank(earlier):
+                counting[run.parallel] = run
+    return counting
 
 
 def _rank(run: RunRecord) -> int:
     worked = run.measurement is not None and run.measurement.status == "ok"
     return (1 + worked) if run.fidelity.is_whole else 0
+
+
+def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
+    """The run with the shortest known step of those that count, and that step's seconds."""
+    timed = [(run, run.measurement.objective_s) for run in standing(runs).values() if run.measurement is not None]
+    return min(((run, step_s) for run, step_s in timed if step_s is not None), key=lambda pair: pair[1], default=None)
 
 
 def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]) -> Measurement:

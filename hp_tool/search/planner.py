@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from optuna.trial import Trial
 
 from hp_tool.calibration import Calibration
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.domain.serving import Configuration
+from hp_tool.search.account import Spent, open_runs, run_gpu_seconds, spent_by, startup_s, why_stop
 from hp_tool.search.acquisition import Proposal
-from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, num_gpus, standing
+from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
 from hp_tool.search.problem import Question
-from hp_tool.search.repeats import repeat_gain
-from hp_tool.search.spending import Spent, open_runs, run_gpu_seconds, spent_by, startup_s
-from hp_tool.search.stopping import why_stop
 from hp_tool.search.study import StudyProjection
 
 MAX_ATTEMPTS = 3
@@ -161,10 +162,9 @@ class Planner:
 
     def _repeat(self, runs: Sequence[RunRecord]) -> NextRun | None:
         """The leader again, for twice the steps, where noise leaves open whether it leads."""
-        found = repeat_gain(runs)
-        if found is None or found[1] < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
+        best, gain = repeat_gain(runs) or (None, 0.0)
+        if best is None or gain < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
             return None
-        best, gain = found
         row = self.problem.row(best.parallel)
         if row is None:
             return None
@@ -181,12 +181,6 @@ def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
     return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < MAX_ATTEMPTS), None)
 
 
-def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
-    """The run with the shortest known step of those that count, and that step's seconds."""
-    timed = [(run, run.measurement.objective_s) for run in standing(runs).values() if run.measurement is not None]
-    return min(((run, step_s) for run, step_s in timed if step_s is not None), key=lambda pair: pair[1], default=None)
-
-
 def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Calibration) -> JsonObject:
     """What is believed of the reduced run, and what its seconds are to be multiplied by."""
     step_s = reduction.step_s(calibration)
@@ -195,3 +189,44 @@ def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Cali
         "reduced_calibrated_step_s": step_s,
         EXTRAPOLATION_RATIO: reduction.crowding * predicted["calibrated_step_s"] / step_s,
     }
+
+
+_MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
+"""Standard error of a median by that of a mean, for normal noise."""
+
+
+def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
+    """(leader, what running it again is expected to win as a share of its step time); None without two measured rivals.
+
+    If the leader is slower than it looked by more than the runner-up lies behind, the runner-up is the better choice:
+    E[max(T1 - T2, 0)] / T1 for normal errors of both medians, as their steps scattered. A leader that ran twice stays.
+    """
+    latest = {run.parallel: run for run in runs if _is_timed(run)}
+    ranked = sorted(latest.values(), key=lambda run: _step_s(run))
+    if len(ranked) < 2 or sum(_is_timed(run) and run.parallel == ranked[0].parallel for run in runs) > 1:
+        return None
+    first, second = ranked[:2]
+    noise_s = math.hypot(*(standard_error_s(run.measurement) for run in (first, second) if run.measurement is not None))
+    behind_s = _step_s(second) - _step_s(first)
+    if noise_s == 0.0:
+        return first, 0.0
+    z = behind_s / noise_s
+    normal = NormalDist()
+    return first, (noise_s * normal.pdf(z) - behind_s * (1.0 - normal.cdf(z))) / _step_s(first)
+
+
+def standard_error_s(measurement: Measurement) -> float:
+    """Of the median step time, from how its steps scattered; 0 where that is not known."""
+    times = measurement.repetitions_s
+    if len(times) < 2:
+        return 0.0
+    return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
+
+
+def _is_timed(run: RunRecord) -> bool:
+    return run.measurement is not None and run.measurement.status == "ok" and run.fidelity.is_whole
+
+
+def _step_s(run: RunRecord) -> float:
+    assert run.measurement is not None and run.measurement.objective_s is not None
+    return run.measurement.objective_s

@@ -9,14 +9,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, residual_features
+from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import recompute_name
-from hp_tool.domain.workload import TrainingWorkload
 
 AxisValue = int | bool | str
 _NOT_AXES = {"data_parallel_size", "recompute_method", "recompute_num_layers", "recompute_modules", "sequence_parallel"}
@@ -115,25 +113,18 @@ class CandidateTable:
         return calibration.predict_memory(memory_bytes=self.memory_bytes, features=self.features)
 
 
-def candidate_table(
-    *, candidates: Candidates, costs: TrainingCosts, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload
-) -> CandidateTable:
+def candidate_table(*, case: TrainingCase, candidates: Candidates, costs: TrainingCosts) -> CandidateTable:
     """The table of candidates whose costs are known."""
     overhead = costs.memory_parts["overhead"]
     return CandidateTable(
         axes=candidate_axes(candidates),
         parts_s=costs.parts,
-        layer_passes=layer_passes(candidates=candidates, model=model, training=training),
+        layer_passes=layer_passes(case=case, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         usable_bytes=costs.capacity_bytes - overhead,
-        device_bytes=cluster.gpu.memory_bytes - overhead,
-        features=residual_features(candidates=candidates, model=model, cluster=cluster, training=training),
+        device_bytes=case.cluster.gpu.memory_bytes - overhead,
+        features=residual_features(case=case, candidates=candidates),
     )
-
-
-def allocated_bytes(costs: TrainingCosts) -> FloatArray:
-    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside of it."""
-    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
 
 
 def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
@@ -147,13 +138,3 @@ def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
     columns["recompute"] = tuple(recompute_name(recompute_from_codes(*each)) for each in codes)
     varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
     return varied or {"tensor_parallel_size": columns["tensor_parallel_size"]}
-
-
-def layer_passes(*, candidates: Candidates, model: ModelSpec, training: TrainingWorkload) -> FloatArray:
-    """(n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer that a rank waits for in a step.
-
-    m = B / (d b) micro-batches and the bubble's (p-1)/v, each through the L/p layers of a stage.
-    """
-    micro_batches = training.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
-    bubble = (candidates.pipeline_parallel_size - 1) / candidates.virtual_pipeline_parallel_size
-    return np.asarray((micro_batches + bubble) * model.total_layers / candidates.pipeline_parallel_size)

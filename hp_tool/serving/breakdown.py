@@ -13,10 +13,10 @@ from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
-from hp_tool.serving.limits import target_values
+from hp_tool.serving.limits import missed_targets
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.serving.tails import goodput, tails
-from hp_tool.units import SECONDS_PER_HOUR, duration, gib
+from hp_tool.units import SECONDS_PER_HOUR, gib
 
 OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
@@ -57,7 +57,7 @@ def estimate_row(row: int, *, costs: ServingCosts, candidates: ServingCandidates
         parts_s={name: float(seconds[row]) for name, seconds in costs.parts.items()},
         output_tokens_per_second_per_gpu=throughput,
         output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
-        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.nouns.output_length,
+        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.case.output_length,
         running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
         kv_cache_limited=bool(costs.kv_limited[row]),
         cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
@@ -69,7 +69,7 @@ def estimate_row(row: int, *, costs: ServingCosts, candidates: ServingCandidates
 
 def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMemory:
     parts = costs.bytes
-    whole = problem.nouns.input_length + problem.engine.kv_reserved_output_fraction * problem.nouns.output_length
+    whole = problem.case.input_length + problem.engine.kv_reserved_output_fraction * problem.case.output_length
     tokens = seen_tokens(problem.model, whole)
     room = float(parts.kv_capacity[row])
     used = min(float(costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
@@ -86,14 +86,14 @@ def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMe
 
 def _without_preemption(row: int, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> int:
     """Requests that find room for prompt and answer even if all are at their last token."""
-    length = seen_tokens(problem.model, problem.nouns.input_length + problem.nouns.output_length)
+    length = seen_tokens(problem.model, problem.case.input_length + problem.case.output_length)
     rooms = max(float(costs.bytes.kv_capacity[row]), 0.0) / (length * float(costs.bytes.kv_per_token[row]))
     return int(min(rooms, float(candidates.max_num_seqs[row]))) * int(candidates.schedulers[row])
 
 
 def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: ServingProblem) -> Reason:
     """Weights, working set and one whole request are the least an engine needs."""
-    length = seen_tokens(problem.model, problem.nouns.input_length + problem.nouns.output_length)
+    length = seen_tokens(problem.model, problem.case.input_length + problem.case.output_length)
     one = length * float(costs.bytes.kv_per_token[row])
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
@@ -108,7 +108,7 @@ def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: Se
 def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reason:
     """Full batches, and still requests come faster than they leave."""
     wanted = problem.request_rate_per_second or 0.0
-    reached = float(costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.nouns.output_length
+    reached = float(costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.case.output_length
     message = (
         f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
         f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"
@@ -116,24 +116,8 @@ def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reaso
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
 
-def missed_targets(
-    row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem
-) -> tuple[Reason, ...]:
-    """Each target of the query that the configuration misses, and by how much."""
-    reasons = []
-    for name in problem.targets.__slots__:
-        limit = getattr(problem.targets, name)
-        if limit is None:
-            continue
-        value = float(target_values(name, costs=costs, candidates=candidates, problem=problem)[row])
-        if value > limit:
-            message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
-            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
-    return tuple(reasons)
-
-
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
-    engine, gpu = problem.engine, problem.nouns.profile.gpu
+    engine, gpu = problem.engine, problem.case.profile.gpu
     width = _Z90 * (1.0 if engine.measured and gpu.measured else _UNMEASURED)
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
@@ -149,21 +133,21 @@ def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProb
 
 
 def _provenance(problem: ServingProblem) -> dict[str, object]:
-    nouns = problem.nouns
+    case = problem.case
     return {
         "model": problem.model.name,
         "gpu": problem.cluster.gpu.name,
         "num_gpus": problem.cluster.num_gpus,
-        "gpu_efficiency": nouns.profile.gpu.gpu,
-        "gpu_efficiency_measured": nouns.profile.gpu.measured,
+        "gpu_efficiency": case.profile.gpu.gpu,
+        "gpu_efficiency_measured": case.profile.gpu.measured,
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
         "engine_efficiency_measured": problem.engine.measured,
         "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
         if problem.concurrency is not None
         else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
-        "matmul_precision": nouns.compute_precision,
-        "weight_bytes_each": nouns.weight_bytes,
-        "kv_element_bytes": nouns.kv_element_bytes,
+        "matmul_precision": case.compute_precision,
+        "weight_bytes_each": case.weight_bytes,
+        "kv_element_bytes": case.kv_element_bytes,
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }

@@ -17,7 +17,7 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
 from hp_tool.serving.breakdown import estimate_row
-from hp_tool.serving.limits import meets_targets, target_values
+from hp_tool.serving.limits import bounded_values, meets_targets
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.space.serving import serving_space
 
@@ -68,10 +68,8 @@ class Neighbours:
     def miss(self) -> FloatArray:
         """By how much the worst target is missed: its value by its limit."""
         worst = np.zeros(len(self.candidates))
-        for name in self.problem.targets.__slots__:
-            if (limit := getattr(self.problem.targets, name)) is not None:
-                values = target_values(name, costs=self.costs, candidates=self.candidates, problem=self.problem)
-                worst = np.maximum(worst, values / limit)
+        for _, limit, values in bounded_values(self.costs, candidates=self.candidates, problem=self.problem):
+            worst = np.maximum(worst, values / limit)
         return worst
 
 

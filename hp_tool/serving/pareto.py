@@ -27,7 +27,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     problem = resolve_serving(query)
     if problem.concurrency is None:
         raise InputError("a front needs inference.concurrency, the most it may use", field="inference.concurrency")
-    if problem.nouns.output_length < 2:
+    if problem.case.output_length < 2:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
     candidates = query_space(query=query, problem=problem, concurrency=_loads(problem.concurrency)).candidates
     n = len(candidates)

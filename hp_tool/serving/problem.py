@@ -9,7 +9,7 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.engines import engine_efficiency
 from hp_tool.cost.roofline import ELEMENT_BYTES
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate
 from hp_tool.cost.serving.weights import weight_format
@@ -35,7 +35,7 @@ _TRAINING_ONLY = (
 class ServingProblem:
     """Everything the serving cost model wants to know."""
 
-    nouns: ServingNouns
+    case: ServingCase
     concurrency: int | None
     """Requests in flight over all GPUs; None where request_rate_per_second is given."""
     request_rate_per_second: float | None
@@ -49,32 +49,32 @@ class ServingProblem:
 
     @property
     def model(self) -> ModelSpec:
-        return self.nouns.model
+        return self.case.model
 
     @property
     def cluster(self) -> ClusterSpec:
-        return self.nouns.cluster
+        return self.case.cluster
 
     @property
     def engine(self) -> EngineEfficiency:
-        return self.nouns.engine
+        return self.case.engine
 
     def costs(self, candidates: ServingCandidates) -> ServingCosts:
         """Latency, throughput and memory of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
         if self.request_rate_per_second is not None:
             return costs_at_rate(
-                nouns=self.nouns,
+                case=self.case,
                 candidates=candidates,
                 requests_per_second=self.request_rate_per_second,
                 memory_headroom_fraction=headroom,
             )
-        return serving_costs(nouns=self.nouns, candidates=candidates, memory_headroom_fraction=headroom)
+        return serving_costs(case=self.case, candidates=candidates, memory_headroom_fraction=headroom)
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
-        nouns = dataclasses.replace(self.nouns, cluster=self.cluster.with_num_gpus(num_gpus))
-        return dataclasses.replace(self, nouns=nouns)
+        case = dataclasses.replace(self.case, cluster=self.cluster.with_num_gpus(num_gpus))
+        return dataclasses.replace(self, case=case)
 
 
 def resolve_serving(query: Query) -> ServingProblem:
@@ -99,9 +99,9 @@ def resolve_serving(query: Query) -> ServingProblem:
             field="cluster.stages",
         )
     engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
-    nouns = serving_nouns(model=model, cluster=cluster, workload=query.inference, engine=engine)
+    case = serving_case(model=model, cluster=cluster, workload=query.inference, engine=engine)
     return ServingProblem(
-        nouns=nouns,
+        case=case,
         concurrency=concurrency,
         request_rate_per_second=rate,
         constraints=query.constraints,
@@ -109,12 +109,12 @@ def resolve_serving(query: Query) -> ServingProblem:
     )
 
 
-def serving_nouns(
+def serving_case(
     *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
-) -> ServingNouns:
+) -> ServingCase:
     """What the cost model takes. InputError (precision_unsupported) where the GPU cannot multiply in the precision."""
     stored, compute = weight_format(workload.precision, gpu=cluster.gpu)
-    return ServingNouns(
+    return ServingCase(
         model=model,
         cluster=cluster,
         profile=efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE),

@@ -23,7 +23,7 @@ def quantiles(share: float, *, costs: ServingCosts, candidates: ServingCandidate
     """
     if problem.request_rate_per_second is not None:
         return _open(share, costs=costs, candidates=candidates, problem=problem)
-    wave, output = problem.wave_share, problem.nouns.output_length
+    wave, output = problem.wave_share, problem.case.output_length
     return Quantiles(
         ttft_s=ttft_quantile(costs, share=share, wave_share=wave),
         tpot_s=tpot_quantile(costs, share=share, wave_share=wave, output_length=output),
@@ -51,7 +51,7 @@ def goodput(row: int, *, costs: ServingCosts, candidates: ServingCandidates, pro
     for name, bound in bounds.items():
         kept &= np.broadcast_to(getattr(found, name) <= bound, kept.shape)
     fraction = float(np.mean(kept))
-    rate = float(costs.output_tokens_per_second_per_gpu[row]) / problem.nouns.output_length
+    rate = float(costs.output_tokens_per_second_per_gpu[row]) / problem.case.output_length
     return ServingGoodput(fraction=fraction, requests_per_second_per_gpu=fraction * rate)
 
 
@@ -91,7 +91,7 @@ def _open(
     """Under the load that the rate keeps in flight (Little's law). `rows` of the costs are the candidates; None: all."""
     latency = costs.request_latency_s if rows is None else costs.request_latency_s[rows]
     return open_quantiles(
-        nouns=problem.nouns,
+        case=problem.case,
         candidates=candidates,
         load=(problem.request_rate_per_second or 0.0) * latency,
         share=share,

@@ -1,24 +1,50 @@
 """Where searches, runs, measurements and calibrations are kept: SQLite by default, PostgreSQL when outgrown.
 
 `open_store` is the door; the guarantees stand with the port, `hp_tool.domain.ports.Store`. SQLAlchemy is loaded with the
-first of these names that is asked for; `hp_tool.store.peek` needs none of them.
+first of these names that is asked for; `may_hold_calibrations` needs none of them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_tool.store.engine import database_url, masked
-    from hp_tool.store.opening import open_store
-    from hp_tool.store.sql import SqlStore
+    from hp_tool.store.sql import SqlStore, open_store
 
-__all__ = ["SqlStore", "database_url", "masked", "open_store"]
-_HOMES = {"SqlStore": "sql", "database_url": "engine", "masked": "engine", "open_store": "opening"}
+__all__ = ["SqlStore", "database_url", "masked", "may_hold_calibrations", "open_store"]
+_HOMES = {"SqlStore": "sql", "database_url": "engine", "masked": "engine", "open_store": "sql"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+CALIBRATIONS = "hp_calibrations"
+"""The table's name, repeated here; a test compares the two."""
+
+
+def may_hold_calibrations(url: str) -> bool:
+    """False where the URL names a SQLite file that is missing, not of ours, or has no calibration; else whoever opens it
+    properly will see. Nothing is created or changed.
+    """
+    scheme, separator, place = url.partition(":///")
+    path = Path(place.partition("?")[0])
+    if not separator or scheme.partition("+")[0] != "sqlite" or not path.name or path.name == ":memory:":
+        return True
+    if not path.is_file():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (CALIBRATIONS,))
+            if known.fetchone() is None:
+                return False
+            return connection.execute(f"SELECT 1 FROM {CALIBRATIONS} LIMIT 1").fetchone() is not None  # noqa: S608
+    except sqlite3.Error:
+        return True

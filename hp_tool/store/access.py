@@ -12,10 +12,9 @@ from hp_tool.domain.records import Page
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, now
-from hp_tool.store.codec import storable
+from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.quotas import reserved_by_open_searches, used_today
-from hp_tool.store.types import new_id, row_dict
+from hp_tool.store.usage import reserved_by_open_searches, used_today
 
 KEY, AUDIT = tables.api_keys, tables.audit
 LONGEST_LIFETIME_S = 100 * 365.25 * 86_400.0

@@ -13,9 +13,8 @@ from hp_tool.domain.records import MeasuredCluster, MeasurementRecord, Measureme
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, first_use, now
-from hp_tool.store.codec import decode, decode_configuration, encode
+from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.types import new_id, row_dict
 
 MEASUREMENT = tables.measurements
 # Kept a second time as columns, to filter and plot by without opening the JSON.

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.records import Page
 from hp_tool.errors import InputError
-from hp_tool.store.types import UtcDateTime
+from hp_tool.store.columns import UtcDateTime
 
 MAX_LIMIT = 1000
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Searches: created, listed and steered by anyone."""
+"""Searches: create, list, cancel, pause, resume."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ import sqlalchemy as sa
 
 from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, JsonObject, Lease, Page, RunState, SearchRecord, SearchState
-from hp_tool.errors import ConflictError, NotFoundError
+from hp_tool.domain.records import EventRecord, JsonObject, Page, SearchRecord, SearchState
+from hp_tool.errors import ConflictError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, first_use, locked_search, now
-from hp_tool.store.codec import encode
+from hp_tool.store.base import (
+    StoreBase,
+    add_event,
+    checked,
+    first_use,
+    locked_search,
+    now,
+    open_runs,
+    read_search,
+    search_record,
+    update_search,
+)
+from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.quotas import admit, budget_of, gpu_seconds_of
-from hp_tool.store.turns import cluster_of
-from hp_tool.store.types import new_id, row_dict
+from hp_tool.store.scheduling import cluster_of
+from hp_tool.store.usage import admit, budget_of, gpu_seconds_of
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
 UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
-"""What a failed search is told no more once it goes on."""
+"""Outcome columns, cleared when a failed search goes on."""
 
 
 class Searches(StoreBase):
@@ -163,8 +173,8 @@ class Searches(StoreBase):
         budget_gpu_seconds: float | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
     ) -> SearchRecord:
-        given = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        changed = {name: value for name, value in given.items() if value is not None}
+        budgets = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
+        changed = {name: value for name, value in budgets.items() if value is not None}
         with self._writing() as connection:
             row = locked_search(connection, search_id)
             if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
@@ -189,10 +199,10 @@ class Searches(StoreBase):
             return [EventRecord(**row_dict(row)) for row in rows]
 
 
-def _fingerprint(query: JsonObject, **given: int | str | None) -> str:
-    """Of all that was asked for; of the query alone where nothing else was."""
-    said = {name: value for name, value in given.items() if value}
-    return json_digest([query, said] if said else query)
+def _fingerprint(query: JsonObject, **options: int | str | None) -> str:
+    """Digest of a request: of the query and the options set, or of the query alone."""
+    chosen = {name: value for name, value in options.items() if value}
+    return json_digest([query, chosen] if chosen else query)
 
 
 def model_of(query: JsonObject) -> str | None:
@@ -204,42 +214,3 @@ def model_of(query: JsonObject) -> str | None:
 
 def _column_text(value: Any, *, most: int) -> str | None:
     return value[:most].replace("\0", "") if isinstance(value, str) else None
-
-
-def search_record(row: sa.Row[Any]) -> SearchRecord:
-    """A row of hp_searches, perhaps without its result, as a record."""
-    values = row_dict(row)
-    values["state"] = SearchState(values["state"])
-    lease = {
-        "holder": values.pop("lease_holder"),
-        "token": values.pop("lease_token"),
-        "expires_at": values.pop("lease_expires_at"),
-        "heartbeat_at": values.pop("heartbeat_at"),
-    }
-    for name in ("last_event", "kind", "model"):
-        del values[name]
-    held = values["state"] is SearchState.RUNNING
-    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if held else None)
-
-
-def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
-    """One search, or NotFoundError."""
-    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no search {search_id!r}", field="search_id")
-    return search_record(row)
-
-
-def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
-    """Change a locked search; a new state or request is told as an event."""
-    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
-    told = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
-    if told:
-        add_event(connection, search_id=search_id, kind="state", payload=told, at=at)
-
-
-def open_runs(connection: sa.Connection, search_id: str) -> int:
-    """How many runs of a search may have a job at the engine."""
-    table = tables.runs
-    unfinished = table.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
-    return connection.execute(sa.select(sa.func.count()).where(table.c.search_id == search_id, unfinished)).scalar_one()

@@ -1,20 +1,24 @@
-"""The store on SQLAlchemy: its parts put together."""
+"""The store on SQLAlchemy: its parts put together, and the door to it."""
 
 from __future__ import annotations
 
 from hp_tool.domain.access import DatabaseState
+from hp_tool.errors import StoreError
+from hp_tool.store import schema
 from hp_tool.store.access import Access
+from hp_tool.store.base import translated_errors
+from hp_tool.store.calibrations import Knowledge
 from hp_tool.store.coordination import Coordination
-from hp_tool.store.deliveries import Deliveries
-from hp_tool.store.knowledge import Knowledge
+from hp_tool.store.engine import create_engine, database_url, masked
+from hp_tool.store.maintenance import Retention
 from hp_tool.store.measurements import Measurements
-from hp_tool.store.probe import state_of
 from hp_tool.store.registrations import Registrations
-from hp_tool.store.retention import Retention
 from hp_tool.store.runs import Runs
+from hp_tool.store.schema import state_of
 from hp_tool.store.searches import Searches
 from hp_tool.store.strays import Strays
 from hp_tool.store.usage import UsageOf
+from hp_tool.store.webhooks import Deliveries
 
 
 class SqlStore(
@@ -28,3 +32,23 @@ class SqlStore(
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def open_store(url: str | None = None) -> SqlStore:
+    """The store at a URL, by default `database_url()`; close() it in the end.
+
+    A SQLite file is created or upgraded on the way. PostgreSQL is shared by many hosts, so only `hp-tool db upgrade`
+    changes its schema; a StoreError says so.
+    """
+    url = database_url(url)
+    engine = create_engine(url)
+    with translated_errors(engine), engine.begin() as connection:
+        revision = schema.revision(connection)
+    if revision != schema.HEAD:
+        if engine.dialect.name == "sqlite":
+            schema.upgrade(url)
+        else:
+            state = "has no hp-tool schema" if revision is None else f"has schema {revision}, this version needs {schema.HEAD}"
+            engine.dispose()
+            raise StoreError(f"database {masked(url)} {state}: run `hp-tool db upgrade`", code="schema_outdated")
+    return SqlStore(engine=engine)

@@ -9,10 +9,9 @@ import sqlalchemy as sa
 
 from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchState
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, locked_search, now
-from hp_tool.store.quotas import gpu_seconds_of
+from hp_tool.store.base import StoreBase, locked_search, now, read_search, update_search
 from hp_tool.store.runs import WITH_MEASUREMENT, change_run, read_run, run_record
-from hp_tool.store.searches import read_search, update_search
+from hp_tool.store.usage import gpu_seconds_of
 
 RUN, SEARCH = tables.runs, tables.searches
 REMEMBERED = timedelta(days=1)
@@ -36,10 +35,10 @@ class Strays(StoreBase):
         with self._reading() as connection:
             query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
             unowned = sa.or_(RUN.c.state.not_in(OPEN), SEARCH.c.state.in_(ENDED))
-            lately = RUN.c.finished_at >= now(connection) - REMEMBERED
+            is_recent = RUN.c.finished_at >= now(connection) - REMEMBERED
             queries = (  # not one with an OR: each has its index
                 query.where(RUN.c.job_name.in_(job_names), unowned),
-                query.where(RUN.c.state == RunState.ABANDONED, lately, SEARCH.c.cluster == cluster),
+                query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
             )
             runs = [run_record(row) for each in queries for row in connection.execute(each)]
             return list({run.id: run for run in runs}.values())
@@ -57,7 +56,7 @@ class Strays(StoreBase):
             cost = max(gpu_seconds, run.gpu_seconds or 0.0)
             change_run(connection, run_id, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
             spent = gpu_seconds_of(connection, search.id)
-            told = {"progress": {**search.progress, "gpu_seconds": spent}}
+            changes = {"progress": {**search.progress, "gpu_seconds": spent}}
             if search.result is not None:
-                told["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
-            update_search(connection, search.id, at=at, **told)
+                changes["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
+            update_search(connection, search.id, at=at, **changes)

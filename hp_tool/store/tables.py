@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from hp_tool.store.types import UtcDateTime, json_column
+from hp_tool.store.columns import UtcDateTime, json_column
 
 PREFIX = "hp_"
 ID = sa.String(16)

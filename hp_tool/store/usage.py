@@ -1,12 +1,16 @@
-"""The store at a glance, for whoever watches over it."""
+"""What searches use: GPU-seconds per day, used and promised to searches under way, and runs at a time on a cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
 import sqlalchemy as sa
 
-from hp_tool.domain.access import Usage
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.access import ANY_KEY, GpuSecondsLimit, OpenRunsLimit, Usage
+from hp_tool.domain.records import JsonObject, RunState, SearchState
 from hp_tool.domain.webhooks import WebhookState
+from hp_tool.errors import LimitError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, now
 from hp_tool.store.webhooks import HOOK, untold
@@ -40,3 +44,111 @@ class UsageOf(StoreBase):
             expired_leases=left_alone,
             webhooks={state: webhooks.get(state, 0) for state in WebhookState},
         )
+
+
+SEARCH, RUN = tables.searches, tables.runs
+OPEN = (SearchState.QUEUED, SearchState.RUNNING, SearchState.PAUSED)
+ADMISSION_LOCK = 0x68705F61646D6974
+"""PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
+RUNS_LOCK = 0x6870_7275
+"""The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's hash."""
+BUDGET_FIELD = "search.budget_gpu_seconds"
+FULL_RETRY_S = 1.0
+
+
+def admit(
+    connection: sa.Connection, limits: Sequence[GpuSecondsLimit], *, query: JsonObject, at: datetime, spent: float = 0.0
+) -> None:
+    """Raise LimitError where what `query` may still spend passes a limit; `spent` is what its runs took already.
+
+    Held until the transaction ends, so that the search is stored before the next one is looked at.
+    """
+    if not limits:
+        return
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ADMISSION_LOCK)))
+    wanted = max(budget_of(query) - spent, 0.0)
+    for limit in limits:
+        taken = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        reserved = reserved_by_open_searches(connection, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        left = limit.per_day - taken - reserved
+        if left <= 0 or wanted > left:
+            whose = "this service's" if limit.api_key_id is ANY_KEY else "this key's"
+            whose = whose if limit.cluster is None else f"cluster {limit.cluster}'s"
+            raise LimitError(
+                f"of {whose} {limit.per_day:g} GPU-seconds a day {max(left, 0.0):g} are left ({taken:g} used, {reserved:g} "
+                f"promised to searches under way) and this search may use {wanted:g}: lower its budget, cancel another, "
+                "or wait until midnight UTC",
+                field=BUDGET_FIELD,
+                code="quota_exhausted",
+                retry_after_s=(_midnight(at) + timedelta(days=1) - at).total_seconds(),
+            )
+
+
+def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
+    """Raise LimitError `cluster_full` where the cluster has all the runs it takes.
+
+    Held until the transaction ends, so that the run is stored before the next one is looked at.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(RUNS_LOCK, sa.func.hashtext(limit.cluster))))
+    if open_runs_on(connection, limit.cluster) >= limit.runs:
+        raise LimitError(
+            f"cluster {limit.cluster} has all of the {limit.runs} runs that it takes at a time",
+            field="cluster",
+            code="cluster_full",
+            retry_after_s=FULL_RETRY_S,
+        )
+
+
+def open_runs_on(connection: sa.Connection, cluster: str) -> int:
+    """Runs that have not ended, of all searches on the cluster that have not either: a failed one may leave some behind."""
+    open_run = sa.and_(RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED)), SEARCH.c.state.in_(OPEN))
+    query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+    return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
+
+
+def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:
+    """GPU-seconds of the runs that ended since midnight UTC."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.finished_at >= _midnight(at))
+    if api_key_id is not ANY_KEY or cluster is not None:
+        query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
+    if api_key_id is not ANY_KEY:
+        query = query.where(SEARCH.c.api_key_id == api_key_id)
+    if cluster is not None:
+        query = query.where(on_cluster(cluster))
+    return float(connection.execute(query).scalar_one())
+
+
+def on_cluster(name: str) -> sa.ColumnElement[bool]:
+    """Searches whose query names this cluster, as a whole or as the node type of a part of it."""
+    cluster = SEARCH.c.query["cluster"]
+    return sa.or_(cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name)
+
+
+def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None) -> float:
+    """What searches that have not ended may still spend. One without a budget (from a command line) promises nothing."""
+    of_runs = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.search_id == SEARCH.c.id)
+    query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
+    if api_key_id is not ANY_KEY:
+        query = query.where(SEARCH.c.api_key_id == api_key_id)
+    if cluster is not None:
+        query = query.where(on_cluster(cluster))
+    left = (budget_of(stored) - float(spent) for stored, spent in connection.execute(query))
+    return sum(max(each, 0.0) for each in left)
+
+
+def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
+    """What a search's runs have taken."""
+    total = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.search_id == search_id)
+    return float(connection.execute(total).scalar_one())
+
+
+def budget_of(query: JsonObject) -> float:
+    """The GPU-seconds that a stored query may spend; 0 where it names none."""
+    return float((query.get("search") or {}).get("budget_gpu_seconds") or 0.0)
+
+
+def _midnight(at: datetime) -> datetime:
+    """The last midnight; `at` is UTC."""
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, residual_features
+from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.result import Estimate, Intervals
-from hp_tool.search.table import allocated_bytes, layer_passes
 from hp_tool.training.limits import with_missed_targets
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
@@ -58,11 +57,8 @@ class CalibratedPredictor:
     def _predict(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool
     ) -> _Predicted:
-        model, training = problem.model, problem.workload
-        features = None
-        if residuals:
-            features = residual_features(candidates=candidates, model=model, cluster=problem.cluster, training=training)
-        passes = layer_passes(candidates=candidates, model=model, training=training)
+        features = residual_features(case=problem, candidates=candidates) if residuals else None
+        passes = layer_passes(case=problem, candidates=candidates)
         return _Predicted(
             layer_passes=passes,
             step=self.calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features),

@@ -2,8 +2,7 @@
 
 from hp_tool.tuning.clusters import create_launcher, daily_limits, within_limits
 from hp_tool.tuning.result import SearchSummary, TuneResult
-from hp_tool.tuning.run import resolve_search, run_search
-from hp_tool.tuning.start import tune
+from hp_tool.tuning.run import resolve_search, run_search, tune
 from hp_tool.tuning.strays import Sweeper
 from hp_tool.tuning.study import study_storage
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.calibration import residual_features
+from hp_tool.calibration import layer_passes, residual_features
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.learning.reduced import reduced_problem
+from hp_tool.learning.evidence import reduced_problem
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
-from hp_tool.search.table import layer_passes
 from hp_tool.training.problem import TrainingProblem
 
 
@@ -65,14 +64,13 @@ class Reducer:
         costs = problem.costs(one)
         if not costs.feasible[0]:
             return None
-        passes = layer_passes(candidates=one, model=problem.model, training=problem.workload)
         crowding = max(1.0, num_gpus(parallel) / self.cores) / max(1.0, devices / self.cores)
         return Reduction(
             fidelity=fidelity,
             num_gpus=devices,
             parts_s=costs.parts,
-            layer_passes=passes,
-            features=residual_features(candidates=one, model=problem.model, cluster=problem.cluster, training=problem.workload),
+            layer_passes=layer_passes(case=problem, candidates=one),
+            features=residual_features(case=problem, candidates=one),
             crowding=crowding,
         )
 

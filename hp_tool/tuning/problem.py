@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
@@ -22,7 +20,7 @@ from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, series_of
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers.check import check_trainer, check_varied, program_name
+from hp_tool.trainers import check_trainer, check_varied, program_name
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training
@@ -61,8 +59,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         if query.search.breakdown:
             raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
         return problem
-    asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster, problem.strategy))
-    for field, what in asked:
+    layout = unprofiled_layout(problem.cluster, problem.strategy)
+    for field, what in (*unprofiled(model=problem.model, training=problem.workload), *layout):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 
@@ -93,9 +91,7 @@ def build_problem(
     if query.trainer is not None:
         check_varied(query.trainer, candidates)
     costs = problem.costs(candidates)
-    table = candidate_table(
-        candidates=candidates, costs=costs, model=problem.model, cluster=problem.cluster, training=problem.workload
-    )
+    table = candidate_table(case=problem, candidates=candidates, costs=costs)
     series = series_of(problem, hardware=hardware)
     if query.trainer is not None:  # what another program measures is kept apart
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")
@@ -114,7 +110,7 @@ def build_problem(
         problem_digest=problem_digest(
             model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
         ),
-        reduce=_whole_only if _runs_whole(query) else reducer,
+        reduce=None if _runs_whole(query) else reducer,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
@@ -169,10 +165,6 @@ def _runs_whole(query: Query) -> bool:
     return query.search.fidelity == "full" or query.trainer is not None
 
 
-def _whole_only(parallel: ParallelConfig) -> None:
-    """The reduction of a configuration that has none."""
-
-
 def _capacity(problem: TrainingProblem) -> float:
     return problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
 
@@ -180,9 +172,14 @@ def _capacity(problem: TrainingProblem) -> float:
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
     refused = np.zeros(len(space.candidates), dtype=np.bool_)
-    asked: dict[str, Any] = {"model": problem.model, "training": problem.workload, "gpu": problem.cluster.gpu.name}
-    communication = problem.strategy.context_parallel_communication
-    for unsupported, _ in unprofiled_sizes(space.candidates, **asked, communication=communication):
+    rules = unprofiled_sizes(
+        space.candidates,
+        model=problem.model,
+        training=problem.workload,
+        gpu=problem.cluster.gpu.name,
+        communication=problem.strategy.context_parallel_communication,
+    )
+    for unsupported, _ in rules:
         refused |= unsupported
     # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer Engine's grouped matmuls alone.
     if problem.workload.framework == "megatron-core":
@@ -198,7 +195,8 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
     rows = np.flatnonzero(~refused)
     before = space.rejections.get("not_profiled", 0)
     acceptable = space.acceptable[rows]
-    return CostedSpace(
+    return replace(
+        space,
         candidates=space.candidates.take(rows),
         step_s=space.step_s[rows],
         memory_total_bytes=space.memory_total_bytes[rows],

@@ -1,27 +1,32 @@
-"""Running a stored search under its lease."""
+"""Running a search in this process, or a stored one under its lease, and what one would submit."""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import JsonObject, Lease
-from hp_tool.errors import ConflictError
+from hp_tool.domain.records import JsonObject, Lease, RunRecord, RunState, SearchState
+from hp_tool.errors import ConflictError, InputError, NotFoundError, UnsupportedError
 from hp_tool.learning.stored import StoredCalibrations
-from hp_tool.queries.schema import parse_query
+from hp_tool.queries.schema import parse, parse_query, to_dict
+from hp_tool.search.account import coverage_runs, spent_by
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.search.sampler import CostModelSampler
-from hp_tool.search.spending import spent_by
-from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.trainers import TrainerLauncher
-from hp_tool.training.problem import TrainingProblem
+from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.rank import CostedSpace
-from hp_tool.tuning.clusters import create_launcher, runs_limit
+from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
 from hp_tool.tuning.ending import conclude, end, outcome_stored
 from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
 from hp_tool.tuning.heartbeat import LEASE_S, Heartbeat
@@ -67,11 +72,13 @@ def run_search(
             raise ConflictError(f"search {record.id} was cancelled", code="cancelled")
         started = time.perf_counter()
         hardware = launcher.hardware()
-        # As it was known when the search began: taken up again, it asks the same question.
-        known = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
-        asked: dict[str, Any] = {"query": query, "query_json": record.query, "hardware": hardware}
-        serves = query.kind == "inference"
-        problem = build_serving(**asked) if serves else build_problem(**asked, calibrations=known)
+        # Calibrations from before the search: a search that is resumed solves the same problem.
+        calibrations = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
+        problem: TuningProblem | ServingTuning | CostedSpace
+        if query.kind == "inference":
+            problem = build_serving(query=query, query_json=record.query, hardware=hardware)
+        else:
+            problem = build_problem(query=query, query_json=record.query, hardware=hardware, calibrations=calibrations)
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             training = resolve_training_search(query)
@@ -121,3 +128,95 @@ def _size(problem: TuningProblem | ServingTuning) -> JsonObject:
         "legal": len(legal),
         "budget_runs": problem.query.search.budget_runs,
     }
+
+
+def tune(
+    *,
+    query: Query | None = None,
+    store: Store,
+    launcher: Launcher | None = None,
+    storage: BaseStorage | None = None,
+    search_id: str | None = None,
+    holder: str | None = None,
+    patience_s: float = LEASE_S + 2.0,
+    on_event: OnEvent = lambda kind, payload: None,
+) -> TuneResult:
+    """Search in this process: a new search for `query`, or the one called `search_id` from where it stands.
+
+    A search that already succeeded is answered as it was. One that a process which died had held is free once its
+    lease expired: that is waited for, `patience_s` at most. Raises ConflictError where another process works on it,
+    InputError where the launcher is not the cluster's, and whatever made the search fail; it can then be resumed.
+    """
+    if search_id is None:
+        if query is None:
+            raise NotFoundError("neither a query nor a search to resume was given", field="query")
+        stored = to_dict(self_contained(query))
+        resolve_search(parse_query(stored))  # as it is kept, without files that only this process may read
+        stored = within_limits(stored)
+        search_id = store.create_search(query=stored, paused=True, limits=daily_limits(stored)).id
+    record = store.get_search(search_id=search_id)
+    if record.state is SearchState.SUCCEEDED and record.result is not None:
+        done: TuneResult = parse(TuneResult, record.result)
+        return done
+    if record.state is SearchState.FAILED:
+        store.resume_search(search_id=search_id, limits=daily_limits(record.query))
+    lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
+    result = run_search(store=store, lease=lease, launcher=launcher, storage=storage, on_event=on_event)
+    if result is None:
+        waiting_for = store.get_search(search_id=search_id).progress.get("waiting_for")
+        why = f": {waiting_for}" if waiting_for else ""
+        raise ConflictError(f"search {search_id} was handed back to the queue{why}", code="released")
+    return result
+
+
+def default_holder() -> str:
+    """Who this process is, for people: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> Lease:
+    """Become this search's coordinator; ConflictError where it has ended or its holder goes on renewing the lease."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        claimed = store.claim_search(holder=holder, lease_s=LEASE_S, search_id=search_id)
+        if claimed is not None:
+            return claimed[1]
+        current = store.get_search(search_id=search_id)
+        if current.lease is None or time.monotonic() >= deadline:
+            who = f"; {current.lease.holder} works on it" if current.lease else ""
+            raise ConflictError(f"search {search_id} is {current.state}{who}", field="search_id")
+        time.sleep(0.5)
+
+
+def describe_plan(query: Query) -> str:
+    """The job of the configuration that is predicted to be fastest, run whole, as its launcher hands it over.
+
+    Raises what a search does for a query that cannot be run, and InputError where nothing fits.
+    """
+    if query.kind != "training":
+        raise UnsupportedError("plans are shown of trainings; an inference run has none to show", field="kind")
+    stored = within_limits(to_dict(query))
+    launcher = create_launcher(query)
+    problem = build_problem(query=query, query_json=stored, hardware=launcher.hardware())
+    if isinstance(problem, CostedSpace):
+        raise InputError("nothing that the query allows fits, so there is nothing to run", code="nothing_feasible")
+    if query.trainer is not None:
+        launcher = TrainerLauncher(launcher, trainer=query.trainer, problem=problem.training, settings=query.search)
+    table = problem.search.table
+    fits = np.where(table.memory_bytes <= table.usable_bytes, 0.0, np.inf)
+    row = int(np.argmin(np.sum(list(table.parts_s.values()), axis=0) + fits))
+    run = RunRecord(
+        id="planned",
+        search_id="planned",
+        number=0,
+        digest="",
+        attempt=0,
+        state=RunState.INTENDED,
+        parallel=problem.search.candidates.config(row),
+        fidelity=Fidelity(),
+        predicted={},
+        job_name="planned",
+        token=0,
+        created_at=datetime.now(UTC),
+    )
+    return launcher.describe(launcher.plan(problem.search.request(run), job_name=run.job_name))

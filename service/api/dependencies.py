@@ -1,12 +1,13 @@
-"""What routes are given: the store, the settings, a parsed query.
+"""Dependencies of the routes: the store, the settings, calibrations and paging.
 
-All of it async: FastAPI sends what is not through a thread, which takes longer than these do.
+All of them are async: FastAPI runs others in a thread, which takes longer than they do.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -35,26 +36,26 @@ async def get_settings(request: Request) -> Settings:
 
 
 async def get_principal(request: Request) -> Principal:
-    """Who asks, as the gate found out."""
+    """Whose request it is, by the key that the gate checked."""
     principal: Principal = request.state.principal
     return principal
 
 
 async def get_store(request: Request) -> Store:
-    """The store as far as the one who asks may use it."""
+    """The store as the request's principal may use it."""
     state = request.app.state
     principal: Principal = request.state.principal
     return cast(Store, PrincipalStore(store=state.store, principal=principal, settings=state.settings))
 
 
 async def get_system_store(request: Request) -> AccessStore:
-    """All of it, for routes that only administrators reach, or that speak of nobody in particular."""
+    """The whole store, for routes that only administrators reach, or that show nobody's data."""
     store: AccessStore = request.app.state.store
     return store
 
 
 async def get_find(store: Annotated[Store, Depends(get_store)]) -> Find:
-    """What the one who asks may call by a registered name; within one request a name means one thing."""
+    """Look-up of the names that the principal may use; within one request a name means one thing."""
 
     @lru_cache(maxsize=256)
     def find(kind: RegistrationKind, name: str) -> JsonObject | None:
@@ -76,7 +77,7 @@ async def get_calibrations(
 async def get_recorded(
     request: Request, calibrations: Annotated[Calibrations | None, Depends(get_calibrations)]
 ) -> Calibrations | None:
-    """The same, with a note of what the answer took from them, by which its copy in the cache is judged later."""
+    """The same, recording which ones the answer used, so that the cache can tell when it is out of date."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -91,7 +92,7 @@ async def get_recorded(
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """A parameter that the route does not know is a slip of the keyboard, and not passed over. Raises InputError."""
+    """Raise InputError for a parameter that the route does not know: it is a typing error, not to be ignored."""
     if not request.query_params:
         return
     known = sorted(_parameters(request.scope["route"].dependant))
@@ -103,9 +104,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 async def refuse_body(request: Request) -> None:
-    """For routes that read none: what stands in one would be passed over. Raises InputError."""
+    """Raise InputError where a route that reads no body gets one: its content would be ignored."""
     if (await request.body()).strip() not in (b"", b"{}"):
-        raise InputError("this route takes no body; what it may be told are parameters of its address", code="unknown_key")
+        raise InputError("this route takes no body; give its options as query parameters", code="unknown_key")
 
 
 def _parameters(dependant: Dependant) -> set[str]:
@@ -133,7 +134,7 @@ def in_utc(instant: datetime) -> datetime:
 
 
 def no_number(text: object) -> object:
-    """The text, unless it is a number, which would be taken for seconds since 1970, or for milliseconds if it is large."""
+    """The text; ValueError for a number, which would be read as seconds since 1970, or milliseconds if it is large."""
     if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
         raise ValueError("give an instant as 2026-01-02T03:04:05Z")
     return text
@@ -143,32 +144,25 @@ Instant = Annotated[AwareDatetime, BeforeValidator(no_number), AfterValidator(in
 Since = Annotated[Instant | None, Query(description="Created at this instant or later")]
 Until = Annotated[Instant | None, Query(description="Created before this instant")]
 Order = Literal["newest", "oldest"]
-FIRST = Query(description="What comes first")
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
 
 
-async def get_paging(
-    since: Since = None,
-    until: Until = None,
-    order: Annotated[Order, FIRST] = "newest",
-    cursor: Cursor = None,
-) -> Paging:
-    """The parameters that long lists share."""
-    return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
+def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
+    """The parameters that long lists share; `first`: their default order."""
+
+    async def paging(
+        since: Since = None,
+        until: Until = None,
+        order: Annotated[Order, Query(description="What comes first")] = first,
+        cursor: Cursor = None,
+    ) -> Paging:
+        return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
+
+    return paging
 
 
-async def get_trial_paging(
-    since: Since = None,
-    until: Until = None,
-    order: Annotated[Order, FIRST] = "oldest",
-    cursor: Cursor = None,
-) -> Paging:
-    """The same for the runs of one search, whose order is that of their intent."""
-    return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
-
-
-TrialPagingDep = Annotated[Paging, Depends(get_trial_paging)]
-PagingDep = Annotated[Paging, Depends(get_paging)]
+TrialPagingDep = Annotated[Paging, Depends(_paging("oldest"))]
+PagingDep = Annotated[Paging, Depends(_paging("newest"))]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]

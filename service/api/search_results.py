@@ -9,7 +9,7 @@ from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.queries import schema
-from hp_tool.store.codec import decode_configuration
+from hp_tool.store.columns import decode_configuration
 from service.api.views import TrialView
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 import anyio
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain import query as domain
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.records import RunState, SearchRecord, SearchState
-from hp_tool.errors import InputError
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import EventRecord, RunState, SearchRecord, SearchState
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
 from service.api import openapi, search_actions
@@ -22,9 +25,10 @@ from service.api.bodies import json_body
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
-from service.api.search_actions import Action, apply_action
+from service.api.search_actions import MEANING, Action, apply_action
 from service.api.search_results import search_answer, trials_of
-from service.api.views import PageView, SearchView, TrialsView, WebhookView
+from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, WebhookView
+from service.keys import Keyring
 from service.webhooks.policy import LONGEST_URL
 
 router = APIRouter(prefix="/searches", tags=["searches"])
@@ -41,6 +45,8 @@ EXAMPLE: dict[str, Any] = {
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
     "search": {"budget_runs": 4, "run_timeout_s": 120.0},
 }
+LARGEST_SEQ = 2**31 - 1
+"""The largest value of the database's column."""
 KEY_REUSED = "The Idempotency-Key came with another request before"
 
 
@@ -58,16 +64,16 @@ def submit(
     idempotency_key: IdempotencyKey = None,
     priority: Annotated[int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")] = 0,
     webhook: Annotated[
-        str | None, Query(max_length=LONGEST_URL, description="https URL that is told, signed, when the search ends")
+        str | None, Query(max_length=LONGEST_URL, description="https URL that gets a signed message when the search ends")
     ] = None,
 ) -> SearchView:
-    """Queue a search; a worker runs it. `Location` is where to look."""
+    """Queue a search; a worker runs it. `Location` is its address."""
     if webhook is not None:
         if settings.webhooks is None:
-            mend = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
-            raise InputError(f"this service sends no webhooks; {mend}", field="webhook", code="webhooks_disabled")
+            fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
+            raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
-    resolve_search(query)  # unknown names and what is not modelled or run are told now, while the sender listens
+    resolve_search(query)  # refuses unknown names and what is not modelled now, rather than in a worker later
     record = store.create_search(
         query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
     )
@@ -79,32 +85,32 @@ def list_searches(
     store: StoreDep,
     paging: PagingDep,
     state: SearchState | None = None,
-    owner: Annotated[str | None, Query(max_length=200, description="Whose (administrators; others see their own)")] = None,
-    kind: Annotated[domain.Kind | None, Query(description="What they search for a way to do")] = None,
-    model: Annotated[str | None, Query(max_length=200, description="Of this model, as the query names it")] = None,
+    owner: Annotated[str | None, Query(max_length=200, description="Owner (administrators; others see their own)")] = None,
+    kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
+    model: Annotated[str | None, Query(max_length=200, description="Model, as the query names it")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
-    """Every filter given must hold."""
+    """Searches that match all filters, newest first."""
     page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
     return PageView.of(page, SearchView.of)
 
 
 @router.get("/{search_id}")
 def get_search(search_id: str, store: StoreDep) -> SearchView:
-    """Where one search stands."""
+    """One search and its state."""
     return SearchView.of(store.get_search(search_id=search_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChange:
-    """What a search may spend from now on; what is left out stays as it is."""
+    """New budget of a search; a field that is left out stays as it is."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     budget_runs: int | None = None
-    """Profile runs at most, those that it did already included."""
+    """Maximum profile runs, those already done included."""
     budget_gpu_seconds: float | None = None
-    """Device seconds of profile runs at most, spent ones included."""
+    """Maximum device seconds of profile runs, those already spent included."""
 
 
 @router.patch(
@@ -113,7 +119,7 @@ class BudgetChange:
     responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
-    """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
+    """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
     return SearchView.of(search_actions.change_budget(store, search_id=search_id, **asdict(change)))
 
 
@@ -126,7 +132,7 @@ def get_trials(
     status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """Its profile runs: predicted before, predicted after calibration, measured. Every filter given must hold."""
+    """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **asdict(paging))
     return TrialsView(
@@ -136,7 +142,7 @@ def get_trials(
 
 @router.get("/{search_id}/webhook")
 def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
-    """Whether its end was told to the URL that it was submitted with; 404 where it was submitted with none."""
+    """State of the search's webhook; 404 where it was submitted without one."""
     return WebhookView.of(store.get_webhook(search_id=search_id))
 
 
@@ -146,7 +152,7 @@ async def get_result(
     store: StoreDep,
     settings: SettingsDep,
     response: Response,
-    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, this long at most")] = 0.0,
+    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, at most this long")] = 0.0,
 ) -> Any:
     """{id, status, recommendations, space, rejections, search}, or status error; 202 with the search while it has not ended."""
     deadline = time.monotonic() + min(wait_s, settings.max_wait_s)
@@ -162,10 +168,61 @@ async def get_result(
         await anyio.sleep(min(settings.poll_s, left))
 
 
+def start_of(
+    store: StoreDep,
+    search_id: str,
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[int, Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins")] = 0,
+) -> int:
+    """The seq after which the stream begins; checked before it does, while an error can still be answered as one."""
+    store.get_search(search_id=search_id)
+    if last_event_id is None:
+        return after
+    if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > LARGEST_SEQ:
+        raise InputError(f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream", field="Last-Event-ID")
+    return int(last_event_id)
+
+
+@router.get("/{search_id}/events", response_class=EventSourceResponse)
+async def events(
+    request: Request, search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
+    seen = start
+    while await _is_still_allowed(request):
+        state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+        for record in records:
+            seen = record.seq
+            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+        if records:
+            continue
+        if state.ended:
+            yield ServerSentEvent(event=STREAM_END, data={"state": state})
+            return
+        await anyio.sleep(settings.poll_s)
+
+
+async def _is_still_allowed(request: Request) -> bool:
+    """Whether the key that opened the stream is still valid. If not, the stream is closed, and a new one is refused."""
+    keyring: Keyring = request.app.state.keyring
+    try:
+        await keyring.principal(request.headers)
+    except HpToolError:
+        return False
+    return True
+
+
+def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchState, list[EventRecord]]:
+    # State first: events that were committed with the end are then surely in the list.
+    state = store.get_search(search_id=search_id).state
+    return state, store.events(search_id=search_id, after=after)
+
+
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=Action.CLONE.meaning,
+    description=MEANING[Action.CLONE],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
@@ -186,7 +243,7 @@ for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they 
         _route(_action),
         methods=["POST"],
         name=str(_action),
-        description=_action.meaning,
+        description=MEANING[_action],
         responses=openapi.conflict("The search's state does not allow it"),
     )
 

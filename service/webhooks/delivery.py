@@ -1,4 +1,4 @@
-"""Telling that searches have ended, beside a worker's own work, which may keep it for hours."""
+"""Delivery of webhooks when searches end, in a thread beside a worker's own work, which may take hours."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.domain.records import SearchRecord
 from hp_tool.errors import HpToolError, InputError
+from service.logs import surviving
 from service.webhooks.policy import WebhookSettings
 from service.webhooks.sending import DeliveryError, post
 from service.webhooks.signing import signed_headers
@@ -35,24 +36,20 @@ class Deliveries:
     send: Callable[..., None] = post
 
     def run(self) -> None:
-        """Until told to stop. A database that is away for a while does not end it."""
+        """Deliver queued webhooks until `stopping` is set."""
         while not self.stopping.is_set():
-            found = False
-            try:
-                found = self.step()
-            except HpToolError as error:
-                log.warning("cannot deliver webhooks: %s", error.message)
-            except Exception:  # one message must not end the telling of the others
-                log.exception("delivering a webhook: unhandled error")
-            if not found:
+            delivered = False
+            with surviving("deliver webhooks", log):
+                delivered = self.step()
+            if not delivered:
                 self.stopping.wait(self.poll_s)
 
     def step(self) -> bool:
-        """Try one delivery that is due; whether there was one."""
-        claimed = self.store.claim_webhook()
-        if claimed is None:
+        """Attempt one delivery that is due; False where none is."""
+        claim = self.store.claim_webhook()
+        if claim is None:
             return False
-        webhook, search = claimed
+        webhook, search = claim
         body = message(search)
         key, timestamp = self.settings.key, int(time.time())
         headers = signed_headers(key=key, message_id=message_id(search), timestamp=timestamp, body=body)
@@ -68,37 +65,37 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undelivered:
-    """In the place of `Deliveries` where there is no secret to sign with: tells the operator when messages are overdue."""
+    """Stands in for `Deliveries` without a secret to sign with: warns the operator once messages are overdue."""
 
     store: AccessStore
     stopping: threading.Event
     look_s: float = LOOK_S
 
     def run(self) -> None:
-        """Until it has told, or is told to stop."""
+        """Look every `look_s` seconds until it has warned, or `stopping` is set."""
         while not self.stopping.is_set() and not self.look():
             self.stopping.wait(self.look_s)
 
     def look(self) -> bool:
-        """Warn if messages are overdue; whether they are."""
+        """Whether messages are overdue; warns if so."""
         try:
             overdue = self.store.state().overdue_webhooks
-        except HpToolError:  # the worker itself tells of a database that is away
+        except HpToolError:  # the worker itself warns of a database that is away
             return False
         if overdue:
-            mend = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
-            log.warning("%d ends of searches wait to be told, and this worker has no secret to sign with: %s", overdue, mend)
+            fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
+            log.warning("%d webhooks are overdue, and this worker has no secret to sign them with: %s", overdue, fix)
         return overdue > 0
 
 
 def message_id(search: SearchRecord) -> str:
-    """The same for every attempt to tell the same end, by which a receiver knows what it was told before."""
+    """Id of the message for this end of the search, the same for every attempt, so that receivers can drop repetitions."""
     assert search.finished_at is not None  # it has ended
     return f"{search.id}-{round(search.finished_at.timestamp() * 1e6)}"
 
 
 def message(search: SearchRecord) -> bytes:
-    """What is told: that it ended, how, what it cost, and where its result is. Small, whatever the search was."""
+    """The message: how the search ended, what it cost, and where its result is. Small, whatever the search was."""
     assert search.finished_at is not None
     summary = (search.result or {}).get("search") or {}
     error = search.error and {name: _cut(search.error.get(name)) for name in ("code", "message", "field")}

@@ -13,7 +13,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload
-from hp_tool.serving.problem import serving_nouns
+from hp_tool.serving.problem import serving_case
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 1000, "normalization": "rmsnorm"}
 LATENT = {"kv_lora_rank": 160, "qk_nope_head_dim": 48, "qk_rope_head_dim": 24}
@@ -71,14 +71,14 @@ def test_training_and_serving_weigh_the_same_matrices(model: ModelSpec) -> None:
     norms = (2 * model.num_hidden_layers + 1) * model.hidden_size
     assert total_parameters(model) == matrices + routers + embeddings + norms + latent_norms
 
-    nouns = serving_nouns(
+    case = serving_case(
         model=model,
         cluster=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=1)),
         workload=InferenceWorkload(input_length=128, output_length=16, precision="bf16"),
         engine=engine_profiles()[0],
     )
     alone = ServingCandidates.from_configs([ServingConfig()], concurrency=[1])
-    assert weight_bytes(nouns, alone) == pytest.approx(2.0 * (matrices + embeddings), rel=1e-15)
+    assert weight_bytes(case, alone) == pytest.approx(2.0 * (matrices + embeddings), rel=1e-15)
 
 
 def test_divided_matrices_lie_whole_on_all_ranks_together(model: ModelSpec) -> None:

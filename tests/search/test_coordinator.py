@@ -16,10 +16,9 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState
 from hp_tool.errors import ConflictError, LauncherError
+from hp_tool.search.account import coverage_runs, spent_by
 from hp_tool.search.coordinator import FOLDER_PATIENCE_S, LONGEST_FOLDER_WAIT_S, Coordinator
 from hp_tool.search.sampler import CostModelSampler
-from hp_tool.search.spending import spent_by
-from hp_tool.search.stopping import coverage_runs
 from hp_tool.search.study import StudyProjection
 from hp_tool.store import open_store
 from tests.search.search_engine import MemoryEngine, best_row, make_problem

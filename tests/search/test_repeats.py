@@ -10,7 +10,7 @@ import pytest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, RunState
-from hp_tool.search.repeats import repeat_gain, standard_error_s
+from hp_tool.search.planner import repeat_gain, standard_error_s
 
 
 def run(b, times, *, fidelity=None):

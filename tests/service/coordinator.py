@@ -8,7 +8,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease, NewMeasurement, SearchState
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
 from hp_tool.queries.schema import to_dict
-from hp_tool.search.progress import progress_of
+from hp_tool.search.account import progress_of
 from hp_tool.tuning import SearchSummary, TuneResult
 
 

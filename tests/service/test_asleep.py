@@ -10,15 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.service.campaign import QUERY
-from benchmarks.service.databases import Sqlite
-from benchmarks.service.injections import Scene, sleep_through_cancel
-from benchmarks.service.ledger import audit
-from benchmarks.service.processes import Service, preload
 from hp_tool.launchers import create
 from hp_tool.store import open_store
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import STUBBORN, plan, processes
+from tests.service.faults.audit import audit
+from tests.service.faults.campaign import QUERY
+from tests.service.faults.databases import Sqlite
+from tests.service.faults.injections import Scene, sleep_through_cancel
+from tests.service.faults.processes import Service, preload
 from tests.service.processes import wait_for
 from tests.store.acting import claimed, intended
 

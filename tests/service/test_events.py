@@ -21,8 +21,7 @@ from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
 from service.async_client import AsyncClient
-from service.client import Client
-from service.client_streams import EventStream, Lines
+from service.client import Client, EventStream, Lines
 from service.retries import ReconnectPolicy
 from service.settings import Settings
 from tests.service.coordinator import claim, finish, one_run

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.service.campaign import QUERY
-from benchmarks.service.processes import Service, preload
+from tests.service.faults.campaign import QUERY
+from tests.service.faults.processes import Service, preload
 from tests.service.processes import wait_for
 
 pytestmark = pytest.mark.distributed

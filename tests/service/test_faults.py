@@ -1,5 +1,5 @@
-"""Every fault once under running searches: nothing is lost, doubled, orphaned or unbooked. `benchmarks.service.faults` does
-it often.
+"""Every fault once under running searches: nothing is lost, doubled, orphaned or unbooked. `benchmarks.service.faults` causes
+each many times.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.campaign import campaign
-from benchmarks.service.databases import Database, Postgres, Sqlite
-from benchmarks.service.faults import as_text, is_clean
-from benchmarks.service.injections import FAULTS
-from benchmarks.service.processes import preload
 from tests.conftest import skip_or_fail
+from tests.service.faults.campaign import as_text, campaign, is_clean
+from tests.service.faults.databases import Database, Postgres, Sqlite
+from tests.service.faults.injections import FAULTS, RESTART
+from tests.service.faults.processes import preload
 
 pytestmark = pytest.mark.distributed
-SQLITE = [fault for fault in FAULTS if fault != "PostgreSQL restarted"]
+SQLITE = [fault for fault in FAULTS if fault != RESTART]
 POSTGRESQL = [
     "worker killed",
-    "PostgreSQL restarted",
+    RESTART,
     "database locked",
     "workers claiming at once",
     "cancelled under a sleeping worker",

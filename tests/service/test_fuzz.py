@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.service.fuzz import fuzz
-from benchmarks.service.mutations import SEEDS, mutated
+import pytest
+
 from hp_tool.batch import answer_line
+from tests.service.fuzzing import fuzz
+from tests.service.mutations import SEEDS, mutated
 
 
 def test_what_is_mutated_was_valid_before() -> None:
@@ -21,3 +23,8 @@ def test_no_mutation_is_answered_with_a_fault() -> None:
     assert told["outcomes"]["line"]["ok"] > 10  # not everything is refused at the door
     assert {"unknown_key", "invalid_value", "syntax"} <= set(told["outcomes"]["line"])
     assert set(told["outcomes"]["http"]) == {"200", "422"}
+
+
+@pytest.mark.long
+def test_none_of_many_mutations_is_answered_with_a_fault() -> None:
+    assert fuzz(queries=20_000, seed=2)["faults"] == []

@@ -263,7 +263,7 @@ def test_a_key_has_so_many_requests_under_way(store: SqlStore) -> None:
         assert listing(ada).status_code == 200
         slow = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(2)]
         for connection in slow:  # the rest of the body never comes
-            head = f"POST /v1/sizings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9\r\n"
+            head = f"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9\r\n"
             connection.sendall(f"{head}Authorization: {ada['Authorization']}\r\n\r\n{{".encode())
         wait_for(lambda: listing(ada).status_code == 429, timeout_s=10)
         refused = listing(ada)

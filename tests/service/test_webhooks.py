@@ -124,7 +124,7 @@ def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_end_is_told_until_it_is_taken(
     hooked: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hp_tool.store.deliveries.wait_s", lambda *, attempt: 0.05)
+    monkeypatch.setattr("hp_tool.store.webhooks.wait_s", lambda *, attempt: 0.05)
     receiver.statuses = [503, 302]
     search = hooked.post("/v1/searches", json=query, params={"webhook": receiver.url}).json()["id"]
     stopping = threading.Event()
@@ -334,7 +334,7 @@ def test_what_nobody_tells_is_told_to_the_operator(
     with caplog.at_level(logging.WARNING):
         undelivered.run()  # returns, for it says so once
     (record,) = caplog.records
-    assert "1 ends of searches" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
+    assert "1 webhooks are overdue" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
     ready = http.get("/readyz")
     check = next(check for check in ready.json()["checks"] if check["name"] == "webhooks")
     assert (ready.status_code, check["status"]) == (200, "warning")

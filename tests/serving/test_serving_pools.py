@@ -24,26 +24,26 @@ counts = st.integers(1, 6)
 loads = st.integers(1, 2000)
 
 
-def costs(case: Serving, *, prefill: int, decode: int, load: int, rate: float | None = None) -> PoolCosts:
+def costs(setup: Serving, *, prefill: int, decode: int, load: int, rate: float | None = None) -> PoolCosts:
     rows = [
         ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2, data_parallel_size=replicas)], concurrency=[load])
         for replicas in (prefill, decode)
     ]
-    pools = {"prefill": case.nouns, "decode": case.nouns, "prefillers": rows[0], "decoders": rows[1]}
+    pools = {"prefill": setup.case, "decode": setup.case, "prefillers": rows[0], "decoders": rows[1]}
     return pool_costs(**pools, requests_per_second=rate)
 
 
 @settings(max_examples=40, deadline=None)
 @given(counts, counts, loads)
 def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(prefill: int, decode: int, load: int) -> None:
-    case = case_of()
-    found = costs(case, prefill=prefill, decode=decode, load=load)
+    setup = case_of()
+    found = costs(setup, prefill=prefill, decode=decode, load=load)
     assert found.requests_per_second * found.request_latency_s == pytest.approx(load)  # Little's law
     assert found.prefill_busy <= 1.0 + 1e-6 and found.decode_batch <= found.max_decode_batch * (1 + 1e-9)
-    output = case.nouns.output_length
+    output = setup.case.output_length
     assert found.request_latency_s == pytest.approx(found.ttft_s + (output - 1) * found.tpot_s)
     one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
-    least = prompt_seconds(case.nouns, one) + transfer_seconds(case.nouns, case.nouns, one, one)
+    least = prompt_seconds(setup.case, one) + transfer_seconds(setup.case, setup.case, one, one)
     assert found.ttft_s >= least * (1 - 1e-6)
     assert found.output_tokens_per_second_per_gpu * 2 * (prefill + decode) == pytest.approx(found.requests_per_second * output)
 
@@ -51,19 +51,19 @@ def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(prefill: int, 
 @settings(max_examples=30, deadline=None)
 @given(counts, counts, loads)
 def test_more_replicas_never_complete_fewer_requests(prefill: int, decode: int, load: int) -> None:
-    case = case_of()
-    base = costs(case, prefill=prefill, decode=decode, load=load).requests_per_second
-    assert costs(case, prefill=prefill + 1, decode=decode, load=load).requests_per_second >= base * (1 - 1e-6)
-    assert costs(case, prefill=prefill, decode=decode + 1, load=load).requests_per_second >= base * (1 - 1e-6)
-    assert costs(case, prefill=prefill, decode=decode, load=load + 50).requests_per_second >= base * (1 - 1e-6)
+    setup = case_of()
+    base = costs(setup, prefill=prefill, decode=decode, load=load).requests_per_second
+    assert costs(setup, prefill=prefill + 1, decode=decode, load=load).requests_per_second >= base * (1 - 1e-6)
+    assert costs(setup, prefill=prefill, decode=decode + 1, load=load).requests_per_second >= base * (1 - 1e-6)
+    assert costs(setup, prefill=prefill, decode=decode, load=load + 50).requests_per_second >= base * (1 - 1e-6)
 
 
 def test_a_faster_network_only_shortens_the_transfer() -> None:
-    case = case_of(input_length=16_000)
-    bandwidth = 10 * case.nouns.cluster.inter_node_bandwidth_bytes_per_second
-    fast = replace(case.nouns.cluster, inter_node_bandwidth_bytes_per_second=bandwidth)
-    quick = replace(case, nouns=replace(case.nouns, cluster=fast))
-    slow, found = (costs(one, prefill=1, decode=1, load=4) for one in (case, quick))
+    setup = case_of(input_length=16_000)
+    bandwidth = 10 * setup.case.cluster.inter_node_bandwidth_bytes_per_second
+    fast = replace(setup.case.cluster, inter_node_bandwidth_bytes_per_second=bandwidth)
+    quick = replace(setup, case=replace(setup.case, cluster=fast))
+    slow, found = (costs(one, prefill=1, decode=1, load=4) for one in (setup, quick))
     assert found.transfer_s < 0.2 * slow.transfer_s and found.ttft_s < slow.ttft_s
     assert found.requests_per_second >= slow.requests_per_second
 

@@ -12,7 +12,7 @@ import pytest
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import NewMeasurement, SearchState
 from hp_tool.errors import InputError
-from hp_tool.store import SqlStore, base, retention
+from hp_tool.store import SqlStore, base, maintenance
 
 FAILED = Measurement(status="crashed", cause="rank 3", log_tail="the end of the log")
 
@@ -34,14 +34,14 @@ def test_what_is_old_goes_and_what_was_found_stays(
     store: SqlStore, new_measurement: Callable[..., NewMeasurement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, queued = fill(store, new_measurement)
-    monkeypatch.setattr(retention, "BATCH_ROWS", 2)
+    monkeypatch.setattr(maintenance, "PRUNED_ROWS", 2)
     nothing = {"events": 0, "audit": 0, "idempotency_keys": 0, "logs": 0}
     assert store.prune(older_than_days=1.0) == nothing  # all of it is of today
 
     def in_two_days(connection: Any) -> datetime:
         return base.now(connection) + timedelta(days=2)
 
-    monkeypatch.setattr(retention, "now", in_two_days)
+    monkeypatch.setattr(maintenance, "now", in_two_days)
     assert store.prune(older_than_days=1.0) == {"events": 3, "audit": 3, "idempotency_keys": 1, "logs": 1}
     assert store.prune(older_than_days=1.0) == nothing
     assert store.events(search_id=ended) == []

@@ -29,7 +29,7 @@ from hp_tool.queries.registered import checked_registration
 from hp_tool.store import open_store
 from hp_tool.tuning import create_launcher, tune, within_limits
 from hp_tool.tuning.clusters import launcher_name
-from hp_tool.tuning.plan import describe_plan
+from hp_tool.tuning.run import describe_plan
 from tests.tuning.cpu_engine import CpuEngine
 
 NODE = {"gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "ethernet"}

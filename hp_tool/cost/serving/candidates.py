@@ -59,7 +59,7 @@ class ServingCandidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingNouns(Machine):
+class ServingCase(Machine):
     """What is served, where, by which engine, in which number formats, and how long requests are. Of the profile's framework
     part only the network between nodes is read.
     """

@@ -20,7 +20,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.matrices import cached_width
-from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, tokens_per_pass
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
@@ -53,8 +53,8 @@ class PoolCosts:
 
 def pool_costs(
     *,
-    prefill: ServingNouns,
-    decode: ServingNouns,
+    prefill: ServingCase,
+    decode: ServingCase,
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
     requests_per_second: float | None = None,
@@ -126,32 +126,32 @@ def pool_costs(
     )
 
 
-def prompt_seconds(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """One whole prompt on one replica with nothing beside it, and the engine's work on it."""
-    engine, ones = nouns.engine, np.ones(len(candidates))
-    alone = Pass(tokens=ones * nouns.computed_length, decoding=0.0 * ones, prefill_requests=ones)
-    around = engine.iteration_overhead_s + engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
-    seconds = forward_seconds(nouns, candidates, alone, context=float(nouns.input_length))
+    engine, ones = case.engine, np.ones(len(candidates))
+    alone = Pass(tokens=ones * case.computed_length, decoding=0.0 * ones, prefill_requests=ones)
+    around = engine.iteration_overhead_s + engine.prompt_layer_overhead_s * case.model.num_hidden_layers
+    seconds = forward_seconds(case, candidates, alone, context=float(case.input_length))
     # Stages of a pipeline work on prompts of their own: the replica completes one every p-th part of its way.
     return np.maximum((seconds + around) / candidates.pipeline_parallel_size, engine.request_overhead_s)
 
 
-def token_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:
+def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:
     """Seconds between two tokens of a sequence among `batch`, on a replica that prefills nothing."""
-    engine, stages = nouns.engine, candidates.pipeline_parallel_size
-    k = drafted_tokens(nouns.speculative)
+    engine, stages = case.engine, candidates.pipeline_parallel_size
+    k = drafted_tokens(case.speculative)
     share = np.maximum(batch, 1.0) / stages
     step = Pass(tokens=share * (1 + k), decoding=share, prefill_requests=np.zeros_like(share), drafted=k)
-    context = nouns.input_length + 0.5 * nouns.output_length
+    context = case.input_length + 0.5 * case.output_length
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * share
-    seconds = forward_seconds(nouns, candidates, step, context=context) + host
-    device = seconds * drafting_factor(nouns.speculative) / tokens_per_pass(nouns.speculative)
+    seconds = forward_seconds(case, candidates, step, context=context) + host
+    device = seconds * drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
     # The front end streams a token of each sequence in turn.
     return np.hypot(device, np.maximum(batch, 1.0) * engine.stream_overhead_s)
 
 
 def transfer_seconds(
-    prefill: ServingNouns, decode: ServingNouns, prefillers: ServingCandidates, decoders: ServingCandidates
+    prefill: ServingCase, decode: ServingCase, prefillers: ServingCandidates, decoders: ServingCandidates
 ) -> FloatArray:
     """A prompt's keys and values from one replica to another, through the network port of each rank: latency + bytes / (ports x
     bandwidth), the narrower side's. Pools that share a node may use its faster links; that is not counted.
@@ -163,9 +163,9 @@ def transfer_seconds(
     tokens = seen_tokens(model, float(prefill.input_length))
     moved = tokens * model.num_hidden_layers * width * decode.kv_element_bytes
     sides = []
-    for nouns, candidates in ((prefill, prefillers), (decode, decoders)):
-        network = nouns.profile.framework.network
-        port = network.bandwidth_fraction * nouns.cluster.inter_node_bandwidth_bytes_per_second
+    for case, candidates in ((prefill, prefillers), (decode, decoders)):
+        network = case.profile.framework.network
+        port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
         sides.append(_ranks(candidates) * port)
     latency = prefill.profile.framework.network.latency_s + prefill.cluster.inter_node_latency_s
     seconds: FloatArray = latency + moved / np.minimum(*sides)

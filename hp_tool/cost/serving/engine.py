@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray
-from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import ServingBytes, serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
@@ -83,20 +83,20 @@ class ServingCosts:
     bytes: ServingBytes
 
 
-def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> ServingCosts:
+def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> ServingCosts:
     """Latency, throughput and memory of legal candidates; shape of the candidates.
 
     The engine takes its own share of device memory, or what the headroom leaves where that is less.
     """
-    c, engine = candidates, nouns.engine
-    length, output = float(nouns.input_length), float(nouns.output_length)
-    memory = serving_bytes(nouns, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
+    c, engine = candidates, case.engine
+    length, output = float(case.input_length), float(case.output_length)
+    memory = serving_bytes(case, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
     # A full cache holds requests of all ages: on average a share of their output.
-    held = seen_tokens(nouns.model, length + engine.kv_reserved_output_fraction * output)
+    held = seen_tokens(case.model, length + engine.kv_reserved_output_fraction * output)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
-    fits = rooms >= seen_tokens(nouns.model, length + output)
+    fits = rooms >= seen_tokens(case.model, length + output)
     by_cache = np.maximum(rooms / held, 1.0)
     most = np.minimum(by_cache, c.max_num_seqs)
     running = np.minimum(in_flight, most)
@@ -105,23 +105,23 @@ def serving_costs(*, nouns: ServingNouns, candidates: ServingCandidates, memory_
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
     group = np.minimum(engine.prefill_group, running)
-    computed = nouns.computed_length
+    computed = case.computed_length
     chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
     prompts = chunk / computed
     none = np.zeros(len(c))
-    k, yields = drafted_tokens(nouns.speculative), tokens_per_pass(nouns.speculative)
+    k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
     rows = share * (1 + k)
-    verify = _iteration(nouns, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
-    step = verify * drafting_factor(nouns.speculative)
+    verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
+    step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
-    extra = _iteration(nouns, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
+    extra = _iteration(case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
     if engine.schedule == "mixed":
         both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
-        together = _iteration(nouns, c, both, context)
+        together = _iteration(case, c, both, context)
         # Chunks beyond the iterations of a request's life find nothing to ride along with.
         riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
         extra = riding * (together - verify) + (1.0 - riding) * extra
-    around = engine.prompt_layer_overhead_s * nouns.model.num_hidden_layers
+    around = engine.prompt_layer_overhead_s * case.model.num_hidden_layers
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
@@ -167,7 +167,7 @@ def _before_first_token(engine: EngineEfficiency, output: float) -> float:
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
 
 
-def _iteration(nouns: ServingNouns, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
+def _iteration(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
     """A forward pass and what the host does around it."""
-    host = nouns.engine.iteration_overhead_s + nouns.engine.sequence_overhead_s * batch.decoding
-    return forward_seconds(nouns, candidates, batch, context=context) + host
+    host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
+    return forward_seconds(case, candidates, batch, context=context) + host

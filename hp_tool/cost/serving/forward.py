@@ -17,7 +17,7 @@ from hp_tool.cost.matrices import (
 )
 from hp_tool.cost.network import send_seconds
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
-from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import (
     OUTPUT_BYTES,
     all_reduce_seconds,
@@ -43,16 +43,16 @@ def imbalance(load: FloatArray, *, ranks: IntArray) -> FloatArray:
     return np.minimum(1.0 + np.sqrt(2.0 * np.log(ranks) / np.maximum(load, 1e-9)), ranks)
 
 
-def expert_weights(nouns: ServingNouns, candidates: ServingCandidates) -> Floats:
+def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
     """Routed weights of one layer on one rank: E experts spread over all ranks of the stage, whole or split."""
-    model = nouns.model
+    model = case.model
     ranks = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     return entries(expert_matrices(model)) / ranks
 
 
-def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
+def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
     """Router, shared and routed experts of one layer; `tokens` are one scheduler's, the stage's experts see all d of them."""
-    model, gpu = nouns.model, nouns.cluster.gpu
+    model, gpu = case.model, case.cluster.gpu
     count, top_k = model.num_experts or 1, model.num_experts_per_tok or 1
     t, d, e = candidates.tensor_parallel_size, candidates.attention_data_parallel_size, candidates.expert_parallel_size
     split = t * d / e  # ranks that share the matrices of one expert
@@ -61,21 +61,21 @@ def experts_seconds(nouns: ServingNouns, candidates: ServingCandidates, tokens: 
     busiest = load * imbalance(load, ranks=e)
     expert = entries(expert_matrices(model)) / count / split
     local = active_experts(everyone, experts=count, top_k=top_k) / e
-    read = nouns.weight_bytes * expert * np.maximum(local, 1.0)
-    moved = busiest * (2.0 * model.hidden_size * ELEMENT_BYTES[nouns.compute_precision] + 6.0 * model.expert_size / split)
+    read = case.weight_bytes * expert * np.maximum(local, 1.0)
+    moved = busiest * (2.0 * model.hidden_size * ELEMENT_BYTES[case.compute_precision] + 6.0 * model.expert_size / split)
     routed = roofline_seconds(
         2.0 * busiest * expert,
         read + moved,
-        thin_roof(nouns, nouns.compute_precision),
+        thin_roof(case, case.compute_precision),
         gpu=gpu,
-        peak=peak_flops(gpu, precision=nouns.compute_precision),
+        peak=peak_flops(gpu, precision=case.compute_precision),
     )
     shared = shapes(shared_expert_matrices(model, tensor=t))
-    always = matmuls_seconds(nouns, tokens, shared) if model.num_shared_experts else 0.0
-    router = matmuls_seconds(nouns, tokens, [router_matrix(model).shape])
+    always = matmuls_seconds(case, tokens, shared) if model.num_shared_experts else 0.0
+    router = matmuls_seconds(case, tokens, [router_matrix(model).shape])
     # Beyond the first grouped matmul's launch: the second one, and sorting the tokens by expert and back.
-    launches = 3.0 * nouns.profile.gpu.kernel_overhead_s
-    return nouns.engine.matmul_slowdown * (routed + launches) + always + router
+    launches = 3.0 * case.profile.gpu.kernel_overhead_s
+    return case.engine.matmul_slowdown * (routed + launches) + always + router
 
 
 # Seconds of one forward pass through all layers and the output layer.
@@ -87,60 +87,60 @@ ELEMENTWISE_BYTES = 20.0
 the input of the projections once more."""
 
 
-def forward_seconds(nouns: ServingNouns, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
+def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
     """All layers, one after the other, and the output layer for every sequence that gets a token.
 
     With pipeline parallelism this is the latency through all stages; a stage is busy for its p-th part.
     """
-    model, gpu = nouns.model, nouns.cluster.gpu
+    model, gpu = case.model, case.cluster.gpu
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     tokens = batch.tokens
-    projections = matmuls_seconds(nouns, tokens, shapes_by_source(attention_matrices(model, tensor=t)))
+    projections = matmuls_seconds(case, tokens, shapes_by_source(attention_matrices(model, tensor=t)))
     core = attention_seconds(
-        nouns,
+        case,
         t,
         decoding=batch.decoding,
         context=context,
         prefill_requests=batch.prefill_requests,
         drafted=batch.drafted,
     )
-    reached = nouns.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
-    elementwise = tokens * (ELEMENTWISE_BYTES * model.hidden_size) / reached + nouns.engine.layer_overhead_s
+    reached = case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
+    elementwise = tokens * (ELEMENTWISE_BYTES * model.hidden_size) / reached + case.engine.layer_overhead_s
     message = tokens * model.hidden_size * OUTPUT_BYTES
-    reduce = all_reduce_seconds(nouns, message, group_size=t)
+    reduce = all_reduce_seconds(case, message, group_size=t)
     seconds = layers * (projections + core + elementwise + reduce)
     if layers > mixtures:
-        dense = matmuls_seconds(nouns, tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
+        dense = matmuls_seconds(case, tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
         seconds = seconds + (layers - mixtures) * dense
     if mixtures:
-        exchange = _expert_exchange(nouns, candidates, tokens, reduce)
-        seconds = seconds + mixtures * (experts_seconds(nouns, candidates, tokens) + exchange)
+        exchange = _expert_exchange(case, candidates, tokens, reduce)
+        seconds = seconds + mixtures * (experts_seconds(case, candidates, tokens) + exchange)
     rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests
-    output = matmuls_seconds(nouns, rows, [(model.vocab_size / t, float(model.hidden_size))], precision=_head_precision(nouns),
+    output = matmuls_seconds(case, rows, [(model.vocab_size / t, float(model.hidden_size))], precision=_head_precision(case),
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
     distance = t * candidates.attention_data_parallel_size
     # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
-    crosses = distance >= nouns.cluster.nvlink_domain_size
-    hop = send_seconds(message / t, machine=nouns, distance=distance, crosses=crosses)
+    crosses = distance >= case.cluster.nvlink_domain_size
+    hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 
-def _expert_exchange(nouns: ServingNouns, candidates: ServingCandidates, tokens: FloatArray, reduce: FloatArray) -> FloatArray:
+def _expert_exchange(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, reduce: FloatArray) -> FloatArray:
     """What brings tokens to experts and back: with one attention group the all-reduce of any MLP (`reduce`); with several, an
     all-to-all to the experts' ranks and one back: a token goes to each of its top-k experts' groups of ranks once.
     """
-    model = nouns.model
+    model = case.model
     t, d = candidates.tensor_parallel_size, candidates.attention_data_parallel_size
     message = tokens * model.hidden_size * OUTPUT_BYTES
     ranks = t * d
     e = candidates.expert_parallel_size
     copies = np.minimum(float(model.num_experts_per_tok or 1), e) * ranks / e
-    routed = 2.0 * exchange_seconds(nouns, message / t * copies, group_size=ranks)
+    routed = 2.0 * exchange_seconds(case, message / t * copies, group_size=ranks)
     return np.where(d > 1, routed, reduce)
 
 
-def _head_precision(nouns: ServingNouns) -> Precision:
+def _head_precision(case: ServingCase) -> Precision:
     """The output layer is not quantised."""
-    known = nouns.cluster.gpu.peak_flops_per_second
+    known = case.cluster.gpu.peak_flops_per_second
     return next(name for name in WIDE_PRECISIONS if name in known)

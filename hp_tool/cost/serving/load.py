@@ -24,7 +24,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 
 STEP = 0.05
@@ -42,9 +42,9 @@ class Quantiles:
     """Of requests that are late in both: an upper bound."""
 
 
-def steady(nouns: ServingNouns) -> ServingNouns:
+def steady(case: ServingCase) -> ServingCase:
     """The same without a common start: independent arrivals make no wave."""
-    return replace(nouns, engine=replace(nouns.engine, wave_share=0.0))
+    return replace(case, engine=replace(case.engine, wave_share=0.0))
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -56,19 +56,19 @@ def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatA
 
 def open_quantiles(
     *,
-    nouns: ServingNouns,
+    case: ServingCase,
     candidates: ServingCandidates,
     load: FloatArray,
     share: float | FloatArray,
     memory_headroom_fraction: float = 0.0,
 ) -> Quantiles:
     """Latencies at the quantile `share`, one or one a row, where on average `load` requests are in flight over all GPUs."""
-    calm, z = steady(nouns), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
+    calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
     def at(concurrency: FloatArray) -> ServingCosts:
         # Formulas take any number of requests; only a query's load is a whole one.
         loaded = replace(candidates, concurrency=np.maximum(concurrency, 0.0))
-        return serving_costs(nouns=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        return serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
     mean, below = at(load), at((1.0 - STEP) * load)
     ratio = below.output_tokens_per_second_per_gpu / mean.output_tokens_per_second_per_gpu
@@ -77,32 +77,32 @@ def open_quantiles(
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
     later = at(candidates.schedulers * (each + z * stay)).tpot_s
-    others = np.maximum(np.minimum(nouns.engine.prefill_group, now.running) - 1.0, 0.0) * now.prompt_s
+    others = np.maximum(np.minimum(case.engine.prefill_group, now.running) - 1.0, 0.0) * now.prompt_s
     busy = np.minimum(each / mean.request_latency_s * mean.prompt_s, 1.0 - LEAST_ELASTICITY)
     scale = mean.prompt_s / (2.0 * (1.0 - busy))
     waits = scale * np.maximum(np.log(np.maximum(busy, 1e-300) / (1.0 - share)), 0.0) - scale * busy
     ttft = now.ttft_s + np.maximum(waits, -others)
-    return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (nouns.output_length - 1.0) * later)
+    return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later)
 
 
 # Requests that arrive at a rate: how many are then in flight (Little's law), and the costs at that concurrency.
 
 
 def costs_at_rate(
-    *, nouns: ServingNouns, candidates: ServingCandidates, requests_per_second: float, memory_headroom_fraction: float = 0.0
+    *, case: ServingCase, candidates: ServingCandidates, requests_per_second: float, memory_headroom_fraction: float = 0.0
 ) -> ServingCosts:
     """Costs at the smallest concurrency whose completed requests a second reach the rate; shape of the candidates.
 
     Independent arrivals start in no common wave. Where not even full batches reach the rate, `sustained` is False and the
     rest is of full batches: the true queue grows without end.
     """
-    calm = steady(nouns)
-    devices = nouns.cluster.num_gpus
+    calm = steady(case)
+    devices = case.cluster.num_gpus
 
     def at(concurrency: np.ndarray) -> tuple[ServingCosts, np.ndarray]:
         loaded = replace(candidates, concurrency=concurrency)
-        costs = serving_costs(nouns=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
-        return costs, costs.output_tokens_per_second_per_gpu * devices / nouns.output_length
+        costs = serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        return costs, costs.output_tokens_per_second_per_gpu * devices / case.output_length
 
     ones = np.ones(len(candidates), dtype=np.int64)
     high = np.ceil(at(ones)[0].max_running * candidates.schedulers).astype(np.int64)
@@ -113,7 +113,7 @@ def costs_at_rate(
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     costs, reached = at(high)
     sustained = reached >= requests_per_second
-    served = np.minimum(reached, requests_per_second) * nouns.output_length / devices
+    served = np.minimum(reached, requests_per_second) * case.output_length / devices
     return replace(costs, sustained=sustained, output_tokens_per_second_per_gpu=served)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray, result
 from hp_tool.cost.matrices import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import expert_weights
 
 WIDE_BYTES = 2.0
@@ -33,44 +33,44 @@ class ServingBytes:
     """What the engine may take."""
 
 
-def serving_bytes(nouns: ServingNouns, candidates: ServingCandidates, *, memory_fraction: float) -> ServingBytes:
+def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fraction: float) -> ServingBytes:
     """Memory before any request; `memory_fraction` of the device is the engine's."""
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    layers = np.ceil(nouns.model.num_hidden_layers / p)
-    held, working = weight_bytes(nouns, candidates), activation_bytes(nouns, candidates)
-    logits = LOGIT_BYTES * candidates.max_num_seqs * nouns.model.vocab_size / t
-    overhead = np.full(len(candidates), nouns.engine.reserve_bytes)
-    capacity = memory_fraction * nouns.cluster.gpu.memory_bytes
+    layers = np.ceil(case.model.num_hidden_layers / p)
+    held, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
+    logits = LOGIT_BYTES * candidates.max_num_seqs * case.model.vocab_size / t
+    overhead = np.full(len(candidates), case.engine.reserve_bytes)
+    capacity = memory_fraction * case.cluster.gpu.memory_bytes
     return ServingBytes(
         weights=result(held),
         activations=working,
         logits=logits,
         overhead=overhead,
-        kv_per_token=layers * cached_width(nouns.model, t) * nouns.kv_element_bytes,
+        kv_per_token=layers * cached_width(case.model, t) * case.kv_element_bytes,
         kv_capacity=capacity - held - working - logits - overhead,
         capacity=capacity,
     )
 
 
-def weight_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> Floats:
+def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     """A p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both where p = 1)."""
-    model = nouns.model
+    model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     matrices = layers * entries(attention_matrices(model, tensor=t))
     matrices = matrices + (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
     if mixtures:
         shared = entries(shared_expert_matrices(model, tensor=t))
-        matrices = matrices + mixtures * (expert_weights(nouns, candidates) + shared)
-    stage = np.ceil(layers / p) / layers * matrices * nouns.weight_bytes
-    return stage + _ends(nouns, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
+        matrices = matrices + mixtures * (expert_weights(case, candidates) + shared)
+    stage = np.ceil(layers / p) / layers * matrices * case.weight_bytes
+    return stage + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
 
 
-def activation_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> FloatArray:
+def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """One layer at a time for a full batch of tokens: residual, normed input and attention output, then the MLP's widest
     tensors.
     """
-    model = nouns.model
+    model = case.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
     gates = model.mlp_inputs + 1.0
     width = max(model.ffn_size, (model.num_experts_per_tok or 0) * model.expert_size if model.num_experts else 0)
@@ -78,7 +78,7 @@ def activation_bytes(nouns: ServingNouns, candidates: ServingCandidates) -> Floa
     return working
 
 
-def _ends(nouns: ServingNouns, t: IntArray) -> FloatArray:
+def _ends(case: ServingCase, t: IntArray) -> FloatArray:
     """The embedding or the output layer on one rank: V h / t in 16 bits."""
-    ends: FloatArray = WIDE_BYTES * nouns.model.vocab_size * nouns.model.hidden_size / t
+    ends: FloatArray = WIDE_BYTES * case.model.vocab_size * case.model.hidden_size / t
     return ends

@@ -12,7 +12,7 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.matrices import Shape, cached_width
 from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, line, local_bandwidth, ring
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
-from hp_tool.cost.serving.candidates import ServingNouns
+from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops
 from hp_tool.domain.efficiency import Roofline
 from hp_tool.domain.hardware import Precision
@@ -60,14 +60,14 @@ OUTPUT_BYTES = 2.0
 """Layers hand 16-bit activations to each other."""
 
 
-def thin_roof(nouns: ServingNouns, precision: Precision) -> Roofline:
+def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
     """Constants of matmuls of any number of rows; a precision nobody measured takes bf16's, scaled by the datasheet."""
-    roofs = nouns.profile.gpu.thin_matmul or nouns.profile.gpu.matmul
+    roofs = case.profile.gpu.thin_matmul or case.profile.gpu.matmul
     return roofs.get(precision, roofs["bf16"])
 
 
 def matmuls_seconds(
-    nouns: ServingNouns,
+    case: ServingCase,
     tokens: FloatArray,
     matrices: list[Shape],
     *,
@@ -75,19 +75,19 @@ def matmuls_seconds(
     weight_bytes: float | None = None,
 ) -> FloatArray:
     """y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k): 2 tokens n k FLOPs, weights in their stored width read once."""
-    compute = precision or nouns.compute_precision
-    stored = nouns.weight_bytes if weight_bytes is None else weight_bytes
-    gpu = nouns.cluster.gpu
-    roof, peak, element = thin_roof(nouns, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
+    compute = precision or case.compute_precision
+    stored = case.weight_bytes if weight_bytes is None else weight_bytes
+    gpu = case.cluster.gpu
+    roof, peak, element = thin_roof(case, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
     seconds = np.zeros(np.shape(tokens))
     for n, k in matrices:
         traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
         seconds = seconds + roofline_seconds(2.0 * tokens * n * k, traffic, roof, gpu=gpu, peak=peak)
-    return nouns.engine.matmul_slowdown * seconds
+    return case.engine.matmul_slowdown * seconds
 
 
 def attention_seconds(
-    nouns: ServingNouns, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray, drafted: int = 0
+    case: ServingCase, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray, drafted: int = 0
 ) -> FloatArray:
     """One layer (the mean of windowed and other ones): `decoding` sequences over `context` cached tokens each, and prompts of I
     tokens over themselves.
@@ -96,63 +96,61 @@ def attention_seconds(
     full I^2 (causal), less what the prefix cache holds, and reads and writes Q, K, V, O once. A pass without either pays
     nothing for it.
     """
-    model, gpu, profile = nouns.model, nouns.cluster.gpu, nouns.profile.gpu
+    model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
     # Attention stays in 16 bits where the matmuls are narrower.
     peak = peak_flops(gpu, precision="fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16")
     width = cached_width(model, t)
     seen = decoding * seen_tokens(model, context)
     decode = roofline_seconds(
         seen * (1 + drafted) * attention_flops(model, t, decoding=True),
-        seen * width * nouns.kv_element_bytes,
+        seen * width * case.kv_element_bytes,
         profile.decode_attention or profile.attention,
         gpu=gpu,
         peak=peak,
     )
-    length = float(nouns.input_length)
-    rows = prefill_requests * nouns.computed_length
+    length = float(case.input_length)
+    rows = prefill_requests * case.computed_length
     prefill = additive_seconds(
         rows
-        * prefill_keys(model, length=length, cached=length - nouns.computed_length)
+        * prefill_keys(model, length=length, cached=length - case.computed_length)
         * attention_flops(model, t, decoding=False),
         rows * OUTPUT_BYTES * (2.0 * model.num_attention_heads / t * model.head_size + width),
         profile.attention,
         gpu=gpu,
         peak=peak,
     )
-    return nouns.engine.attention_slowdown * ((decoding > 0.0) * decode + (prefill_requests > 0.0) * prefill)
+    return case.engine.attention_slowdown * ((decoding > 0.0) * decode + (prefill_requests > 0.0) * prefill)
 
 
-def all_reduce_seconds(nouns: ServingNouns, message_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
+def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
     """The faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
-    seconds = ring(machine=nouns, group_size=n, stride=1).seconds(wire)
-    small = nouns.profile.gpu.small_all_reduce
+    seconds = ring(machine=case, group_size=n, stride=1).seconds(wire)
+    small = case.profile.gpu.small_all_reduce
     if small is not None:
-        bandwidth = small.bandwidth_fraction * local_bandwidth(nouns.cluster)
+        bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster)
         direct = small.latency_s + small.latency_per_peer_s * (n - 1.0) + wire / bandwidth
-        seconds = np.where(n <= nouns.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds)
-    return nouns.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
+        seconds = np.where(n <= case.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds)
+    return case.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
 
 
-def exchange_seconds(nouns: ServingNouns, bytes_per_rank: FloatArray, *, group_size: IntArray) -> FloatArray:
+def exchange_seconds(case: ServingCase, bytes_per_rank: FloatArray, *, group_size: IntArray) -> FloatArray:
     """All-to-all among `group_size` neighbouring ranks, each sending `bytes_per_rank` in all; zero for a group of one.
 
     Across domains the share that leaves the domain goes over each rank's own network port.
     """
-    n, domain = group_size, nouns.cluster.nvlink_domain_size
-    link, network = nouns.profile.gpu.all_to_all, nouns.profile.framework.network
+    n, domain = group_size, case.cluster.nvlink_domain_size
+    link, network = case.profile.gpu.all_to_all, case.profile.framework.network
     inside = np.minimum(n, domain)
     near = bytes_per_rank * (inside - 1.0) / n
     far = bytes_per_rank * (n - inside) / n
-    near = near + forwarded_bytes(far, in_domain=inside, cluster=nouns.cluster)
-    far = far * exchange_slowdown(line(n, 1), in_domain=inside, cluster=nouns.cluster)
+    near = near + forwarded_bytes(far, in_domain=inside, cluster=case.cluster)
+    far = far * exchange_slowdown(line(n, 1), in_domain=inside, cluster=case.cluster)
     local = near + np.sqrt(near * link.ramp_bytes)
     seconds = (
-        link.latency_s
-        + link.latency_per_peer_s * (n - 1.0)
-        + local / (link.bandwidth_fraction * local_bandwidth(nouns.cluster))
+        link.latency_s + link.latency_per_peer_s * (n - 1.0) + local / (link.bandwidth_fraction * local_bandwidth(case.cluster))
     )
-    port = network.bandwidth_fraction * nouns.cluster.inter_node_bandwidth_bytes_per_second
-    remote = network.latency_s + nouns.cluster.inter_node_latency_s + far / port
-    return nouns.engine.communication_slowdown * np.where(n > 1, seconds + np.where(n > domain, remote, 0.0), 0.0)
+    port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
+    remote = network.latency_s + case.cluster.inter_node_latency_s + far / port
+    return case.engine.communication_slowdown * np.where(n > 1, seconds + np.where(n > domain, remote, 0.0), 0.0)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.engines import engine_profiles
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingNouns
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload
-from hp_tool.serving.problem import serving_nouns
+from hp_tool.serving.problem import serving_case
 
 MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite")
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s-48gb")
@@ -24,22 +24,22 @@ GPUS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s-48gb")
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    nouns: ServingNouns
+    case: ServingCase
     config: ServingConfig
 
     def costs(self, *, concurrency: list[int]) -> ServingCosts:
         """The configuration under each load."""
         rows = ServingCandidates.from_configs([self.config] * len(concurrency), concurrency=concurrency)
-        return serving_costs(nouns=self.nouns, candidates=rows)
+        return serving_costs(case=self.case, candidates=rows)
 
 
 def serving(**changes: Any) -> Serving:
-    """One fixed case, where nothing random is needed; keywords change its workload."""
+    """One fixed setup, where nothing random is needed; keywords change its workload."""
     engine = next(profile for profile in engine_profiles() if profile.engine == "vllm")
     workload = replace(InferenceWorkload(input_length=1024, output_length=512), **changes)
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=2))
-    nouns = serving_nouns(model=model("qwen3-32b"), cluster=machine, workload=workload, engine=engine)
-    return Serving(nouns=nouns, config=ServingConfig(tensor_parallel_size=2))
+    case = serving_case(model=model("qwen3-32b"), cluster=machine, workload=workload, engine=engine)
+    return Serving(case=case, config=ServingConfig(tensor_parallel_size=2))
 
 
 @st.composite
@@ -68,14 +68,14 @@ def servings(draw: st.DrawFn) -> Serving:
         max_num_seqs=draw(st.sampled_from((1, 8, 256))),
         max_num_batched_tokens=draw(st.sampled_from((512, 8192))),
     )
-    case = Serving(nouns=serving_nouns(model=shape, cluster=machine, workload=workload, engine=engine), config=config)
+    setup = Serving(case=serving_case(model=shape, cluster=machine, workload=workload, engine=engine), config=config)
     row = ServingCandidates.from_configs([config], concurrency=[1])
     legal = not legality(model=shape, num_gpus=machine.num_gpus, candidates=row)[0]
-    if not legal or not case.costs(concurrency=[1]).fits[0]:
+    if not legal or not setup.costs(concurrency=[1]).fits[0]:
         from hypothesis import assume
 
         assume(False)
-    return case
+    return setup
 
 
 def columns(costs: ServingCosts) -> dict[str, np.ndarray]:

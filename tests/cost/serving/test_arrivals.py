@@ -17,16 +17,16 @@ from tests.cost.serving.test_serving_properties import few
 SHARES = np.array([0.01, 0.1, 0.5, 0.9, 0.99, 0.999])
 
 
-def quantiles(case: Serving, *, load: float) -> Quantiles:
+def quantiles(setup: Serving, *, load: float) -> Quantiles:
     """At SHARES."""
-    rows = ServingCandidates.from_configs([case.config] * len(SHARES), concurrency=[1] * len(SHARES))
-    return open_quantiles(nouns=case.nouns, candidates=rows, load=np.full(len(SHARES), load), share=SHARES)
+    rows = ServingCandidates.from_configs([setup.config] * len(SHARES), concurrency=[1] * len(SHARES))
+    return open_quantiles(case=setup.case, candidates=rows, load=np.full(len(SHARES), load), share=SHARES)
 
 
 @settings(few, max_examples=25)
 @given(servings(), st.sampled_from((0.01, 1.0, 7.5, 60.0, 3000.0)))
-def test_quantiles_rise_with_the_share_and_are_seconds(case: Serving, load: float) -> None:
-    found = quantiles(case, load=load)
+def test_quantiles_rise_with_the_share_and_are_seconds(setup: Serving, load: float) -> None:
+    found = quantiles(setup, load=load)
     for column in (found.ttft_s, found.tpot_s, found.request_latency_s):
         assert np.all(np.isfinite(column)) and np.all(column >= 0.0)
         assert np.all(np.diff(column) >= -1e-9 * column[:-1])
@@ -64,9 +64,9 @@ def test_a_request_that_stays_sees_the_average_of_what_comes_and_goes() -> None:
 
 def test_prompts_that_arrive_together_wait_for_each_other() -> None:
     """Long prompts and short answers: the last hundredth waits for several prompts, the median for hardly one."""
-    case = serving(input_length=8192, output_length=16)
-    median, last = quantiles(case, load=3.0).ttft_s[[2, 4]]
-    prompt = case.costs(concurrency=[1]).prompt_s[0]
+    setup = serving(input_length=8192, output_length=16)
+    median, last = quantiles(setup, load=3.0).ttft_s[[2, 4]]
+    prompt = setup.costs(concurrency=[1]).prompt_s[0]
     assert last - median > 2.0 * prompt
 
 

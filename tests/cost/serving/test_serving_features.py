@@ -26,12 +26,12 @@ def test_a_pass_yields_one_token_at_least_and_all_of_them_at_most(rate: float, k
 
 
 @given(servings(), drafts)
-def test_speculation_that_is_never_right_only_costs_and_better_guesses_never_hurt(case: Serving, k: int) -> None:
-    plain = case.costs(concurrency=[8])
+def test_speculation_that_is_never_right_only_costs_and_better_guesses_never_hurt(setup: Serving, k: int) -> None:
+    plain = setup.costs(concurrency=[8])
 
     def at(rate: float, *, cost: float) -> float:
         spec = SpeculativeSpec(num_speculative_tokens=k, acceptance_rate=rate, draft_cost_fraction=cost)
-        return float(replace(case, nouns=replace(case.nouns, speculative=spec)).costs(concurrency=[8]).request_latency_s[0])
+        return float(replace(setup, case=replace(setup.case, speculative=spec)).costs(concurrency=[8]).request_latency_s[0])
 
     never, half, always = (at(rate, cost=0.05) for rate in (0.0, 0.5, 1.0))
     assert never >= plain.request_latency_s[0] * (1 - 1e-9)
@@ -40,17 +40,17 @@ def test_speculation_that_is_never_right_only_costs_and_better_guesses_never_hur
 
 def test_a_lone_sequence_decodes_as_much_faster_as_a_pass_yields_tokens() -> None:
     """One sequence reads all weights for one token or for five alike."""
-    case = serving(input_length=16, output_length=2048)
+    setup = serving(input_length=16, output_length=2048)
     spec = SpeculativeSpec(num_speculative_tokens=4, acceptance_rate=0.8)
-    faster = replace(case, nouns=replace(case.nouns, speculative=spec))
-    ratio = case.costs(concurrency=[1]).tpot_s[0] / faster.costs(concurrency=[1]).tpot_s[0]
+    faster = replace(setup, case=replace(setup.case, speculative=spec))
+    ratio = setup.costs(concurrency=[1]).tpot_s[0] / faster.costs(concurrency=[1]).tpot_s[0]
     assert 0.9 * tokens_per_pass(spec) < ratio <= tokens_per_pass(spec) * 1.0001
 
 
 @given(servings(), st.sampled_from((0.1, 0.5, 0.9)))
-def test_a_cached_prefix_never_delays_the_first_token(case: Serving, share: float) -> None:
+def test_a_cached_prefix_never_delays_the_first_token(setup: Serving, share: float) -> None:
     without, cached = (
-        replace(case, nouns=replace(case.nouns, prefix_cache_hit_rate=rate)).costs(concurrency=[8]) for rate in (0.0, share)
+        replace(setup, case=replace(setup.case, prefix_cache_hit_rate=rate)).costs(concurrency=[8]) for rate in (0.0, share)
     )
     assert cached.prompt_s[0] <= without.prompt_s[0] * (1 + 1e-9)
     assert cached.bytes.kv_capacity[0] == without.bytes.kv_capacity[0]
@@ -58,7 +58,7 @@ def test_a_cached_prefix_never_delays_the_first_token(case: Serving, share: floa
 
 @given(st.floats(1.0, 1e5), st.floats(0.0, 0.99), st.integers(1, 100_000), st.integers(0, 62))
 def test_a_window_hides_keys_and_nothing_else(length: float, share: float, window: int, windowed: int) -> None:
-    model = replace(serving().nouns.model, sliding_window=window, sliding_window_layers=windowed)
+    model = replace(serving().case.model, sliding_window=window, sliding_window_layers=windowed)
     cached = share * length
     full = 0.5 * (cached + length)
     keys = prefill_keys(model, length=length, cached=cached)
@@ -70,9 +70,9 @@ def test_a_window_hides_keys_and_nothing_else(length: float, share: float, windo
 
 
 def test_windowed_layers_leave_room_for_more_requests_and_decode_faster() -> None:
-    case = serving(input_length=32_000, output_length=512)
-    model = replace(case.nouns.model, sliding_window=1024, sliding_window_layers=48)
-    windowed = replace(case, nouns=replace(case.nouns, model=model))
-    full, few = case.costs(concurrency=[64]), windowed.costs(concurrency=[64])
+    setup = serving(input_length=32_000, output_length=512)
+    model = replace(setup.case.model, sliding_window=1024, sliding_window_layers=48)
+    windowed = replace(setup, case=replace(setup.case, model=model))
+    full, few = setup.costs(concurrency=[64]), windowed.costs(concurrency=[64])
     assert few.max_running[0] > 2 * full.max_running[0]
-    assert windowed.costs(concurrency=[2]).tpot_s[0] < case.costs(concurrency=[2]).tpot_s[0]
+    assert windowed.costs(concurrency=[2]).tpot_s[0] < setup.costs(concurrency=[2]).tpot_s[0]

@@ -23,27 +23,27 @@ LOADS = [1, 2, 3, 5, 8, 16, 31, 64, 100, 256, 1000, 10_000]
 
 @few
 @given(servings())
-def test_parts_sum_to_totals_and_everything_is_finite(case: Serving) -> None:
-    costs = case.costs(concurrency=LOADS)
+def test_parts_sum_to_totals_and_everything_is_finite(setup: Serving) -> None:
+    costs = setup.costs(concurrency=LOADS)
     for name, column in columns(costs).items():
         assert np.all(np.isfinite(column)) and np.all(column >= 0), name
     np.testing.assert_allclose(sum(costs.parts.values()), costs.request_latency_s, rtol=EXACT)
-    output = case.nouns.output_length
+    output = setup.case.output_length
     np.testing.assert_allclose(costs.ttft_s + (output - 1) * costs.tpot_s, costs.request_latency_s, rtol=EXACT)
 
 
 @few
 @given(servings())
-def test_memory_adds_up(case: Serving) -> None:
-    memory = case.costs(concurrency=[1]).bytes
+def test_memory_adds_up(setup: Serving) -> None:
+    memory = setup.costs(concurrency=[1]).bytes
     parts = memory.weights + memory.activations + memory.logits + memory.overhead + memory.kv_capacity
     np.testing.assert_allclose(parts, memory.capacity, rtol=EXACT)
 
 
 @few
 @given(servings())
-def test_latency_never_falls_as_concurrency_rises(case: Serving) -> None:
-    costs = case.costs(concurrency=LOADS)
+def test_latency_never_falls_as_concurrency_rises(setup: Serving) -> None:
+    costs = setup.costs(concurrency=LOADS)
     for name in ("ttft_s", "tpot_s", "request_latency_s"):
         column = getattr(costs, name)
         assert np.all(np.diff(column) >= -EXACT * column[:-1]), name
@@ -51,46 +51,46 @@ def test_latency_never_falls_as_concurrency_rises(case: Serving) -> None:
 
 @few
 @given(servings())
-def test_a_row_depends_on_nothing_but_its_configuration(case: Serving) -> None:
-    together = columns(case.costs(concurrency=LOADS))
+def test_a_row_depends_on_nothing_but_its_configuration(setup: Serving) -> None:
+    together = columns(setup.costs(concurrency=LOADS))
     for index, load in enumerate(LOADS):
-        for name, column in columns(case.costs(concurrency=[load])).items():
+        for name, column in columns(setup.costs(concurrency=[load])).items():
             assert column[0] == together[name][index], name
 
 
 @few
 @given(servings(), st.sampled_from(("memory_bandwidth_bytes_per_second", "nvlink_bandwidth_bytes_per_second", "network")))
-def test_more_bandwidth_never_hurts(case: Serving, rate: str) -> None:
-    cluster = case.nouns.cluster
+def test_more_bandwidth_never_hurts(setup: Serving, rate: str) -> None:
+    cluster = setup.case.cluster
     if rate == "network":
         faster = replace(cluster, inter_node_bandwidth_bytes_per_second=2 * cluster.inter_node_bandwidth_bytes_per_second)
     else:
         faster = replace(cluster, gpu=replace(cluster.gpu, **{rate: 2 * (getattr(cluster.gpu, rate) or 3e10)}))
-    before = case.costs(concurrency=LOADS)
-    after = replace(case, nouns=replace(case.nouns, cluster=faster)).costs(concurrency=LOADS)
+    before = setup.costs(concurrency=LOADS)
+    after = replace(setup, case=replace(setup.case, cluster=faster)).costs(concurrency=LOADS)
     assert np.all(after.request_latency_s <= before.request_latency_s * (1 + EXACT))
 
 
 @few
 @given(servings())
-def test_a_prefix_cache_never_hurts(case: Serving) -> None:
+def test_a_prefix_cache_never_hurts(setup: Serving) -> None:
     # Of several chunks the last one's way through a pipeline is timed at their mean context (docs/serving.md).
-    assume(case.config.pipeline_parallel_size == 1 or case.nouns.input_length < case.config.max_num_batched_tokens)
-    none, half = (replace(case, nouns=replace(case.nouns, prefix_cache_hit_rate=rate)) for rate in (0.0, 0.5))
+    assume(setup.config.pipeline_parallel_size == 1 or setup.case.input_length < setup.config.max_num_batched_tokens)
+    none, half = (replace(setup, case=replace(setup.case, prefix_cache_hit_rate=rate)) for rate in (0.0, 0.5))
     slow, fast = none.costs(concurrency=LOADS), half.costs(concurrency=LOADS)
     assert np.all(fast.request_latency_s <= slow.request_latency_s * (1 + EXACT))
 
 
 @few
 @given(servings())
-def test_the_mean_lies_between_quantiles_and_quantiles_rise(case: Serving) -> None:
-    costs, wave = case.costs(concurrency=LOADS), min(case.nouns.engine.wave_share, 1.0)
+def test_the_mean_lies_between_quantiles_and_quantiles_rise(setup: Serving) -> None:
+    costs, wave = setup.costs(concurrency=LOADS), min(setup.case.engine.wave_share, 1.0)
     shares = (np.arange(1000) + 0.5) / 1000
     ttft = np.array([ttft_quantile(costs, share=share, wave_share=wave) for share in shares])
     assert np.all(np.diff(ttft, axis=0) >= 0)
     np.testing.assert_allclose(ttft.mean(axis=0), costs.ttft_s, rtol=0.02)
-    if case.nouns.output_length > 1:
-        tpot = [tpot_quantile(costs, share=s, wave_share=wave, output_length=case.nouns.output_length) for s in shares]
+    if setup.case.output_length > 1:
+        tpot = [tpot_quantile(costs, share=s, wave_share=wave, output_length=setup.case.output_length) for s in shares]
         np.testing.assert_allclose(np.mean(tpot, axis=0), costs.tpot_s, rtol=0.02)
 
 
@@ -102,43 +102,43 @@ def ideal(engine: EngineEfficiency) -> EngineEfficiency:
     )  # fmt: skip
 
 
-def perfect(case: Serving) -> Serving:
-    """The case on kernels that reach the datasheet, without overhead, on one device."""
-    roof, link = Roofline(peak_fraction=1.0, bandwidth_fraction=1.0, overhead_s=0.0), case.nouns.profile.gpu.nvlink
+def perfect(setup: Serving) -> Serving:
+    """The setup on kernels that reach the datasheet, without overhead, on one device."""
+    roof, link = Roofline(peak_fraction=1.0, bandwidth_fraction=1.0, overhead_s=0.0), setup.case.profile.gpu.nvlink
     gpu = replace(
-        case.nouns.profile.gpu, matmul={"bf16": roof}, thin_matmul={"bf16": roof}, attention=roof, decode_attention=roof,
+        setup.case.profile.gpu, matmul={"bf16": roof}, thin_matmul={"bf16": roof}, attention=roof, decode_attention=roof,
         memory_fraction=1.0, kernel_overhead_s=0.0, nvlink=link, small_all_reduce=link,
     )  # fmt: skip
-    nouns = replace(case.nouns, profile=replace(case.nouns.profile, gpu=gpu), engine=ideal(case.nouns.engine))
-    return replace(case, nouns=nouns, config=replace(case.config, tensor_parallel_size=1))
+    case = replace(setup.case, profile=replace(setup.case.profile, gpu=gpu), engine=ideal(setup.case.engine))
+    return replace(setup, case=case, config=replace(setup.config, tensor_parallel_size=1))
 
 
 def test_decoding_tends_to_bytes_over_bandwidth() -> None:
     """One request, a short prompt: every token reads all weights but the embedding, and its cache."""
-    case = perfect(serving(input_length=16, output_length=1024))
-    nouns = case.nouns
-    model, device = nouns.model, nouns.cluster.gpu
+    setup = perfect(serving(input_length=16, output_length=1024))
+    case = setup.case
+    model, device = case.model, case.cluster.gpu
     read = 2.0 * (total_parameters(model) - model.vocab_size * model.hidden_size)
-    tpot = case.costs(concurrency=[1]).tpot_s[0]
+    tpot = setup.costs(concurrency=[1]).tpot_s[0]
     assert tpot == pytest.approx(read / device.memory_bandwidth_bytes_per_second, rel=0.01)
 
 
 def test_prefill_tends_to_flops_over_peak() -> None:
     """One long prompt: 2 FLOPs a parameter and token, and half of the attention matrix."""
-    case = perfect(serving(input_length=8000, output_length=2))
-    nouns = case.nouns
-    model, device = nouns.model, nouns.cluster.gpu
-    tokens = nouns.input_length
+    setup = perfect(serving(input_length=8000, output_length=2))
+    case = setup.case
+    model, device = case.model, case.cluster.gpu
+    tokens = case.input_length
     matrices = total_parameters(model) - 2.0 * model.vocab_size * model.hidden_size
     attention = 2.0 * model.num_hidden_layers * model.num_attention_heads * model.head_size * tokens**2
     least = (2.0 * matrices * tokens + attention) / peak_flops(device, precision="bf16")
-    ttft = case.costs(concurrency=[1]).ttft_s[0]
+    ttft = setup.costs(concurrency=[1]).ttft_s[0]
     assert least < ttft < 1.1 * least
 
 
 def test_a_full_cache_makes_requests_wait_and_no_longer_slows_those_that_run() -> None:
-    case = serving(input_length=4096, output_length=512)
-    costs = case.costs(concurrency=[64, 256, 512])
+    setup = serving(input_length=4096, output_length=512)
+    costs = setup.costs(concurrency=[64, 256, 512])
     assert costs.kv_limited.tolist() == [False, True, True]
     assert costs.parts["queue"][0] == 0 and np.all(costs.parts["queue"][1:] > 0)
     assert costs.tpot_s[1] == pytest.approx(costs.tpot_s[2], rel=EXACT)
@@ -147,15 +147,15 @@ def test_a_full_cache_makes_requests_wait_and_no_longer_slows_those_that_run() -
 
 def test_narrow_weights_leave_more_room_and_decode_faster() -> None:
     wide, fp8, int4 = (serving(precision=precision) for precision in ("bf16", "fp8", "int4"))
-    rooms = [case.costs(concurrency=[1]).bytes.kv_capacity[0] for case in (wide, fp8, int4)]
+    rooms = [setup.costs(concurrency=[1]).bytes.kv_capacity[0] for setup in (wide, fp8, int4)]
     assert rooms == sorted(rooms) and len(set(rooms)) == 3
-    seconds = [case.costs(concurrency=[1]).tpot_s[0] for case in (wide, fp8, int4)]
+    seconds = [setup.costs(concurrency=[1]).tpot_s[0] for setup in (wide, fp8, int4)]
     assert seconds == sorted(seconds, reverse=True)
 
 
 def test_a_slow_front_end_bounds_the_request_rate() -> None:
-    case = serving(input_length=128, output_length=4)
-    slow = replace(case, nouns=replace(case.nouns, engine=replace(case.nouns.engine, request_overhead_s=1.0)))
+    setup = serving(input_length=128, output_length=4)
+    slow = replace(setup, case=replace(setup.case, engine=replace(setup.case.engine, request_overhead_s=1.0)))
     costs = slow.costs(concurrency=[64])
     rate = costs.output_tokens_per_second_per_gpu[0] * 2 / 4
-    assert rate == pytest.approx(1.0 / (1.0 + 4 * case.nouns.engine.stream_overhead_s), rel=0.001)
+    assert rate == pytest.approx(1.0 / (1.0 + 4 * setup.case.engine.stream_overhead_s), rel=0.001)

@@ -1,0 +1,108 @@
+"""The account of a search: what its runs have cost, what another one would, when to stop, and where it stands."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from hp_tool.calibration import Prior
+from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.search.acquisition import Proposal
+from hp_tool.search.fidelity import leader
+
+UNKNOWN_STARTUP_S = 20.0
+"""Seconds from submit to the first step, until a run has shown them: interpreter, process group, weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a search has used up."""
+
+    profile_runs: int
+    """Real runs that ended with a measurement, good or bad."""
+    gpu_seconds: float
+    """Devices x wall seconds of all runs, abandoned ones too."""
+
+
+def spent_by(runs: Sequence[RunRecord]) -> Spent:
+    """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
+    real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
+    return Spent(profile_runs=real, gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs))
+
+
+def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those that have not ended."""
+    return [run for run in runs if not run.state.ended]
+
+
+def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float:
+    """Median seconds of a run that are no training step, by the runs that succeeded."""
+    seen = []
+    for run in runs:
+        measurement = run.measurement
+        if measurement is not None and measurement.step_s is not None and measurement.wall_s is not None and run.gpu_seconds:
+            steps = settings.warmup_steps + (len(measurement.step_times_s) or settings.steps)
+            seen.append(max(measurement.wall_s - steps * measurement.step_s, 0.0))
+    return statistics.median(seen) if seen else UNKNOWN_STARTUP_S
+
+
+def run_gpu_seconds(*, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings) -> float:
+    """Devices x (start-up and all steps) of a run yet to come."""
+    return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
+
+
+MIN_RUNS = 4
+"""Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
+communication, the overheads and the noise apart, so the expectation would rest on the prior."""
+ROUGHLY_KNOWN = 0.5
+"""Doubt about a group of parts (standard deviation of the logarithm) above which axis values are shown first."""
+
+
+def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
+    """How many of the first runs may be spent on showing axis values not yet seen, rather than on expected improvement.
+
+    None where the cost model is believed within tens of per cent: what it expects of a run says enough, and measured grids
+    were searched with less regret. Else it rarely takes all of them. Earlier evidence changes nothing: hosts change.
+    """
+    return min(MIN_RUNS, settings.budget_runs) if prior.group_log_sd > ROUGHLY_KNOWN else 0
+
+
+def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: float, proposal: Proposal | None) -> str | None:
+    """A reason to stop now, or None.
+
+    `budget_gpu_seconds` is not overdrawn knowingly: a run that is expected to exceed it is not started.
+    """
+    if proposal is None:
+        return "space_exhausted"
+    if spent.profile_runs >= settings.budget_runs:
+        return "budget_runs"
+    if settings.budget_gpu_seconds is not None and spent.gpu_seconds + next_run_gpu_seconds > settings.budget_gpu_seconds:
+        return "budget_gpu_seconds"
+    enough = spent.profile_runs >= min(MIN_RUNS, settings.budget_runs)
+    if enough and proposal.reason != "coverage" and proposal.expected_gain < settings.min_gain_fraction:
+        return "no_expected_gain"
+    return None
+
+
+def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None) -> JsonObject:
+    """What its runs have cost and the best of them; `expected_gain` is what another one is expected to win, as a share of the
+    best step time."""
+    spent = spent_by(runs)
+    best, best_step_s = leader(runs) or (None, None)
+    return {
+        "profile_runs": spent.profile_runs,
+        "budget_runs": budget_runs,
+        "gpu_seconds": spent.gpu_seconds,
+        "best_run_id": best.id if best else None,
+        "best_step_s": best_step_s,
+        "best_parallel": asdict(best.parallel) if best else None,
+        "expected_gain_fraction": expected_gain,
+    }
+
+
+def finite(expected_gain: float) -> float | None:
+    """JSON knows no infinity, which stands for: nothing was measured yet."""
+    return expected_gain if math.isfinite(expected_gain) else None

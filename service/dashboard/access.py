@@ -1,0 +1,164 @@
+"""/keys and /audit. Only administrators pass the gate to these pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Literal, get_args
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
+from hp_tool.domain.access_store import AccessStore
+from hp_tool.errors import HpToolError, InputError
+from hp_tool.units import SECONDS_PER_DAY
+from service import keys
+from service.api.dependencies import Cursor, SystemStoreDep
+from service.api.keys import ScopeName, scope_name
+from service.api.views import View
+from service.dashboard.contexts import ErrorFields, Page, Tone
+from service.dashboard.forms import Form
+from service.dashboard.links import address, next_href
+from service.dashboard.page_and_json import page_at
+from service.dashboard.rendering import render
+
+KeyState = Literal["valid", "expired", "revoked"]
+
+MAX_ROWS = 100
+SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
+TONES: dict[KeyState, Tone] = {"valid": "good", "expired": "", "revoked": "bad"}
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRow(View):
+    """A key without its secret."""
+
+    id: str
+    owner: str
+    scope: ScopeName
+    state: KeyState
+    tone: Tone
+    requests_per_second: float | None
+    gpu_seconds_per_day: float | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoke_href: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysPage(Page):
+    """All keys, and the form that creates one."""
+
+    rows: tuple[KeyRow, ...]
+    next_href: str | None
+    scopes: tuple[ScopeName, ...]
+    fields: dict[str, str]
+    """The form as it was last sent."""
+    issued: str | None
+    """The key just created; shown once."""
+    error: ErrorFields | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage(Page):
+    """Audit log, newest entry first."""
+
+    owner: str
+    rows: tuple[AuditRecord, ...]
+    next_href: str | None
+
+
+@page_at(router, "/keys", template="keys.html", section="Keys")
+def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
+    """API keys, as shown on their page."""
+    return _keys_page(store, cursor=cursor)
+
+
+@page_at(router, "/audit", template="audit.html", section="Keys")
+def audit_context(store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None) -> AuditPage:
+    """Audit log, as shown on its page."""
+    page = store.audit(owner=owner or None, limit=MAX_ROWS, cursor=cursor)
+    return AuditPage(
+        title="Audit",
+        json_href=address("/audit.json", {"owner": owner}),
+        owner=owner,
+        rows=tuple(page.items),
+        next_href=next_href("/audit", page, {"owner": owner}),
+    )
+
+
+@router.post("/keys", include_in_schema=False)
+def create_key(fields: Form, store: SystemStoreDep) -> Response:
+    """Create the key that the form describes. Only this response contains its secret."""
+    try:
+        days, scope = _number(fields, "lifetime_days"), fields.get("scope", "")
+        if scope not in SCOPES:
+            raise InputError(f"{scope!r} is not a scope; use one of {', '.join(SCOPES)}", field="scope")
+        _, token = keys.issue(
+            store=store,
+            owner=fields.get("owner", ""),
+            scope=Scope[scope.upper()],
+            lifetime_s=days * SECONDS_PER_DAY if days is not None else None,
+            requests_per_second=_number(fields, "requests_per_second"),
+            gpu_seconds_per_day=_number(fields, "gpu_seconds_per_day"),
+        )
+    except HpToolError as error:
+        page = _keys_page(store, fields=fields, error=error)
+        return render("keys.html", page=page, section="Keys", status=HTTP_422_UNPROCESSABLE_CONTENT)
+    return render("keys.html", page=_keys_page(store, issued=token), section="Keys")
+
+
+@router.post("/keys/{key_id}/revoke", include_in_schema=False)
+async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> RedirectResponse:
+    await run_in_threadpool(store.revoke_key, key_id=key_id)
+    request.app.state.keyring.forget(key_id)
+    return RedirectResponse("/keys", status_code=HTTP_303_SEE_OTHER)
+
+
+def _keys_page(
+    store: AccessStore,
+    *,
+    cursor: str | None = None,
+    fields: dict[str, str] | None = None,
+    issued: str | None = None,
+    error: HpToolError | None = None,
+) -> KeysPage:
+    page = store.list_keys(limit=MAX_ROWS, cursor=cursor)
+    return KeysPage(
+        title="Keys",
+        json_href="/keys.json",
+        rows=tuple(_row(record) for record in page.items),
+        next_href=next_href("/keys", page),
+        scopes=SCOPES,
+        fields=fields or {},
+        issued=issued,
+        error=error.as_dict() if error else None,
+    )
+
+
+def _row(record: KeyRecord) -> KeyRow:
+    state: KeyState = "valid"
+    if record.expires_at is not None and record.expires_at <= datetime.now(UTC):
+        state = "expired"
+    if record.revoked_at is not None:
+        state = "revoked"
+    return KeyRow.of(
+        record,
+        scope=scope_name(record.scope),
+        state=state,
+        tone=TONES[state],
+        revoke_href=f"/keys/{record.id}/revoke" if state == "valid" else None,
+    )
+
+
+def _number(fields: dict[str, str], name: str) -> float | None:
+    text = fields.get(name, "").strip()
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise InputError(f"{name.replace('_', ' ')} must be a number, got {text[:40]!r}", field=name) from None

@@ -1,0 +1,184 @@
+"""Faults, one after another, under a stream of searches; then everything drains and is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.service.faults.audit import audit
+from tests.service.faults.databases import Database, Postgres, Sqlite
+from tests.service.faults.injections import FAULTS, RESTART, Scene
+from tests.service.faults.processes import Service
+
+WORKERS = 2
+OPEN_SEARCHES = 3
+"""Kept waiting or running while faults happen, so that each one hits something."""
+RUNS = 3
+COUNTS = ("lost", "doubled", "orphaned", "unbooked")
+DRAIN_S = 600.0
+POLL_S = 0.3
+QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": {"name": "gpt-tiny", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+    "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
+    # Few candidates: what is tested is who runs what, not which is best.
+    "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": [0, 1], "recompute": "none"},
+    "search": {"budget_runs": RUNS, "run_timeout_s": 3.0, "fidelity": "full", "min_gain_fraction": 0.0},
+}
+
+
+class Submitter:
+    """Keeps searches coming. Every request carries an idempotency key and is sent until it is answered."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.accepted: dict[str, str] = {}
+        self.open = 0
+
+    def __enter__(self) -> Submitter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            key = f"search-{number}-{uuid.uuid4().hex[:8]}"
+            query = QUERY | {"search": QUERY["search"] | {"seed": number}}
+            while key not in self.accepted:
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = httpx.post(f"{self._url}/v1/searches", json=query, headers={"Idempotency-Key": key}, timeout=10)
+                    if answer.status_code == httpx.codes.ACCEPTED:
+                        self.accepted[key] = answer.json()["id"]
+                        break
+                    if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                        raise RuntimeError(f"{answer.status_code}: {answer.text}")
+                time.sleep(0.1)
+            while (open_searches(self._url) or 0) >= OPEN_SEARCHES:
+                if self._ending.wait(POLL_S):
+                    return
+            if self._ending.is_set():
+                return
+
+
+def open_searches(url: str) -> int | None:
+    """How many searches have not ended; None where nobody answers."""
+    try:
+        found = [httpx.get(f"{url}/v1/searches", params={"state": s, "limit": 200}, timeout=10) for s in ("queued", "running")]
+    except httpx.HTTPError:
+        return None
+    if any(answer.status_code != httpx.codes.OK for answer in found):
+        return None
+    return sum(len(answer.json()["items"]) for answer in found)
+
+
+def campaign(
+    *, faults: Sequence[str], database: Database, home: Path, seed: int = 0, lease_s: float = 2.0, longest_s: float = 3.0
+) -> dict[str, Any]:
+    """Let the faults happen one after another at random moments, and count what was lost, doubled, orphaned and unbooked.
+
+    `longest_s`: how long a database is away at most.
+    """
+    (home / "faults").mkdir(parents=True, exist_ok=True)
+    service = Service(database_url=database.url, home=home, lease_s=lease_s)
+    scene = Scene(service=service, database=database, random=random.Random(seed), longest_s=longest_s)
+    started = time.monotonic()
+    try:
+        service.start_api()
+        service.ensure_workers(WORKERS)
+        with Submitter(service.url) as submitter:
+            for fault in faults:
+                wait_for_runs(service.url)
+                time.sleep(scene.random.uniform(0.0, 1.0))
+                FAULTS[fault](scene)
+                service.ensure_workers(WORKERS)
+        recovering = time.monotonic()
+        drained = drain(service)
+        recovery_s = time.monotonic() - recovering
+    finally:
+        service.stop()
+    leftovers = [" ".join(process.cmdline()) for process in service.leftovers()]
+    found = audit(database_url=database.url, home=home, accepted=submitter.accepted, leftovers=leftovers)
+    counts = {name: len(getattr(found, name)) for name in COUNTS}
+    told = {name: getattr(found, name)[:5] for name in counts if counts[name]}
+    return {
+        "fault": ", ".join(dict.fromkeys(faults)),
+        "database": database.kind,
+        "times": len(faults),
+        "searches": found.searches,
+        "runs": found.runs,
+        **counts,
+        "drained": drained,
+        "drain_s": round(recovery_s, 1),
+        "wall_s": round(time.monotonic() - started, 1),
+        "details": told,
+    }
+
+
+def own_campaign(*, fault: str, kind: str, times: int, seed: int) -> dict[str, Any] | None:
+    """A campaign on a database of its own; None where this fault cannot befall it, or not on this machine."""
+    if kind == "sqlite" and fault == RESTART:
+        return None
+    with tempfile.TemporaryDirectory(prefix="hp-faults-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        database: Database = Sqlite(home) if kind == "sqlite" else Postgres()
+        try:
+            if isinstance(database, Postgres) and fault == "database full" and not database.move_to_small_disk():
+                sys.stderr.write("database full, postgresql: left out, this user may not mount a small disk\n")
+                return None
+            return campaign(faults=[fault] * times, database=database, home=home, seed=seed)
+        finally:
+            database.close()
+
+
+def is_clean(row: dict[str, Any]) -> bool:
+    """Whether nothing was lost, doubled, orphaned or unbooked, and every search ended."""
+    return bool(row["drained"]) and not any(row[name] for name in COUNTS)
+
+
+def as_text(row: dict[str, Any]) -> str:
+    """One campaign on one line, and below it what went wrong."""
+    counts = ", ".join(f"{name} {row[name]}" for name in COUNTS)
+    end = "" if row["drained"] else "; NOT DRAINED"
+    line = (
+        f"{row['fault']}, {row['database']}: {row['times']} times under {row['searches']} searches, {row['runs']} runs: "
+        f"{counts}{end} ({row['wall_s']} s)"
+    )
+    return "\n".join([line, *(f"  {kind}: {what}" for kind, whats in row["details"].items() for what in whats)])
+
+
+def wait_for_runs(url: str, *, timeout_s: float = 30.0) -> None:
+    """Until some search is being worked on."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(f"{url}/v1/searches", params={"state": "running"}, timeout=10)
+            if answer.status_code == httpx.codes.OK and answer.json()["items"]:
+                return
+        time.sleep(POLL_S)
+
+
+def drain(service: Service) -> bool:
+    """Wait until all searches have ended; False where some never do."""
+    deadline = time.monotonic() + DRAIN_S
+    while time.monotonic() < deadline:
+        if open_searches(service.url) == 0:
+            return True
+        time.sleep(POLL_S)
+    return False

@@ -1,0 +1,157 @@
+"""The faults: what each one does to a running service, and that it is over when the function returns."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from hp_tool.launchers.jobs import read_json
+from tests.service.faults.databases import Database, Postgres, shift_clock, until_it_answers
+from tests.service.faults.processes import Service
+from tests.service.faults.quick_job import append_line
+
+SHORTEST_OUTAGE_S = 0.5
+HOUR_S = 3600.0
+RESTART = "PostgreSQL restarted"
+"""The only fault that SQLite cannot suffer."""
+PLACES = ("before", "within", "after")
+"""Where in a submission a worker falls asleep."""
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """What a fault may touch."""
+
+    service: Service
+    database: Database
+    random: random.Random
+    longest_s: float
+
+    def duration_s(self) -> float:
+        """Of an outage."""
+        return self.random.uniform(SHORTEST_OUTAGE_S, self.longest_s)
+
+
+def kill_worker(scene: Scene) -> None:
+    """kill -9, and another worker in its place."""
+    workers = [worker for worker in scene.service.workers if worker.is_alive()]
+    scene.service.kill(scene.random.choice(workers))
+    scene.service.ensure_workers(len(workers))
+
+
+def kill_api(scene: Scene) -> None:
+    """kill -9 of the API, and a new one at the same address."""
+    assert scene.service.api is not None
+    scene.service.kill(scene.service.api)
+    scene.service.start_api()
+
+
+def restart_database(scene: Scene) -> None:
+    """PostgreSQL stops, as at a crash or in order, and comes back."""
+    assert isinstance(scene.database, Postgres)
+    scene.database.restart(random_source=scene.random)
+    until_it_answers(scene.database)
+
+
+def lock_database(scene: Scene) -> None:
+    """Another program holds the database, longer than a lease."""
+    with scene.database.locked():
+        time.sleep(scene.duration_s())
+
+
+def fill_database(scene: Scene) -> None:
+    """The database has no space for a while."""
+    with scene.database.full():
+        time.sleep(scene.duration_s())
+
+
+def hang_job(scene: Scene) -> None:
+    """The next job never ends by itself."""
+    _for_one_job(scene, "hang")
+
+
+def truncate_result(scene: Scene) -> None:
+    """The next job leaves half of its result."""
+    _for_one_job(scene, "truncate")
+
+
+def hang_engine(scene: Scene) -> None:
+    """The engine answers the next question only after the lease is long lost."""
+    fault = scene.service.home / "faults" / "engine"
+    seconds = 2 * scene.service.lease_s
+    fault.write_text(str(seconds))
+    _until(lambda: not fault.exists(), timeout_s=30)
+    fault.unlink(missing_ok=True)
+    time.sleep(seconds)
+
+
+def race_of_workers(scene: Scene) -> None:
+    """All workers stand still until their leases are free, and wake at once: each claims, and each may hold an old lease."""
+    pids = [worker.pid for worker in scene.service.workers if worker.is_alive() and worker.pid is not None]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.2 * scene.service.lease_s)
+    for pid in scene.random.sample(pids, len(pids)):
+        os.kill(pid, signal.SIGCONT)
+
+
+def sleep_through_cancel(scene: Scene, *, place: str | None = None) -> None:
+    """A worker falls asleep before, within or after the submission of a job; its search is cancelled, another worker takes it
+    over and ends it; and the first one wakes."""
+    fault = scene.service.home / "faults" / "asleep"
+    sleeper = fault.with_name("sleeper")
+    fault.with_name("~asleep").write_text(place or scene.random.choice(PLACES))
+    fault.with_name("~asleep").rename(fault)
+    _until(sleeper.exists, timeout_s=60)
+    asleep = read_json(sleeper)
+    if asleep is None:
+        raise RuntimeError("no worker submitted a job to fall asleep over")
+    sleeper.unlink()
+    search = f"{scene.service.url}/v1/searches/{asleep['job'].split('-')[1]}"
+    httpx.post(f"{search}/cancel", timeout=10).raise_for_status()
+    _until(lambda: httpx.get(search, timeout=10).json()["state"] == "cancelled", timeout_s=60)
+    append_line(scene.service.home / "ledger", {"event": "cancelled", "job": asleep["job"]})
+    os.kill(asleep["pid"], signal.SIGCONT)
+
+
+def jump_clock(scene: Scene) -> None:
+    """The database's clock jumps an hour, ahead or back; back, a worker dies as well, whose lease then seems to last."""
+    ahead = scene.random.random() < 0.5
+    shift_clock(scene.database, seconds=HOUR_S if ahead else -HOUR_S)
+    if not ahead:
+        kill_worker(scene)
+
+
+def _for_one_job(scene: Scene, name: str) -> None:
+    """Lay the fault out, and wait until a job has taken it."""
+    fault = scene.service.home / "faults" / name
+    fault.touch()
+    _until(lambda: not fault.exists(), timeout_s=60)
+    fault.unlink(missing_ok=True)
+
+
+def _until(condition: Callable[[], bool], *, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+FAULTS: dict[str, Callable[[Scene], None]] = {
+    "worker killed": kill_worker,
+    "API killed": kill_api,
+    RESTART: restart_database,
+    "database locked": lock_database,
+    "database full": fill_database,
+    "job hanging": hang_job,
+    "engine hanging": hang_engine,
+    "workers claiming at once": race_of_workers,
+    "cancelled under a sleeping worker": sleep_through_cancel,
+    "clock jump": jump_clock,
+    "result truncated": truncate_result,
+}

@@ -1,0 +1,66 @@
+"""The local launcher with a quick command: folders, supervisors, time limits and adoption are the real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.launchers import jobs
+from hp_tool.launchers.local import LocalLauncher
+from tests.service.faults import quick_job
+
+PAUSE_S = 0.3
+"""How long a job takes, about: long enough to be hit."""
+
+
+class QuickLauncher(LocalLauncher):
+    """Runs `steps` in place of the profiler."""
+
+    def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
+        folder = home()
+        command = (sys.executable, "-I", "-S", quick_job.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
+        return replace(super().plan(request, job_name=job_name), command=command)
+
+    def submit(self, plan: LaunchPlan) -> str:
+        """Meets a bug, or kills the worker, for as long as the file `bug` or `poison` lies among the faults."""
+        if (home() / "faults" / "bug").exists():
+            raise RuntimeError("a bug in the launcher")
+        if (home() / "faults" / "poison").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        _fall_asleep("before", job=plan.job_name)
+        handle = super().submit(plan)
+        _fall_asleep("after", job=plan.job_name)
+        return handle
+
+    def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
+        _fall_asleep("within", job=folder.name)
+        super()._start(folder, environment=environment)
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        """An engine that does not answer holds its caller for as long as the file `engine` says."""
+        silent = home() / "faults" / "engine"
+        if silent.exists():
+            seconds = float(silent.read_text() or 0)
+            if quick_job.taken(silent):
+                time.sleep(seconds)
+        return super().poll(handles)
+
+
+def _fall_asleep(place: str, *, job: str) -> None:
+    """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then tells who sleeps over what."""
+    fault = home() / "faults" / "asleep"
+    if fault.exists() and fault.read_text() == place and quick_job.taken(fault):
+        jobs.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def home() -> Path:
+    """The folder of this fault run, above the jobs' folders."""
+    return jobs.default_root().parent
