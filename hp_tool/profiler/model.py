@@ -19,7 +19,7 @@ from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.pipeline_split import chunk_layers, missing_layers
-from hp_tool.profiler.specs import has_transformer_engine, layer_specs
+from hp_tool.profiler.layers import has_transformer_engine, layer_specs
 from hp_tool.profiler.weights import initialise
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
@@ -34,7 +34,7 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
 
 
 def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch.nn.Module]:
-    """The same without what gradients need."""
+    """This rank's model chunks without data parallelism, as for serving."""
     parallel = request.parallel
     parallel_state.initialize_model_parallel(
         parallel.tensor_parallel_size,
@@ -146,7 +146,7 @@ def _interleaving(request: ProfileRequest) -> int | None:
 
 
 def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
-    """Where stages cannot hold equally many layers."""
+    """Fewer layers at the ends, if the layers do not divide among the stages."""
     parallel, layers = request.parallel, request.model.num_hidden_layers
     stages, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_parallel_size
     first, last = missing_layers(num_layers=layers, stages=stages, chunks=chunks)
@@ -154,8 +154,8 @@ def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
         return {}
     if (first, last) == (1, 1):
         return {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-    held = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
-    return {"num_layers_in_first_pipeline_stage": held[0], "num_layers_in_last_pipeline_stage": held[-1]}
+    counts = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+    return {"num_layers_in_first_pipeline_stage": counts[0], "num_layers_in_last_pipeline_stage": counts[-1]}
 
 
 def _recompute(request: ProfileRequest) -> dict[str, Any]:

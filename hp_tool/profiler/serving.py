@@ -10,12 +10,12 @@ import torch
 from megatron.core.inference.contexts import StaticInferenceContext
 from torch import distributed
 
-from hp_tool.domain.measurement import ProfileRequest, ServingTimes
+from hp_tool.domain.measurement import ProfileRequest, ServingTimes, interquartile_range
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.profiler import model
-from hp_tool.profiler.clock import interquartile_range, slowest, synchronize
+from hp_tool.profiler.clock import slowest, synchronize
 
 
 @dataclass(frozen=True, slots=True)

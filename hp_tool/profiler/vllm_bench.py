@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes
+from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, interquartile_range
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.errors import UnsupportedError
@@ -68,8 +68,6 @@ def command(program: str, request: InferenceRequest, *, model: Path, output_leng
 
 def serving_times(request: InferenceRequest, *, first: list[float], whole: list[float]) -> ServingTimes:
     """From the seconds of batches of one token and of batches of all tokens."""
-    from hp_tool.profiler.clock import interquartile_range
-
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
