@@ -85,7 +85,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
         pipeline_dtype=dtype,
-        # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo sends what came next.
+        # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo would send other data.
         deallocate_pipeline_outputs=cuda,
         # Batched sends and receives are matched by order alone. Interleaved over two stages, the same peer is both the
         # previous and the next one, and activations would arrive as gradients: overlapped mode posts them one by one.
@@ -93,7 +93,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         batch_p2p_comm=not interleaved,
         attention_backend=AttnBackend.flash if training.attention == "flash" else AttnBackend.unfused,
         cross_entropy_loss_fusion=training.cross_entropy == "fused",
-        # Compiled fusions as Megatron's launcher has them by default; those that need Apex's kernels stay off.
+        # Compiled fusions as by default in Megatron's launcher; those that need Apex's kernels stay off.
         bias_activation_fusion=cuda and (model.gated_mlp or model.has_mlp_bias),
         bias_dropout_fusion=cuda,
         masked_softmax_fusion=False,
@@ -117,7 +117,7 @@ def _latent(model: ModelSpec) -> dict[str, Any]:
 
 
 def _experts(request: ProfileRequest) -> dict[str, Any]:
-    """Routed and shared experts. Nothing balances the router: a few steps would not, and its loss would be added."""
+    """Routed and shared experts. The router is not balanced: a few steps would not suffice, and its loss would be added."""
     model, parallel = request.model, request.parallel
     if model.num_experts is None:
         return {}
@@ -159,7 +159,7 @@ def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
 
 
 def _recompute(request: ProfileRequest) -> dict[str, Any]:
-    """Megatron's recompute_* arguments, with the defaults that Recompute's docstrings promise."""
+    """Megatron's recompute_* arguments, with the defaults of Recompute's docstrings."""
     recompute = request.parallel.recompute
     if isinstance(recompute, str):
         recompute = Recompute(granularity=recompute)
