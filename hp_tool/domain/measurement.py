@@ -6,6 +6,8 @@ a measurement is its numbers.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -227,3 +229,11 @@ class ProfileRequest(Strict):
     def num_processes(self) -> int:
         """Processes that torchrun starts."""
         return self.num_gpus
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """Spread of the middle half; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
