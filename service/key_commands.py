@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -77,7 +76,7 @@ def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
             if (cursor := page.next_cursor) is None:
                 break
     if as_json:
-        typer.echo(json.dumps({"items": [json.loads(to_json(view)) for view in views]}))
+        typer.echo(to_json({"items": views}))
         return
     for view in views:
         end = "revoked" if view.revoked_at else f"until {view.expires_at:%Y-%m-%d}" if view.expires_at else "no end"

@@ -1,4 +1,4 @@
-"""What an operator may set, read once from the environment."""
+"""Settings of the service, read once from the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from hp_tool.errors import InputError
 from service.logs import Form
@@ -15,7 +17,6 @@ from service.webhooks import policy
 from service.webhooks.policy import WebhookSettings
 
 MIB = 2**20
-T = TypeVar("T", bound=str)
 AMOUNTS = {
     "requests_per_second": "HP_REQUESTS_PER_SECOND",
     "max_requests_at_once": "HP_MAX_REQUESTS_AT_ONCE",
@@ -25,6 +26,10 @@ AMOUNTS = {
     "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
 }
 """Settings above 0, and the variables that set them."""
+LOGGING = {"log_form": "HP_LOG_FORMAT", "log_level": "HP_LOG_LEVEL"}
+VARIABLES = {"database_url": "HP_DATABASE_URL", "host": "HP_HOST", "port": "HP_PORT", **LOGGING, **AMOUNTS}
+"""Environment variables by the setting that each gives as it stands."""
+Level = Literal["info", "debug", "warning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +42,22 @@ class Settings:
     """Address to listen on. Anything but loopback needs an api_key."""
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
-    """The operator's, who may do everything. Where it is set, every request but the health checks carries it or a stored key;
-    None: who brings no key is the operator, on loopback only."""
+    """The operator's key, which allows everything. Once set, every request but the health checks must carry it or a stored key;
+    None: a request without a key is the operator's, on loopback only."""
     allowed_hosts: tuple[str, ...] = ()
     """Names a request's Host header may carry; empty: the loopback names on loopback, any name elsewhere."""
     requests_per_second: float = 100.0
-    """What a stored key may send, where the key itself says nothing."""
+    """Default rate limit of a stored key."""
     max_gpu_seconds_per_search: float | None = None
-    """Ceiling of a search's budget; None: none."""
+    """Ceiling of one search's budget; None: no ceiling."""
     max_gpu_seconds_per_day: float | None = None
-    """What all searches together may use in a day (UTC); None: no ceiling."""
+    """Ceiling for all searches of a day (UTC) together; None: no ceiling."""
     log_form: Form = "json"
     """json: a line each; text: for people."""
-    log_level: str = "info"
-    """debug also tells of every quick successful read."""
+    log_level: Level = "info"
+    """debug: quick successful reads are logged as well."""
     webhooks: WebhookSettings | None = None
-    """How searches may tell of their end; None: they may not."""
+    """Key and networks of webhooks; None: the service sends none."""
     max_body_bytes: int = MIB
     """Largest request body, and largest line of a batch."""
     max_batch_bytes: int = 256 * MIB
@@ -60,13 +65,13 @@ class Settings:
     max_yaml_bytes: int = 64 * 1024
     """Largest YAML in a body, line or field: a processor reads it far more slowly than JSON."""
     max_combinations: int = 5_000_000
-    """Of values of all axes, that one request or one line of a batch may have looked at. A search's are the worker's."""
+    """Maximum combinations of axis values that one request or one line of a batch may enumerate. Searches run in workers."""
     max_values: int = 128
     """Longest list of values that one axis of a query may have."""
     max_cpu_s: float = 5.0
     """Processor seconds of one request, or of one line of a batch."""
     max_requests_at_once: int = 16
-    """That one stored key may have under way; those that wait for a search aside."""
+    """Requests that one stored key may have open at a time, not counting those that wait for a search."""
     max_wait_s: float = 60.0
     """Longest that `wait_s` may hold a request open."""
     poll_s: float = 0.5
@@ -88,7 +93,7 @@ class Settings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs of this very machine can connect."""
+        """Whether only programs on this machine can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -116,27 +121,19 @@ def from_environment(
     Raises:
         InputError: a value is malformed, or the host is not loopback and no key is set.
     """
-    text_port = environment.get("HP_PORT") or "8000"
-    if port is None and not text_port.isdecimal():
-        raise InputError(f"HP_PORT={text_port!r} is not a number", field="HP_PORT")
-    log_form, log_level = log_settings(environment)
+    flags = {"host": host, "port": port, "database_url": database_url}
     return Settings(
-        database_url=database_url or environment.get("HP_DATABASE_URL") or None,
-        host=host or environment.get("HP_HOST") or "127.0.0.1",
-        port=port if port is not None else int(text_port),
+        **_parsed(environment, VARIABLES) | {name: value for name, value in flags.items() if value not in (None, "")},
         api_key=read_secret(environment, "HP_API_KEY"),
-        log_form=log_form,
-        log_level=log_level,
         webhooks=webhook_settings(environment),
         allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
-        **_amounts(environment),
     )
 
 
-def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, str]:
+def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Level]:
     """Form and level of the logs, of API and workers alike."""
-    forms: tuple[Form, ...] = ("json", "text")
-    return _choice(environment, "HP_LOG_FORMAT", forms), _choice(environment, "HP_LOG_LEVEL", ("info", "debug", "warning"))
+    parsed = _parsed(environment, LOGGING)
+    return parsed.get("log_form", "json"), parsed.get("log_level", "info")
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
@@ -159,23 +156,14 @@ def read_secret(environment: Mapping[str, str], name: str) -> str | None:
     return secret
 
 
-def _amounts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Those of AMOUNTS that are set."""
-    amounts: dict[str, Any] = {}
-    for name, variable in AMOUNTS.items():
-        text = environment.get(variable)
-        try:
-            if text:
-                amounts[name] = int(text) if Settings.__annotations__[name] == "int" else float(text)
-        except ValueError:
-            raise InputError(f"{variable}={text!r} is not a number", field=variable) from None
-    return amounts
-
-
-def _choice(environment: Mapping[str, str], name: str, choices: tuple[T, ...]) -> T:
-    """One of the choices; the first where nothing is said."""
-    text = (environment.get(name) or choices[0]).lower()
-    for choice in choices:
-        if choice == text:
-            return choice
-    raise InputError(f"{name}={text!r} is not one of {', '.join(choices)}", field=name)
+def _parsed(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that `environment` gives, by name. InputError names the variable that is malformed."""
+    kinds = get_type_hints(Settings)
+    parsed = {}
+    for name, variable in variables.items():
+        if text := environment.get(variable):
+            try:
+                parsed[name] = TypeAdapter(kinds[name]).validate_python(text.lower() if name in LOGGING else text)
+            except ValidationError as error:
+                raise InputError(f"{variable}={text!r}: {error.errors()[0]['msg'].lower()}", field=variable) from None
+    return parsed

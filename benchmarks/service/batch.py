@@ -12,17 +12,14 @@ import json
 import os
 import socket
 import statistics
-import tempfile
 import threading
 import time
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-from benchmarks.service.load import ESTIMATE, serve, wait_for_port
+from benchmarks.service.load import ESTIMATE, serving
 from benchmarks.speed.workloads import query_lines, single_queries
 
 DISTINCT = 2000
@@ -138,22 +135,10 @@ def _send_all(connection: socket.socket, data: bytes, ending: float) -> None:
 def evaluate(*, count: int) -> dict[str, Any]:
     """A small batch, the long one, and the client that stops."""
     lines = query_lines(single_queries(DISTINCT))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="hp-batch-") as folder:
-        url = f"sqlite:///{Path(folder) / 'hp.sqlite3'}"
-        server = get_context("spawn").Process(target=serve, args=(url, port), daemon=True)
-        server.start()
-        try:
-            wait_for_port(port)
-            assert server.pid is not None
-            small = stream(port=port, pid=server.pid, lines=lines, count=max(count // 50, 1))
-            long = stream(port=port, pid=server.pid, lines=lines, count=count)
-            stalled = stall(port=port, pid=server.pid, lines=lines, seconds=STALLED_S)
-        finally:
-            server.terminate()
-            server.join(10)
+    with serving() as (port, pid):
+        small = stream(port=port, pid=pid, lines=lines, count=max(count // 50, 1))
+        long = stream(port=port, pid=pid, lines=lines, count=count)
+        stalled = stall(port=port, pid=pid, lines=lines, seconds=STALLED_S)
     bounded = max(long["peak_bytes"], stalled["peak_bytes"]) - small["peak_bytes"] < LIMIT_BYTES
     return {"small": small, "long": long, "stalled": stalled, "bounded": bounded, "load": os.getloadavg()[0]}
 

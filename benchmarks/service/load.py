@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,37 @@ def serve(url: str, port: int) -> None:
     uvicorn.run(both, host="127.0.0.1", port=port, log_config=None, access_log=False, server_header=False)
 
 
+@contextmanager
+def serving() -> Iterator[tuple[int, int]]:
+    """Port and process id of a service over an empty database, in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="hp-load-") as folder:
+        url = f"sqlite:///{Path(folder) / 'hp.sqlite3'}"
+        server = get_context("spawn").Process(target=serve, args=(url, port), daemon=True)
+        server.start()
+        try:
+            wait_for_port(port)
+            assert server.pid is not None
+            yield port, server.pid
+        finally:
+            server.terminate()
+            server.join(10)
+
+
+def wait_for_port(port: int, *, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def workloads(port: int) -> dict[str, Iterator[bytes]]:
     """Requests without end, by name."""
 
@@ -82,39 +114,27 @@ def workloads(port: int) -> dict[str, Iterator[bytes]]:
 
 def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
     """Ask everything with every number of clients."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     rows = []
-    with tempfile.TemporaryDirectory(prefix="hp-load-") as folder:
-        server = get_context("spawn").Process(
-            target=serve, args=(f"sqlite:///{Path(folder) / 'hp.sqlite3'}", port), daemon=True
-        )
-        server.start()
-        try:
-            wait_for_port(port)
-            busy = psutil.Process(server.pid)
-            for name, requests in workloads(port).items():
-                ask(port=port, requests=requests, clients=2, seconds=min(seconds, 1.0))  # warm
-                for number in clients:
-                    before = sum(busy.cpu_times()[:2])
-                    found = ask(port=port, requests=requests, clients=number, seconds=seconds)
-                    rows.append(
-                        {
-                            "workload": name,
-                            "clients": number,
-                            "requests": len(found.seconds),
-                            "per_second": found.per_second,
-                            "p50_s": found.quantile_s(0.5),
-                            "p99_s": found.quantile_s(0.99),
-                            "errors": found.errors,
-                            "cpu_s": (sum(busy.cpu_times()[:2]) - before) / len(found.seconds),
-                        }
-                    )
-                    sys.stderr.write(as_text(rows[-1]) + "\n")
-        finally:
-            server.terminate()
-            server.join(10)
+    with serving() as (port, pid):
+        busy = psutil.Process(pid)
+        for name, requests in workloads(port).items():
+            ask(port=port, requests=requests, clients=2, seconds=min(seconds, 1.0))  # warm
+            for number in clients:
+                before = sum(busy.cpu_times()[:2])
+                answers = ask(port=port, requests=requests, clients=number, seconds=seconds)
+                rows.append(
+                    {
+                        "workload": name,
+                        "clients": number,
+                        "requests": len(answers.seconds),
+                        "per_second": answers.per_second,
+                        "p50_s": answers.quantile_s(0.5),
+                        "p99_s": answers.quantile_s(0.99),
+                        "errors": answers.errors,
+                        "cpu_s": (sum(busy.cpu_times()[:2]) - before) / len(answers.seconds),
+                    }
+                )
+                sys.stderr.write(as_text(rows[-1]) + "\n")
     return {"load": os.getloadavg()[0], "cores": os.cpu_count(), "rows": rows, "of_ceiling": of_ceiling(rows)}
 
 
@@ -151,18 +171,6 @@ def main() -> None:
     print(f"load {found['load']:.1f} on {found['cores']} cores; shares of the ceiling by wall clock and by processor time:")
     for name, share in found["of_ceiling"].items():
         print(f"  {name:26} {share['wall']:.2f} {share['cpu']:.2f}")
-
-
-def wait_for_port(port: int, *, timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

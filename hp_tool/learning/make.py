@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,20 +57,20 @@ def calibrate(*, store: Store, gpu: str | None = None, framework: str | None = N
 def calibrate_cluster(*, store: Store, cluster: MeasuredCluster) -> tuple[MadeCalibration, ...]:
     """The same for one cluster and framework."""
     page = store.measurements(cluster_key=cluster.cluster_key, framework=cluster.framework, limit=MAX_MEASUREMENTS)
-    lessons = _lessons(teaching(page.items), cluster_key=cluster.cluster_key)
-    return tuple(_make(store, series, found) for series, found in lessons.items())
+    by_series = _evidence_by_series(teaching(page.items), cluster_key=cluster.cluster_key)
+    return tuple(_make(store, series, evidence) for series, evidence in by_series.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lesson:
+class _SeriesEvidence:
     evidence: Evidence
     models: frozenset[str]
     kind: Kind
 
 
-def _lessons(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[Series, _Lesson]:
+def _evidence_by_series(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[Series, _SeriesEvidence]:
     """Evidence by series: every family over all releases, and each release that a query names on its own."""
-    pieces: dict[Series, list[_Lesson]] = {}
+    pieces: dict[Series, list[_SeriesEvidence]] = {}
     releases = {release for record in records if (release := asked_release(record)) is not None}
     for problem, same in by_problem(records):
         whole = Series(cluster_key=cluster_key, framework=problem.workload.framework, model_family=model_family(problem.model))
@@ -80,14 +80,14 @@ def _lessons(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[
             groups[replace(whole, framework=named)] = [record for record in same if is_release(record, release)]
         for series, chosen in groups.items():
             if chosen:
-                lesson = _Lesson(
+                piece = _SeriesEvidence(
                     evidence=evidence_of(chosen, problem=problem),
                     models=frozenset(record.model for record in chosen),
                     kind=problem.cluster.gpu.kind,
                 )
-                pieces.setdefault(series, []).append(lesson)
+                pieces.setdefault(series, []).append(piece)
     return {
-        series: _Lesson(
+        series: _SeriesEvidence(
             evidence=Evidence.concatenate([each.evidence for each in parts]),
             models=frozenset().union(*(each.models for each in parts)),
             kind=parts[0].kind,
@@ -96,26 +96,20 @@ def _lessons(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[
     }
 
 
-def _make(store: Store, series: Series, lesson: _Lesson) -> MadeCalibration:
-    prior = prior_for(kind=lesson.kind)
-    calibration = fit_calibration(evidence=lesson.evidence, prior=prior)
-    accuracy = accuracy_of(lesson.evidence, prior=prior)
+def _make(store: Store, series: Series, taught: _SeriesEvidence) -> MadeCalibration:
+    prior = prior_for(kind=taught.kind)
+    calibration = fit_calibration(evidence=taught.evidence, prior=prior)
+    accuracy = accuracy_of(taught.evidence, prior=prior)
     record, new = save(store, series=series, calibration=calibration, accuracy=accuracy)
-    return MadeCalibration(record=record, new=new, models=tuple(sorted(lesson.models)), accuracy=accuracy)
+    return MadeCalibration(record=record, new=new, models=tuple(sorted(taught.models)), accuracy=accuracy)
 
 
 def save(store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy) -> tuple[CalibrationRecord, bool]:
     """Store as the next version of its series, unless the newest one is the same; whether it was stored."""
     payload: dict[str, Any] = calibration.to_dict()
-    payload["accuracy"] = {
-        "measurements": accuracy.measurements,
-        "error_before": accuracy.error_before,
-        "error_after": accuracy.error_after,
-    }
-    key = {"cluster_key": series.cluster_key, "framework": series.framework, "model_family": series.model_family}
-    newest = store.latest_calibration(
-        cluster_key=series.cluster_key, framework=series.framework, model_family=series.model_family
-    )
+    payload["accuracy"] = asdict(accuracy)
+    key = asdict(series)
+    newest = store.latest_calibration(**key)
     if newest is not None and newest.payload == payload:
         return newest, False
     ids = calibration.measurement_ids
@@ -144,8 +138,8 @@ def _held_out(evidence: Evidence, timed: NDArray[np.intp], *, prior: Prior) -> F
     for fold in np.array_split(order, min(FOLDS, len(timed))):
         rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
         calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
-        asked = evidence.take(timed[fold])
-        step = calibration.predict_step(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
+        unseen = evidence.take(timed[fold])
+        step = calibration.predict_step(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[fold] = step.median_s
     return predicted
 
@@ -179,5 +173,5 @@ class Follower:
     def _behind(self, cluster: MeasuredCluster) -> bool:
         key, framework = cluster.cluster_key, cluster.framework
         measured = self._store.measurements(cluster_key=key, framework=framework, limit=1).items
-        known = self._store.list_calibrations(cluster_key=key, framework=framework, limit=1).items
-        return bool(measured) and (not known or known[0].created_at < measured[0].created_at)
+        calibrated = self._store.list_calibrations(cluster_key=key, framework=framework, limit=1).items
+        return bool(measured) and (not calibrated or calibrated[0].created_at < measured[0].created_at)

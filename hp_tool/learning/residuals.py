@@ -1,4 +1,4 @@
-"""A stored calibration held against the measurements of its series: what each run said before and says after."""
+"""The residual report of a stored calibration: each measured run of its series beside predictions before and after it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LEAST_DEVIATION = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """One measured run beside predictions of it, in seconds of a step; today's cost model, the record's calibration."""
+class Residual:
+    """One measured run beside its predictions by today's cost model and the stored calibration, in seconds of a step."""
 
     record: MeasurementRecord
     measured_s: float
@@ -33,9 +33,9 @@ class Lesson:
     after_s: float
     """After calibration."""
     taught: bool
-    """The calibration was fitted on it: then `after_s` is no forecast."""
+    """Whether the calibration was fitted on it; then `after_s` is no forecast."""
     outlier: bool = False
-    """It is further off than the others are among themselves."""
+    """Whether it deviates more than the others scatter."""
 
     @property
     def error_before(self) -> float:
@@ -48,8 +48,8 @@ class Lesson:
         return self.after_s / self.measured_s - 1.0
 
 
-def lessons(*, store: Store, record: CalibrationRecord) -> tuple[Lesson, ...]:
-    """Of the newest measurements of the record's series that have a step time and that the store shows, oldest first.
+def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residual, ...]:
+    """Residuals of the newest measurements of the record's series that have a step time and that the store shows, oldest first.
 
     Empty for a calibration that this version cannot read.
     """
@@ -59,7 +59,7 @@ def lessons(*, store: Store, record: CalibrationRecord) -> tuple[Lesson, ...]:
     framework, _, release = record.framework.partition(" ")
     page = store.measurements(cluster_key=record.cluster_key, framework=framework, limit=MAX_MEASUREMENTS)
     chosen = [one for one in teaching(page.items) if not release or is_release(one, release)]
-    found: list[Lesson] = []
+    residuals: list[Residual] = []
     for problem, same in by_problem(chosen):
         if record.model_family not in ("", model_family(problem.model)):
             continue
@@ -71,8 +71,8 @@ def lessons(*, store: Store, record: CalibrationRecord) -> tuple[Lesson, ...]:
         by_id = {one.id: one for one in same}
         for row in np.flatnonzero(np.isfinite(evidence.measured_step_s)):
             identity = evidence.measurement_ids[row]
-            found.append(
-                Lesson(
+            residuals.append(
+                Residual(
                     record=by_id[identity],
                     measured_s=float(evidence.measured_step_s[row]),
                     before_s=float(before[row]),
@@ -80,9 +80,9 @@ def lessons(*, store: Store, record: CalibrationRecord) -> tuple[Lesson, ...]:
                     taught=identity in calibration.measurement_ids,
                 )
             )
-    ordered = sorted(found, key=lambda lesson: (lesson.record.created_at, lesson.record.id))
-    off = outliers(np.array([lesson.measured_s / lesson.after_s for lesson in ordered]))
-    return tuple(replace(lesson, outlier=bool(each)) for lesson, each in zip(ordered, off, strict=True))
+    ordered = sorted(residuals, key=lambda residual: (residual.record.created_at, residual.record.id))
+    off = outliers(np.array([residual.measured_s / residual.after_s for residual in ordered]))
+    return tuple(replace(residual, outlier=bool(each)) for residual, each in zip(ordered, off, strict=True))
 
 
 def outliers(ratios: FloatArray) -> NDArray[np.bool_]:

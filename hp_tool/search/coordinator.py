@@ -26,7 +26,7 @@ from hp_tool.search.study import StudyProjection
 FULL_POLL_S = 1.0
 """How often a search looks whether the cluster has room again."""
 MAX_ENGINE_FAILURES = 20
-"""Questions in a row that the engine may leave unanswered."""
+"""Polls in a row that the engine may leave unanswered."""
 FOLDER_PATIENCE_S = 300.0
 """How long a coordinator waits for a runs folder that takes nothing; then the search goes back to the queue, where a worker on
 a sound host may take it, and this one serves others first."""
@@ -54,7 +54,7 @@ class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between a
 
 
 class Coordinator:
-    """Holds one search's lease while it works. Not reusable, one thread."""
+    """Runs one search under its lease. Not reusable, not for several threads."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Coordinator:
         return outcome
 
     def _turn(self) -> None:
-        """Begin one more run where there is room and it may pay, else follow those under way. _Stop ends the search's loop."""
+        """Start one more run if there is room and it may pay off, else wait for those under way. Raises _Stop at the end."""
         record = self._heartbeat(every_s=0.0)
         runs = self._runs()
         unfinished = open_runs(runs)
@@ -134,21 +134,21 @@ class Coordinator:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
     def _wait_out(self, error: OSError) -> None:
-        """Wait, and say for what, until the turn is tried again: the runs folder is full, read-only or away."""
+        """Wait and report why before the next try: the runs folder is full, read-only or away."""
         now = self._clock()
         if self._waiting_for is None:
             self._waiting_for, self._waiting_since = f"{error.strerror or error}: {error.filename}", now
-            told = {"waiting_for": self._waiting_for}
+            payload = {"waiting_for": self._waiting_for}
             self._progress(self._runs())
-            self._store.append_event(lease=self._lease, kind="waiting", payload=told)
-            self._report("waiting", told)
+            self._store.append_event(lease=self._lease, kind="waiting", payload=payload)
+            self._report("waiting", payload)
         waited_s = now - self._waiting_since
         if waited_s > FOLDER_PATIENCE_S:
             raise _Stop(Outcome(state="released", stopped_because="released"))
         self._sleep(min(max(waited_s, self._poll_s), LONGEST_FOLDER_WAIT_S))
 
-    def _mended(self) -> None:
-        """The engine and its folder answer, so nothing is waited for."""
+    def _stop_waiting(self) -> None:
+        """Report that the engine and its folder answer again."""
         if self._waiting_for is not None:
             self._waiting_for = None
             self._progress(self._runs())
@@ -172,15 +172,19 @@ class Coordinator:
         )
         if decision.trial is not None and decision.calibration is not None:
             self._projection.bind(trial=decision.trial, run=run)
-            predicted = decision.predicted
-            told = {"calibrated_step_s": predicted["calibrated_step_s"], "chosen_by": predicted["chosen_by"]}
-            payload = {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), **told}
-            learnt = {"calibration": decision.calibration.summary()}
-            self._store.append_event(lease=self._lease, kind="proposed", payload={**payload, **learnt})
+            payload = {
+                "run_id": run.id,
+                "number": run.number,
+                "parallel": asdict(run.parallel),
+                "calibrated_step_s": decision.predicted["calibrated_step_s"],
+                "chosen_by": decision.predicted["chosen_by"],
+                "calibration": decision.calibration.summary(),
+            }
+            self._store.append_event(lease=self._lease, kind="proposed", payload=payload)
         return None
 
     def _has_room(self) -> bool:
-        """Whether the cluster takes one more run, of whichever search: asked before one is thought up. The store decides."""
+        """Whether the cluster takes one more run of any search. A check before planning one; `intend_run` decides."""
         return self._limit is None or self._store.count_open_runs(cluster=self._limit.cluster) < self._limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
@@ -217,8 +221,8 @@ class Coordinator:
             self._finish(run, measurement, gpu_seconds=self._gpu_seconds(run, measurement))
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """An attempt that says nothing about the configuration: try again, but not forever."""
-        with contextlib.suppress(LauncherError, OSError):  # an engine that cannot be told now is swept later
+        """Abandon an attempt that says nothing about the configuration, to be tried again at most MAX_ATTEMPTS times."""
+        with contextlib.suppress(LauncherError, OSError):  # the sweeper cancels what an unreachable engine still runs
             self._launcher.cancel(run.job_name)
         gpu_seconds = self._gpu_seconds(run, measurement)
         if run.attempt + 1 >= MAX_ATTEMPTS:
@@ -232,7 +236,7 @@ class Coordinator:
         return self._store.runs(search_id=self._lease.search_id)
 
     def _submit(self, run: RunRecord) -> str:
-        """Start the job of a stored intent, or find it already started: its name is the run's, whoever submits it."""
+        """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
         _, best_step_s = leader(self._runs()) or (None, None)
         plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
         handle = self._launcher.submit(plan)
@@ -257,8 +261,8 @@ class Coordinator:
         while True:
             states: dict[str, JobState] = {}
             try:
-                found = self._launcher.poll(list(handles))
-                states = {handle: found.get(handle, JobState.LOST) for handle in handles}
+                answer = self._launcher.poll(list(handles))
+                states = {handle: answer.get(handle, JobState.LOST) for handle in handles}
                 failures = 0
             except LauncherError:
                 failures += 1
@@ -270,7 +274,7 @@ class Coordinator:
             if ended:
                 return ended
             if states:
-                self._mended()
+                self._stop_waiting()
             self._heartbeat(every_s=min(self._lease_s / 3, 2.0))
             self._sleep(self._poll_s)
 
@@ -279,13 +283,13 @@ class Coordinator:
         measurement = extrapolated(run, measurement, runs=runs)
         new = self._problem.new_measurement(run=run, measurement=measurement)
         stored = self._store.finish_run(lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds)
-        told = stored.measurement or measurement
-        step = {"step_s": told.objective_s, "reduced": not run.fidelity.is_whole}
-        self._report("run_finished", {**_about(run), "status": told.status, "cause": told.cause, **step})
-        self._mended()
+        outcome = stored.measurement or measurement
+        step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}
+        self._report("run_finished", {**_about(run), "status": outcome.status, "cause": outcome.cause, **step})
+        self._stop_waiting()
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
-        """Renew the lease where it is due, and follow at once what cannot wait.
+        """Renew the lease when it is due, and carry out a cancel or release at once.
 
         A cancel ends the running job. A release leaves it to the next coordinator. A pause lets it finish, since its
         result is nearly paid for; the loop looks at the returned record.
@@ -304,8 +308,8 @@ class Coordinator:
 
     def _follow_budget(self, record: SearchRecord) -> None:
         """A budget that was changed meanwhile holds from here on."""
-        asked, settings = record.query.get("search") or {}, self._problem.settings
-        budget = {name: asked.get(name, getattr(settings, name)) for name in BUDGETS}
+        stored, settings = record.query.get("search") or {}, self._problem.settings
+        budget = {name: stored.get(name, getattr(settings, name)) for name in BUDGETS}
         if any(getattr(settings, name) != value for name, value in budget.items()):
             self._problem = replace(self._problem, settings=replace(settings, **budget))
             self._planner = replace(self._planner, problem=self._problem)

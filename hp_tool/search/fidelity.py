@@ -104,13 +104,13 @@ def standing(runs: Sequence[RunRecord]) -> dict[Configuration, RunRecord]:
 
     What a reduced run implied is void once the whole of it failed.
     """
-    found: dict[Configuration, RunRecord] = {}
+    counting: dict[Configuration, RunRecord] = {}
     for run in runs:
         if run.measurement is not None:
-            known = found.get(run.parallel)
-            if known is None or _rank(run) >= _rank(known):
-                found[run.parallel] = run
-    return found
+            earlier = counting.get(run.parallel)
+            if earlier is None or _rank(run) >= _rank(earlier):
+                counting[run.parallel] = run
+    return counting
 
 
 def _rank(run: RunRecord) -> int:

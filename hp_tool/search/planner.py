@@ -162,10 +162,9 @@ class Planner:
 
     def _repeat(self, runs: Sequence[RunRecord]) -> NextRun | None:
         """The leader again, for twice the steps, where noise leaves open whether it leads."""
-        found = repeat_gain(runs)
-        if found is None or found[1] < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
+        best, gain = repeat_gain(runs) or (None, 0.0)
+        if best is None or gain < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
             return None
-        best, gain = found
         row = self.problem.row(best.parallel)
         if row is None:
             return None

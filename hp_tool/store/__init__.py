@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
 
 CALIBRATIONS = "hp_calibrations"
-"""The table's name, said here too; a test compares the two."""
+"""The table's name, repeated here; a test compares the two."""
 
 
 def may_hold_calibrations(url: str) -> bool:

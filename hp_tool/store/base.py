@@ -38,7 +38,7 @@ class StoreBase:
 
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
-    """The driver's troubles as a StoreError that names the database without its password and repeats no parameters."""
+    """Turn the driver's errors into a StoreError that names the database without its password and repeats no parameters."""
     try:
         yield
     except sa.exc.IntegrityError:
@@ -50,7 +50,7 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
 
 
 def is_the_drivers(error: BaseException | None) -> bool:
-    """Whether the driver's troubles are behind an error of other code on the same database, as Optuna's."""
+    """Whether an error of other code on the same database, such as Optuna's, was caused by the driver's."""
     while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
         error = error.__cause__
     return error is not None
@@ -65,15 +65,15 @@ def now(connection: sa.Connection) -> datetime:
 
 
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
-    """A search's row, which nobody else changes until this transaction ends (SQLite: nobody else writes at all)."""
+    """A search's row, locked until this transaction ends (on SQLite, one transaction writes at a time)."""
     row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update()).one_or_none()
     if row is None:
         raise NotFoundError(f"no search {search_id!r}", field="search_id")
     return row
 
 
-def held_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
-    """The row of a search that `lease` still coordinates. ConflictError for a late coordinator, before it changed anything."""
+def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
+    """The locked row of a search that `lease` still coordinates. Raises ConflictError `lease_lost` for an outdated lease."""
     row = locked_search(connection, lease.search_id)
     if row.state != SearchState.RUNNING or row.lease_token != lease.token:
         raise ConflictError(
@@ -104,7 +104,7 @@ def add_event(connection: sa.Connection, *, search_id: str, kind: str, payload: 
 
 
 def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, after an InputError for text that a column cannot hold. (SQLite would take it, PostgreSQL fail.)"""
+    """`values`. Raises InputError for text that a column cannot hold (SQLite would accept it, PostgreSQL would fail)."""
     for name, value in values.items():
         if not isinstance(value, str):
             continue
@@ -133,9 +133,9 @@ def first_use(
     resource_id: str,
     at: datetime,
 ) -> str:
-    """The id that stands under an idempotency key: `resource_id` at its first use, the first one's id ever after.
+    """The resource id of an idempotency key: `resource_id` at its first use, and the first one's id at later uses.
 
-    ConflictError where the key came with something else before.
+    Raises ConflictError if the key was used with another request.
     """
     if key is None:
         return resource_id
@@ -150,8 +150,8 @@ def first_use(
     }
     if insert_if_new(connection, table, values):
         return resource_id
-    known = table.c.scope == scope, table.c.owner == values["owner"], table.c.key == key
-    first = row_dict(connection.execute(sa.select(table).where(*known)).one())
+    same_key = table.c.scope == scope, table.c.owner == values["owner"], table.c.key == key
+    first = row_dict(connection.execute(sa.select(table).where(*same_key)).one())
     if first["fingerprint"] != fingerprint:
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
@@ -171,8 +171,8 @@ def search_record(row: sa.Row[Any]) -> SearchRecord:
     }
     for name in ("last_event", "kind", "model"):
         del values[name]
-    held = values["state"] is SearchState.RUNNING
-    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if held else None)
+    is_leased = values["state"] is SearchState.RUNNING
+    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if is_leased else None)
 
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
@@ -184,11 +184,11 @@ def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
 
 
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
-    """Change a locked search; a new state or request is told as an event."""
+    """Change a locked search, and append an event for a new state or request."""
     connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
-    told = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
-    if told:
-        add_event(connection, search_id=search_id, kind="state", payload=told, at=at)
+    payload = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
+    if payload:
+        add_event(connection, search_id=search_id, kind="state", payload=payload, at=at)
 
 
 def open_runs(connection: sa.Connection, search_id: str) -> int:

@@ -78,12 +78,12 @@ def encode(value: Any, *, field: str) -> JsonObject:
 
 
 def storable(text: str) -> str:
-    """Text of others' making, a log's or a stranger's, without the one character that PostgreSQL has no place for."""
+    """Text from outside, such as a log, with NUL replaced: PostgreSQL cannot store that character."""
     return text.replace("\0", "\ufffd")
 
 
 def _storable(value: Any) -> Any:
-    """The same throughout a JSON value: as JSON it could be stored, but none of its texts be looked at ever after."""
+    """The same throughout a JSON value: PostgreSQL would store it, but fail to read any text of it."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

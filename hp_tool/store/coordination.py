@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, held_search, now, open_runs, read_search, update_search
+from hp_tool.store.base import StoreBase, add_event, leased_search, now, open_runs, read_search, update_search
 from hp_tool.store.columns import encode
-from hp_tool.store.scheduling import in_turn, left_alone
+from hp_tool.store.scheduling import in_turn, is_abandoned
 
 SEARCH = tables.searches
 MOST_LOST_CLAIMS = 5
@@ -33,7 +33,7 @@ class Coordination(StoreBase):
                 states: tuple[SearchState, ...] = (SearchState.QUEUED,)
             else:
                 wanted, states = [search_id], (SearchState.QUEUED, SearchState.PAUSED)
-            free = sa.or_(SEARCH.c.state.in_(states), left_alone(at))
+            free = sa.or_(SEARCH.c.state.in_(states), is_abandoned(at))
             columns = (SEARCH.c.id, SEARCH.c.state, SEARCH.c.started_at, SEARCH.c.lease_token, SEARCH.c.lost_claims)
             for each in wanted:
                 # Rows that another claimant is just taking are passed over instead of waited for.
@@ -41,7 +41,7 @@ class Coordination(StoreBase):
                 row = connection.execute(mine.with_for_update(skip_locked=search_id is None)).one_or_none()
                 if row is None:
                     continue
-                # Who asks for a search by its id wants this one, whatever became of those that held it.
+                # A search claimed by its id is wanted, however many workers were lost over it.
                 is_lost = row.state == SearchState.RUNNING and search_id is None
                 lost = row.lost_claims + is_lost
                 if not is_lost or lost < MOST_LOST_CLAIMS:
@@ -67,15 +67,15 @@ class Coordination(StoreBase):
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
         with self._writing() as connection:
-            held_search(connection, lease)
+            leased_search(connection, lease)
             at = now(connection)
             update_search(connection, lease.search_id, at=at, lease_expires_at=at + _positive(lease_s), heartbeat_at=at)
             return read_search(connection, lease.search_id)
 
     def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
         with self._writing() as connection:
-            row = held_search(connection, lease)
-            # A cancel that was asked for still has to be carried out, so the search waits for its next coordinator.
+            row = leased_search(connection, lease)
+            # A requested cancel still has to be carried out, so the search waits for its next coordinator.
             cancelling = row.requested == "cancel"
             pausing = not cancelling and (paused or row.requested == "pause")
             state = SearchState.PAUSED if pausing else SearchState.QUEUED
@@ -101,7 +101,7 @@ class Coordination(StoreBase):
             "error": None if error is None else encode(error, field="error"),
         }
         with self._writing() as connection:
-            held_search(connection, lease)
+            leased_search(connection, lease)
             if state is not SearchState.FAILED and (unfinished := open_runs(connection, lease.search_id)):
                 raise ConflictError(f"search {lease.search_id} still has {unfinished} open runs: finish or abandon them first")
             at = now(connection)
@@ -111,22 +111,22 @@ class Coordination(StoreBase):
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None:
         progress = encode(progress, field="progress")
         with self._writing() as connection:
-            held_search(connection, lease)
+            leased_search(connection, lease)
             update_search(connection, lease.search_id, at=now(connection), progress=progress)
 
     def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord:
         payload = encode(payload, field="payload")
         with self._writing() as connection:
-            held_search(connection, lease)
+            leased_search(connection, lease)
             return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
 
 
 def _give_up(connection: sa.Connection, search_id: str, *, lost: int, at: datetime) -> None:
-    """End a search that costs every worker its life. Its open runs stay for whoever resumes or cancels it."""
+    """Fail a search over which worker after worker was lost. Its open runs stay for a resume or a cancel."""
     code = "worker_lost_repeatedly"
     message = (
         f"{lost} workers in a row were lost while they worked on this search, and no run of it moved on: see why their logs "
-        "end (out of memory?), mend that, and resume the search"
+        "end (out of memory?), fix that, and resume the search"
     )
     values = {"stopped_because": code, "error": {"code": code, "message": message, "field": None}, "requested": None}
     update_search(connection, search_id, at=at, state=SearchState.FAILED, finished_at=at, **values, **NO_LEASE)

@@ -108,10 +108,10 @@ class _SameFile:
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return stat.st_dev, stat.st_ino
 
     def remember(self) -> None:
         self._known = self._known or self._identity()

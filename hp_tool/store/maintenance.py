@@ -53,8 +53,8 @@ def copy(*, source: str, target: str) -> dict[str, int]:
     The target's schema is made or upgraded first. The source is read as of one instant and only read; the target gets
     everything or nothing. StoreError where the source has another schema version, ConflictError where the target has rows.
     """
-    if (found := schema.current(source)) != schema.HEAD:
-        state = "has no hp-tool schema" if found is None else f"has schema {found}, not {schema.HEAD}"
+    if (revision := schema.current(source)) != schema.HEAD:
+        state = "has no hp-tool schema" if revision is None else f"has schema {revision}, not {schema.HEAD}"
         raise StoreError(f"{masked(source)} {state}: run `hp-tool db upgrade` on it first", code="schema_outdated")
     schema.upgrade(target)
     reader, writer = create_engine(source), create_engine(target)

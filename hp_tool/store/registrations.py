@@ -30,8 +30,8 @@ class Registrations(StoreBase):
             update = sa.update(REGISTRATION).where(*_here(kind, name, owner)).values(**changed).returning(REGISTRATION)
             if (row := connection.execute(update).one_or_none()) is not None:
                 return _record(row)
-            held = sa.select(sa.func.count()).where(REGISTRATION.c.kind == kind, REGISTRATION.c.owner == (owner or ""))
-            if connection.execute(held).scalar_one() >= MOST_REGISTRATIONS:
+            registered = sa.select(sa.func.count()).where(REGISTRATION.c.kind == kind, REGISTRATION.c.owner == (owner or ""))
+            if connection.execute(registered).scalar_one() >= MOST_REGISTRATIONS:
                 raise ConflictError(f"{MOST_REGISTRATIONS} of kind {kind} are registered; delete some first", code="too_many")
             new: dict[str, Any] = {"kind": kind, "name": name, "owner": owner or "", "created_at": at, **changed}
             if not insert_if_new(connection, REGISTRATION, new):  # another put it there meanwhile; the last one wins

@@ -16,7 +16,7 @@ from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunF
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, held_search, now, read_search
+from hp_tool.store.base import StoreBase, add_event, checked, leased_search, now, read_search
 from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing, fetch_page
@@ -51,7 +51,7 @@ FIGURES = sa.select(
     *(MEASURED.measurement[("load", name)].as_float().label(name) for name in (*LATENCIES, "penalised_latency_s")),
     sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
-"""Of the JSON only what is asked for leaves the database: a run's logs and lists of steps are most of it."""
+"""Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
 
 
 class Runs(StoreBase):
@@ -74,7 +74,7 @@ class Runs(StoreBase):
         }
         search_id = lease.search_id
         with self._writing() as connection:
-            held_search(connection, lease)
+            leased_search(connection, lease)
             same = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(RUN.c.search_id == search_id, RUN.c.digest == digest)
             last = connection.execute(same.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
             if last is not None and last.state != RunState.ABANDONED:
@@ -96,11 +96,11 @@ class Runs(StoreBase):
                 "created_at": at,
             }
             connection.execute(sa.insert(RUN).values(**new, **values))
-            return _told(connection, read_run(connection, run_id), at=at)
+            return _with_event(connection, read_run(connection, run_id), at=at)
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord:
         with self._writing() as connection:
-            run = _held_run(connection, lease, run_id)
+            run = _leased_run(connection, lease, run_id)
             if run.state is RunState.SUBMITTED and run.handle == handle:
                 return run
             if run.state not in (RunState.INTENDED, RunState.SUBMITTED):
@@ -112,7 +112,7 @@ class Runs(StoreBase):
 
     def abandon_run(self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0) -> RunRecord:
         with self._writing() as connection:
-            run = _held_run(connection, lease, run_id)
+            run = _leased_run(connection, lease, run_id)
             if run.state is RunState.ABANDONED:
                 return run
             if run.state is RunState.FINISHED:
@@ -123,14 +123,14 @@ class Runs(StoreBase):
 
     def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
         with self._writing() as connection:
-            run = _held_run(connection, lease, run_id)
+            run = _leased_run(connection, lease, run_id)
             if run.state is RunState.FINISHED:
                 return run
             if run.state is RunState.ABANDONED:
                 raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
             at = now(connection)
             owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
-            measurement = replace(measurement, owner=owner.scalar_one())  # a worker measures on behalf of who asked
+            measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
             return change_run(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
 
@@ -232,9 +232,9 @@ def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
     return run_record(row)
 
 
-def _held_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
+def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
     """A run of the search that `lease` coordinates; the search's lock guards its runs too."""
-    held_search(connection, lease)
+    leased_search(connection, lease)
     run = read_run(connection, run_id)
     if run.search_id != lease.search_id:
         raise NotFoundError(f"search {lease.search_id} has no run {run_id!r}", field="run_id")
@@ -242,13 +242,13 @@ def _held_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord
 
 
 def change_run(connection: sa.Connection, run_id: str, *, at: datetime, **values: Any) -> RunRecord:
-    """Change a run of a locked search; the run as it is now, told as an event."""
+    """Change a run of a locked search and append its event; the run as it is now."""
     connection.execute(sa.update(RUN).where(RUN.c.id == run_id).values(checked(RUN, values)))
-    return _told(connection, read_run(connection, run_id), at=at)
+    return _with_event(connection, read_run(connection, run_id), at=at)
 
 
-def _told(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
-    """Append the event of a run's new state: whoever holds the search gets on with it."""
+def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
+    """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no longer count."""
     search = tables.searches
     connection.execute(sa.update(search).where(search.c.id == run.search_id, search.c.lost_claims > 0).values(lost_claims=0))
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}

@@ -1,4 +1,4 @@
-"""Whose search is next: by priority, then owner by owner in turn, and no more on a cluster than it may carry."""
+"""Which search is claimed next: by priority, then owner by owner in turn, with a limit of searches per cluster."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def cluster_of(query: JsonObject) -> str:
     return f"{launcher}:{cluster}"[:200].replace("\0", "")
 
 
-def left_alone(at: datetime) -> sa.ColumnElement[bool]:
-    """Running searches whose lease is over.
+def is_abandoned(at: datetime) -> sa.ColumnElement[bool]:
+    """Condition: a running search whose lease has expired.
 
-    A heartbeat from the future says that the clock went back: the lease would seem to last that much longer. If its holder
-    lives, it loses the search to whoever claims it now, as with any lease.
+    A heartbeat from the future means that the clock was set back, which would prolong the lease by as much. A holder that is
+    alive loses the search to the next claim, as with any expired lease.
     """
     over = sa.or_(SEARCH.c.lease_expires_at < at, SEARCH.c.heartbeat_at > at + CLOCK_SLACK)
     return sa.and_(SEARCH.c.state == SearchState.RUNNING, over)
@@ -44,10 +44,10 @@ def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster
     Before all others goes the higher priority; then the owner with the fewest running searches; then the one whose last
     search was started the longest ago. `per_cluster`: searches that run on one cluster at most.
     """
-    held = sa.and_(SEARCH.c.state == SearchState.RUNNING, sa.not_(left_alone(at)))
-    running = connection.execute(sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(held)).all()
+    occupied = sa.and_(SEARCH.c.state == SearchState.RUNNING, sa.not_(is_abandoned(at)))
+    running = connection.execute(sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(occupied)).all()
     of_owner = Counter(row.owner for row in running)
-    waiting = sa.or_(SEARCH.c.state == SearchState.QUEUED, left_alone(at))
+    waiting = sa.or_(SEARCH.c.state == SearchState.QUEUED, is_abandoned(at))
     if busy := _busy([(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster):
         waiting = sa.and_(waiting, sa.or_(SEARCH.c.cluster.is_(None), SEARCH.c.cluster.not_in(busy)))
     order = (SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)

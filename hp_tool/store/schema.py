@@ -24,7 +24,7 @@ from hp_tool.store.base import now
 from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
 HEAD = "0008"
-"""The newest revision, said here too so that opening a store need not load Alembic; a test compares the two."""
+"""The newest revision, repeated here so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time. (SQLite's write lock does the same there.)"""

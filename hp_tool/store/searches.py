@@ -1,4 +1,4 @@
-"""Searches: created, listed and steered by anyone."""
+"""Searches: create, list, cancel, pause, resume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
 UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
-"""What a failed search is told no more once it goes on."""
+"""Outcome columns, cleared when a failed search goes on."""
 
 
 class Searches(StoreBase):
@@ -173,8 +173,8 @@ class Searches(StoreBase):
         budget_gpu_seconds: float | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
     ) -> SearchRecord:
-        given = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        changed = {name: value for name, value in given.items() if value is not None}
+        budgets = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
+        changed = {name: value for name, value in budgets.items() if value is not None}
         with self._writing() as connection:
             row = locked_search(connection, search_id)
             if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
@@ -199,10 +199,10 @@ class Searches(StoreBase):
             return [EventRecord(**row_dict(row)) for row in rows]
 
 
-def _fingerprint(query: JsonObject, **given: int | str | None) -> str:
-    """Of all that was asked for; of the query alone where nothing else was."""
-    said = {name: value for name, value in given.items() if value}
-    return json_digest([query, said] if said else query)
+def _fingerprint(query: JsonObject, **options: int | str | None) -> str:
+    """Digest of a request: of the query and the options set, or of the query alone."""
+    chosen = {name: value for name, value in options.items() if value}
+    return json_digest([query, chosen] if chosen else query)
 
 
 def model_of(query: JsonObject) -> str | None:

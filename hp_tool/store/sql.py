@@ -43,12 +43,12 @@ def open_store(url: str | None = None) -> SqlStore:
     url = database_url(url)
     engine = create_engine(url)
     with translated_errors(engine), engine.begin() as connection:
-        found = schema.revision(connection)
-    if found != schema.HEAD:
+        revision = schema.revision(connection)
+    if revision != schema.HEAD:
         if engine.dialect.name == "sqlite":
             schema.upgrade(url)
         else:
-            state = "has no hp-tool schema" if found is None else f"has schema {found}, this version needs {schema.HEAD}"
+            state = "has no hp-tool schema" if revision is None else f"has schema {revision}, this version needs {schema.HEAD}"
             engine.dispose()
             raise StoreError(f"database {masked(url)} {state}: run `hp-tool db upgrade`", code="schema_outdated")
     return SqlStore(engine=engine)

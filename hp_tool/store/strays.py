@@ -35,10 +35,10 @@ class Strays(StoreBase):
         with self._reading() as connection:
             query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
             unowned = sa.or_(RUN.c.state.not_in(OPEN), SEARCH.c.state.in_(ENDED))
-            lately = RUN.c.finished_at >= now(connection) - REMEMBERED
+            is_recent = RUN.c.finished_at >= now(connection) - REMEMBERED
             queries = (  # not one with an OR: each has its index
                 query.where(RUN.c.job_name.in_(job_names), unowned),
-                query.where(RUN.c.state == RunState.ABANDONED, lately, SEARCH.c.cluster == cluster),
+                query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
             )
             runs = [run_record(row) for each in queries for row in connection.execute(each)]
             return list({run.id: run for run in runs}.values())
@@ -56,7 +56,7 @@ class Strays(StoreBase):
             cost = max(gpu_seconds, run.gpu_seconds or 0.0)
             change_run(connection, run_id, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
             spent = gpu_seconds_of(connection, search.id)
-            told = {"progress": {**search.progress, "gpu_seconds": spent}}
+            changes = {"progress": {**search.progress, "gpu_seconds": spent}}
             if search.result is not None:
-                told["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
-            update_search(connection, search.id, at=at, **told)
+                changes["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
+            update_search(connection, search.id, at=at, **changes)

@@ -134,7 +134,7 @@ def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | No
         query = query.where(SEARCH.c.api_key_id == api_key_id)
     if cluster is not None:
         query = query.where(on_cluster(cluster))
-    left = (budget_of(asked) - float(spent) for asked, spent in connection.execute(query))
+    left = (budget_of(stored) - float(spent) for stored, spent in connection.execute(query))
     return sum(max(each, 0.0) for each in left)
 
 

@@ -30,7 +30,7 @@ def add_webhook(connection: sa.Connection, *, search_id: str, url: str, at: date
 
 
 def reset_webhook(connection: sa.Connection, *, search_id: str, at: datetime) -> None:
-    """A failed search that goes on will end once more, and that is told too."""
+    """Reset the webhook of a failed search that goes on: its next end is reported too."""
     connection.execute(sa.update(HOOK).where(HOOK.c.search_id == search_id).values(_fresh(at)))
 
 

@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from hp_tool.calibration import Calibration, fit_calibration
 from hp_tool.domain.ports import Launcher, Store
@@ -19,7 +18,7 @@ from hp_tool.search.coordinator import Outcome, end_run
 from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
 from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.problem import TuningProblem
-from hp_tool.tuning.result import TuneResult, make_result
+from hp_tool.tuning.result import Account, TuneResult, make_result
 from hp_tool.tuning.serving import ServingTuning
 from hp_tool.tuning.serving_result import make_serving_result
 
@@ -66,22 +65,21 @@ def conclude(
         save(store, series=problem.series, calibration=lasting, accuracy=accuracy_of(evidence, prior=problem.prior))
     runs = store.runs(search_id=lease.search_id)
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
-    state = SearchState.FAILED if error else SearchState(outcome.state)
-    account: dict[str, Any] = {
-        "runs": runs,
-        "search_id": lease.search_id,
-        "state": state,
-        "stopped_because": outcome.stopped_because,
-        "expected_gain_fraction": outcome.expected_gain_fraction,
-        "seconds": seconds,
-        "error": error,
-    }
+    account = Account(
+        search_id=lease.search_id,
+        state=SearchState.FAILED if error else SearchState(outcome.state),
+        runs=runs,
+        stopped_because=outcome.stopped_because,
+        seconds=seconds,
+        expected_gain_fraction=outcome.expected_gain_fraction,
+        error=error,
+    )
     if isinstance(problem, ServingTuning):
-        shown = serving_evidence(store=store, series=problem.series)
-        latencies = LatencyCalibration.fitted(shown, prior=problem.prior)
-        result = make_serving_result(tuning=problem, calibration=latencies, **account)
+        evidence_of_latencies = serving_evidence(store=store, series=problem.series)
+        latencies = LatencyCalibration.fitted(evidence_of_latencies, prior=problem.prior)
+        result = make_serving_result(tuning=problem, calibration=latencies, account=account)
     else:
-        result = make_result(problem=problem, calibration=calibration, **account)
+        result = make_result(problem=problem, calibration=calibration, account=account)
     budget = problem.query.search.budget_runs
     progress = progress_of(runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
     store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
@@ -109,9 +107,9 @@ def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
     if not measurements or any(measurement.status == "ok" for measurement in measurements):
         return None
     counts = Counter(measurement.status for measurement in measurements)
-    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    outcomes = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     return HpToolError(
-        f"no profile run succeeded ({told}); the last: {measurements[-1].cause or 'no cause given'}", code="all_runs_failed"
+        f"no profile run succeeded ({outcomes}); the last: {measurements[-1].cause or 'no cause given'}", code="all_runs_failed"
     )
 
 

@@ -1,4 +1,4 @@
-"""A search's answer: every candidate ranked by what is now known, measured ones by their measured time."""
+"""The result of a training search: candidates ranked by calibrated predictions, measured ones by their measured time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SearchSummary:
     """What running every feasible candidate would have cost, by the calibrated prediction; None where nothing succeeded."""
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """What is left to win: the saving expected of the next run, as a share of the best step time; None where none was asked."""
+    """Saving expected of another run, as a share of the best step time; None where it was not computed."""
     reduced_runs: int = 0
     """How many of the runs left out replicas, micro-batches or layers."""
 
@@ -67,27 +67,45 @@ class TuneResult:
     rejections: dict[str, int]
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """Where nothing is recommended: what lacks least of memory, days, money or latency, as far as is known, infeasible."""
+    """Where nothing is recommended: the infeasible configurations that lack least of memory, days, money or latency."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 
 
-def make_result(
-    *,
-    problem: TuningProblem,
-    runs: Sequence[RunRecord],
-    calibration: Calibration,
-    search_id: str,
-    state: SearchState,
-    stopped_because: str,
-    seconds: float,
-    expected_gain_fraction: float | None = None,
-    error: HpToolError | None = None,
-) -> TuneResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A search's runs and how it ended: what a result says beside its recommendations."""
+
+    search_id: str
+    state: SearchState
+    runs: Sequence[RunRecord]
+    stopped_because: str
+    seconds: float
+    """Spent on enumerating and costing the space."""
+    expected_gain_fraction: float | None = None
+    error: HpToolError | None = None
+
+    def summary(self, *, grid_gpu_seconds: float | None) -> SearchSummary:
+        """What the search cost."""
+        spent = spent_by(self.runs)
+        return SearchSummary(
+            id=self.search_id,
+            state=self.state,
+            profile_runs=spent.profile_runs,
+            gpu_seconds=spent.gpu_seconds,
+            grid_gpu_seconds=grid_gpu_seconds,
+            stopped_because=self.stopped_because,
+            expected_gain_fraction=self.expected_gain_fraction,
+            reduced_runs=sum(run.measurement is not None and not run.fidelity.is_whole for run in self.runs),
+        )
+
+
+def make_result(*, problem: TuningProblem, calibration: Calibration, account: Account) -> TuneResult:
     """Rank and describe. A result can be made at any moment of a search.
 
-    What is known by now to miss max_days or max_cost is not recommended, measured or not.
+    Candidates that miss max_days or max_cost by their measured or calibrated time are not recommended.
     """
+    runs = account.runs
     table = problem.search.table
     measured, failed = _by_row(problem, runs)
     step = table.predict_step(calibration)
@@ -113,25 +131,17 @@ def make_result(
     front = [rows[place] for place in undominated(known_s[rows], -known_bytes[rows])]
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     near = [] if shown else _nearest(fits=fits, median_s=median_s, memory_bytes=table.memory_bytes, without=failed)
-    spent = spent_by(list(runs))
     return TuneResult(
         id=problem.query.id,
-        status="error" if error else "ok",
-        error=error.as_dict() if error else None,
+        status="error" if account.error else "ok",
+        error=account.error.as_dict() if account.error else None,
         recommendations=_describe(problem, shown, calibration=calibration, measured=measured),
-        space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=seconds),
+        space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
         rejections=problem.space.rejections,
         nearest_misses=_describe(problem, near, calibration=calibration, measured=measured) if near else (),
         pareto=_describe(problem, front, calibration=calibration, measured=measured) if front else (),
-        search=SearchSummary(
-            id=search_id,
-            state=state,
-            profile_runs=spent.profile_runs,
-            gpu_seconds=spent.gpu_seconds,
-            grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step.median_s[fits]) if measured else None,
-            stopped_because=stopped_because,
-            expected_gain_fraction=expected_gain_fraction,
-            reduced_runs=sum(run.measurement is not None and not run.fidelity.is_whole for run in runs),
+        search=account.summary(
+            grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step.median_s[fits]) if measured else None
         ),
     )
 
@@ -140,20 +150,16 @@ def nothing_feasible(
     *, query: Query, problem: TrainingProblem, space: CostedSpace, search_id: str, seconds: float
 ) -> TuneResult:
     """The result of a search that had nothing to run, with what comes nearest."""
+    account = Account(
+        search_id=search_id, state=SearchState.SUCCEEDED, runs=(), stopped_because="nothing_feasible", seconds=seconds
+    )
     return TuneResult(
         id=query.id,
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
         nearest_misses=nearest_recommendations(nearest(space, problem=problem).candidates, problem=problem),
-        search=SearchSummary(
-            id=search_id,
-            state=SearchState.SUCCEEDED,
-            profile_runs=0,
-            gpu_seconds=0.0,
-            grid_gpu_seconds=None,
-            stopped_because="nothing_feasible",
-        ),
+        search=account.summary(grid_gpu_seconds=None),
     )
 
 

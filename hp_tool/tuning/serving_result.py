@@ -1,4 +1,4 @@
-"""A serving search's answer: every configuration ranked by what is now known, measured ones by their measured latencies."""
+"""The result of a serving search: configurations ranked by calibrated latencies, measured ones by their measured ones."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import numpy as np
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.measurement import Latencies, Measurement
-from hp_tool.domain.records import RunRecord, SearchState
+from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
-from hp_tool.errors import HpToolError
 from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
 from hp_tool.training.nearest_infeasible import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
-from hp_tool.tuning.result import TOP, SearchSummary, TuneResult, rank
+from hp_tool.tuning.result import TOP, Account, TuneResult, rank
 from hp_tool.tuning.serving import ServingTuning
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known of each row by now; arrays of shape (n,)."""
+class RowLatencies:
+    """Latencies of each row, measured or else calibrated; arrays of shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
@@ -36,62 +35,44 @@ class Known:
     measured: dict[int, Measurement]
     failed: frozenset[int]
 
-    def latencies(self, row: int, *, output_length: int) -> Latencies:
+    def row(self, row: int, *, output_length: int) -> Latencies:
         ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
         return Latencies(ttft_s=ttft, tpot_s=tpot, request_latency_s=ttft + (output_length - 1) * tpot)
 
 
-def make_serving_result(
-    *,
-    tuning: ServingTuning,
-    runs: Sequence[RunRecord],
-    calibration: LatencyCalibration,
-    search_id: str,
-    state: SearchState,
-    stopped_because: str,
-    seconds: float,
-    expected_gain_fraction: float | None = None,
-    error: HpToolError | None = None,
-) -> TuneResult:
-    """Rank and describe. What is known by now to miss a target is not recommended, measured or not."""
-    known = _known(tuning, runs, calibration)
+def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibration, account: Account) -> TuneResult:
+    """Rank and describe. Configurations that miss a target by measured or calibrated latencies are not recommended."""
+    latencies = _latencies(tuning, account.runs, calibration)
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
     output = tuning.problem.case.output_length
     seen = {
-        row: known.latencies(row, output_length=output) for row in rows if row not in known.failed and tuning.costs.fits[row]
+        row: latencies.row(row, output_length=output) for row in rows if row not in latencies.failed and tuning.costs.fits[row]
     }
     good = [row for row in seen if meets(seen[row], targets=targets)]
     latency_s = np.array([seen[row].request_latency_s if row in seen else np.inf for row in rows])
     order = rank(
         median_s=latency_s,
-        log_sd=known.log_sd,
-        eligible=[row for row in good if row not in known.measured],
-        measured_s={row: float(latency_s[row]) for row in good if row in known.measured},
+        log_sd=latencies.log_sd,
+        eligible=[row for row in good if row not in latencies.measured],
+        measured_s={row: float(latency_s[row]) for row in good if row in latencies.measured},
     )
-    shown = [row for place, row in enumerate(order) if place < TOP or row in known.measured]
+    shown = [row for place, row in enumerate(order) if place < TOP or row in latencies.measured]
     near = [] if shown else sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets))[:NEAREST]
-    spent = spent_by(list(runs))
+    spent = spent_by(account.runs)
+    grid_gpu_seconds = spent.gpu_seconds / spent.profile_runs * len(rows) if spent.profile_runs else None
     return TuneResult(
         id=tuning.query.id,
-        status="error" if error else "ok",
-        error=error.as_dict() if error else None,
-        recommendations=_describe(tuning, shown, known),
-        space=SpaceSummary(legal=len(rows), feasible=len(good), seconds=seconds),
+        status="error" if account.error else "ok",
+        error=account.error.as_dict() if account.error else None,
+        recommendations=_describe(tuning, shown, latencies),
+        space=SpaceSummary(legal=len(rows), feasible=len(good), seconds=account.seconds),
         rejections=tuning.rejections,
-        nearest_misses=_describe(tuning, near, known),
-        search=SearchSummary(
-            id=search_id,
-            state=state,
-            profile_runs=spent.profile_runs,
-            gpu_seconds=spent.gpu_seconds,
-            grid_gpu_seconds=spent.gpu_seconds / spent.profile_runs * len(rows) if spent.profile_runs else None,
-            stopped_because=stopped_because,
-            expected_gain_fraction=expected_gain_fraction,
-        ),
+        nearest_misses=_describe(tuning, near, latencies),
+        search=account.summary(grid_gpu_seconds=grid_gpu_seconds),
     )
 
 
-def _known(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration) -> Known:
+def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration) -> RowLatencies:
     """Calibrated predictions, and in place of them what was measured."""
     ttft, tpot = calibration.predict(tuning.search.table, tuning.costs)
     ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
@@ -107,7 +88,7 @@ def _known(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: Latenc
             failed.add(row)
             continue
         measured[row], ttft_s[row], tpot_s[row] = run.measurement, load.ttft_s, load.tpot_s
-    return Known(
+    return RowLatencies(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         log_sd=tpot.log_sd,
@@ -117,46 +98,48 @@ def _known(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: Latenc
     )
 
 
-def _describe(tuning: ServingTuning, rows: Sequence[int], known: Known) -> tuple[ServingRecommendation, ...]:
+def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
     candidates = tuning.search.candidates
-    corrected = _corrected(tuning, known)
+    corrected = _corrected(tuning, latencies)
     return tuple(
         ServingRecommendation(
             rank=place + 1,
             parallel=candidates.config(row),
             estimate=estimate_row(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
-            measurement=known.measured.get(row),
+            measurement=latencies.measured.get(row),
             calibrated_estimate=_with_intervals(
-                estimate_row(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, known
+                estimate_row(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, latencies
             ),
         )
         for place, row in enumerate(rows)
     )
 
 
-def _corrected(tuning: ServingTuning, known: Known) -> ServingCosts:
-    """The costs with what is known of the latencies; parts keep their shares, tails their shape."""
+def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
+    """The costs with these latencies; parts keep their shares, tails their shape."""
     costs, case = tuning.costs, tuning.problem.case
-    latency = known.ttft_s + (case.output_length - 1) * known.tpot_s
+    latency = latencies.ttft_s + (case.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
     return replace(
         costs,
-        ttft_s=known.ttft_s,
-        tpot_s=known.tpot_s,
+        ttft_s=latencies.ttft_s,
+        tpot_s=latencies.tpot_s,
         request_latency_s=latency,
         parts={name: seconds * ratio for name, seconds in costs.parts.items()},
         output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / ratio,
-        wave_s=costs.wave_s * known.ttft_s / costs.ttft_s,
-        prompt_s=costs.prompt_s * known.ttft_s / costs.ttft_s,
+        wave_s=costs.wave_s * latencies.ttft_s / costs.ttft_s,
+        prompt_s=costs.prompt_s * latencies.ttft_s / costs.ttft_s,
     )
 
 
-def _with_intervals(estimate: InferenceEstimate, row: int, known: Known) -> InferenceEstimate:
+def _with_intervals(estimate: InferenceEstimate, row: int, latencies: RowLatencies) -> InferenceEstimate:
     """A prediction's doubt; what was measured needs no interval."""
-    if row in known.measured or estimate.output_tokens_per_second_per_gpu is None:
+    if row in latencies.measured or estimate.output_tokens_per_second_per_gpu is None:
         return replace(estimate, intervals=None)
-    ttft, tpot = ((float(low[row]), float(high[row])) for low, high in (known.intervals["ttft_s"], known.intervals["tpot_s"]))
-    rate, center = estimate.output_tokens_per_second_per_gpu, float(known.tpot_s[row])
+    ttft, tpot = (
+        (float(low[row]), float(high[row])) for low, high in (latencies.intervals["ttft_s"], latencies.intervals["tpot_s"])
+    )
+    rate, center = estimate.output_tokens_per_second_per_gpu, float(latencies.tpot_s[row])
     between = (rate * center / tpot[1], rate * center / tpot[0]) if center > 0.0 else (rate, rate)
     return replace(
         estimate,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast
 
-from fastapi import APIRouter, Query, Response, status
+from fastapi import APIRouter, Depends, Query, status
 
 from hp_tool import catalog
 from hp_tool.domain.hardware import GpuSpec, NodeType
@@ -71,8 +71,17 @@ class NewRegistration:
 
 
 NewBody = Annotated[NewRegistration, json_body(NewRegistration)]
-Shared = Annotated[bool, Query(description="Everybody's, not one's own (administrators)")]
-Owner = Annotated[str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")]
+
+
+async def _owner(
+    principal: PrincipalDep,
+    shared: Annotated[bool, Query(description="Everybody's, not one's own (administrators)")] = False,
+    owner: Annotated[str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")] = None,
+) -> str | None:
+    return None if shared else owner or principal.owner
+
+
+OwnerDep = Annotated[str | None, Depends(_owner)]
 
 
 @router.get("/models")
@@ -130,19 +139,15 @@ def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> 
 
 
 @router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_model(name: str, store: StoreDep, principal: PrincipalDep, shared: Shared = False, owner: Owner = None) -> Response:
+def remove_model(name: str, store: StoreDep, owner: OwnerDep) -> None:
     """Forget a registered model; the catalogue's stay."""
-    store.remove_registration(kind="model", name=name, owner=None if shared else owner or principal.owner)
-    return Response(status_code=status.HTTP_204_NO_CONTENT)
+    store.remove_registration(kind="model", name=name, owner=owner)
 
 
 @router.delete("/clusters/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_cluster(
-    name: str, store: StoreDep, principal: PrincipalDep, shared: Shared = False, owner: Owner = None
-) -> Response:
+def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
     """Forget a registered cluster; the catalogue's stay."""
-    store.remove_registration(kind="cluster", name=name, owner=None if shared else owner or principal.owner)
-    return Response(status_code=status.HTTP_204_NO_CONTENT)
+    store.remove_registration(kind="cluster", name=name, owner=owner)
 
 
 def _registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None) -> RegistrationView:

@@ -1,4 +1,4 @@
-"""What may be asked of a search after it was submitted; the API and the pages' buttons go through here."""
+"""Actions on a search that was submitted, for the API and the buttons of the pages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from hp_tool.queries import ranges
 
 
 class Action(StrEnum):
-    """The last word of a search's POST routes."""
+    """Actions, each the last word of a POST route."""
 
     CANCEL = "cancel"
     PAUSE = "pause"
     RESUME = "resume"
     CLONE = "clone"
 
-    @property
-    def meaning(self) -> str:
-        """What it does, for the API's description."""
-        return _MEANING[self]
 
-
-_MEANING = {
+MEANING = {
     Action.CANCEL: "A waiting or failed search ends at once, a running one or one with open runs as soon as a worker sees it.",
     Action.PAUSE: "Nobody works on it until it is resumed; what was measured stays.",
     Action.RESUME: "Queue a paused or failed search again; its finished runs are not repeated.",
@@ -36,10 +31,10 @@ _MEANING = {
 def change_budget(
     store: Store, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
 ) -> SearchRecord:
-    """The search with another budget; what is None stays.
+    """The search with another budget; what is None stays as it is.
 
     Raises:
-        InputError: a number that no search may have, or none at all.
+        InputError: a number out of range, or nothing to change.
         NotFoundError: no such search.
         ConflictError: it has ended.
     """
@@ -51,7 +46,7 @@ def change_budget(
 
 
 def apply_action(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
-    """The search after the action; for a clone the new one, or with a key that was given before the one that it made.
+    """The search after the action. A clone is the new search, or the one made earlier with the same key.
 
     Raises:
         NotFoundError: no such search.
@@ -66,6 +61,6 @@ def apply_action(store: Store, *, search_id: str, action: Action, idempotency_ke
             return store.resume_search(search_id=search_id)
         case Action.CLONE:
             query = store.get_search(search_id=search_id).query
-            # The key is this clone's: with it, neither a search that was submitted nor another's clone is meant.
+            # The digest keeps the key apart from those of submissions and of other searches' clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
             return store.create_search(query=query, idempotency_key=key)

@@ -25,7 +25,7 @@ from service.api.bodies import json_body
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.queries import QueryBody
-from service.api.search_actions import Action, apply_action
+from service.api.search_actions import MEANING, Action, apply_action
 from service.api.search_results import search_answer, trials_of
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, WebhookView
 from service.keys import Keyring
@@ -222,7 +222,7 @@ def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchS
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=Action.CLONE.meaning,
+    description=MEANING[Action.CLONE],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
@@ -243,7 +243,7 @@ for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they 
         _route(_action),
         methods=["POST"],
         name=str(_action),
-        description=_action.meaning,
+        description=MEANING[_action],
         responses=openapi.conflict("The search's state does not allow it"),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,6 +86,47 @@ def test_the_cost_models_own_times_give_its_constants_back():
     assert found.nvlink.bandwidth_fraction < stock.nvlink.bandwidth_fraction  # without a ramp, the mean over sizes
     assert found.memory_fraction == stock.memory_fraction  # nothing of it was timed
     assert found.fitted_on == "made"
+
+
+def test_every_operation_counts_what_it_computes_moves_and_sends():
+    """On a machine that runs exactly as stated, every fit finds its constants and leaves next to no error."""
+    machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=32))
+    times = [_stated(each, machine=machine) for each in plan_operations(machine, precisions=("bf16", "fp16"))]
+    found = fit_machine(times, cluster=machine, start=gpu_efficiency("h100-sxm-80gb"), fitted_on="made")
+    assert max(error for _, error in found.errors.values()) < 0.01, found.errors
+    assert found.gpu.matmul["fp16"] == found.gpu.matmul["bf16"]
+    attention = found.gpu.attention
+    assert found.gpu.matmul["bf16"].peak_fraction == pytest.approx(0.6, rel=0.01)  # no planned shape is bound by memory
+    assert (attention.peak_fraction, attention.bandwidth_fraction) == pytest.approx((0.6, 0.7), rel=1e-3)
+    assert attention.overhead_s == pytest.approx(5e-6, rel=0.01)
+    assert (found.gpu.memory_fraction, found.gpu.kernel_overhead_s) == pytest.approx((0.7, 3e-6), rel=1e-3)
+    for link in (found.gpu.nvlink, found.gpu.all_to_all, found.network):
+        assert link.bandwidth_fraction == pytest.approx(0.8, rel=1e-3)
+        assert link.latency_s + 3 * link.latency_per_peer_s == pytest.approx(10e-6 + 3 * 2e-6, rel=0.01)
+
+
+def _stated(operation: Operation, *, machine) -> OperationTimes:
+    """0.6 of the peak, 0.7 of the memory's bandwidth and 0.8 of the links'. A kernel takes what the median rank takes, a
+    collective what the slowest does."""
+    gpu, name, shape = machine.gpu, operation.name, operation.shape
+    element = {"bf16": 2, "fp16": 2, "fp32": 4}[operation.precision]
+    peak, memory = gpu.peak_flops_per_second[operation.precision] * 0.6, gpu.memory_bandwidth_bytes_per_second * 0.7
+    if name == "matmul":
+        m, n, k = shape
+        seconds = 5e-6 + max(2 * m * n * k / peak, element * (m * k + k * n + m * n) / memory)
+    elif name == "attention":  # causal: half of two matmuls of s x s x d; queries, keys, values and output
+        b, s, heads, kv_heads, d = shape
+        seconds = 5e-6 + 0.5 * 2 * 2 * b * heads * s * s * d / peak + element * b * s * d * (2 * heads + 2 * kv_heads) / memory
+    elif operation.group_size == 1:
+        tensors, kernels = {"add": (3, 1), "activation": (2 + 3, 2), "norm": (2 + 3, 2), "loss": (2 + 2, 2)}[name]
+        seconds = kernels * 3e-6 + tensors * element * math.prod(shape) / memory
+    else:
+        n, rounds = operation.group_size, 2 if name == "all_reduce" else 1
+        away = machine.inter_node_bandwidth_bytes_per_second
+        bandwidth = 0.8 * (away if operation.stride > 1 else gpu.nvlink_bandwidth_bytes_per_second)
+        seconds = 10e-6 + (n - 1) * 2e-6 + rounds * shape[0] * (n - 1) / n / bandwidth
+    slower = (0.8, 0.9, 1.0) if operation.group_size > 1 else (0.8, 1.0, 2.0)
+    return OperationTimes(operation=operation, seconds_per_rank=tuple(seconds * factor for factor in slower))
 
 
 def _undisturbed(profile):

@@ -334,7 +334,7 @@ def test_what_nobody_tells_is_told_to_the_operator(
     with caplog.at_level(logging.WARNING):
         undelivered.run()  # returns, for it says so once
     (record,) = caplog.records
-    assert "1 ends of searches" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
+    assert "1 webhooks are overdue" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
     ready = http.get("/readyz")
     check = next(check for check in ready.json()["checks"] if check["name"] == "webhooks")
     assert (ready.status_code, check["status"]) == (200, "warning")

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from hp_tool.domain.measurement import MeasurementStatus, Runner
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord, Page
 from hp_tool.errors import HpToolError
-from hp_tool.learning.residuals import Lesson
+from hp_tool.learning.residuals import Residual
 from hp_tool.search.serving import software
 from service.dashboard import formats
 from service.dashboard.calibration.contexts import (
@@ -56,7 +56,7 @@ def calibrations_page(
     )
 
 
-def series_page(records: Sequence[CalibrationRecord], *, lessons: Sequence[Lesson]) -> SeriesPage:
+def series_page(records: Sequence[CalibrationRecord], *, lessons: Sequence[Residual]) -> SeriesPage:
     """One series; `records` are its versions, newest first, `lessons` hold the newest against its runs."""
     newest = records[0]
     rows = tuple(_lesson_row(lesson) for lesson in lessons)
@@ -149,7 +149,7 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
     return found
 
 
-def _lesson_row(lesson: Lesson) -> LessonRow:
+def _lesson_row(lesson: Residual) -> LessonRow:
     record = lesson.record
     arithmetic, details = words(record.parallel)
     return LessonRow(

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.errors import InputError, NotFoundError
-from hp_tool.learning.residuals import lessons
+from hp_tool.learning.residuals import residual_report
 from service.api.calibrations import learn
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.dashboard.calibration.building import STATUSES, calibrations_page, measurements_page, series_page
@@ -41,7 +41,7 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
     records = [record for record in page.items if record.model_family == model_family]
     if not records:
         raise NotFoundError(f"nothing was learnt about {framework!r} on {cluster_key!r}", field="cluster_key")
-    return series_page(records, lessons=lessons(store=store, record=records[0]))
+    return series_page(records, lessons=residual_report(store=store, record=records[0]))
 
 
 def status_filter(status: Annotated[str, Query(description="How it ended; empty for any")] = "") -> MeasurementStatus | None:

@@ -103,13 +103,13 @@ def add_cluster(fields: Form, store: StoreDep, principal: PrincipalDep) -> Respo
 
 @router.post("/models/{name}/remove", include_in_schema=False)
 def remove_model(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_model(name, store, principal)
+    api.remove_model(name, store, principal.owner)
     return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
 
 
 @router.post("/clusters/{name}/remove", include_in_schema=False)
 def remove_cluster(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_cluster(name, store, principal)
+    api.remove_cluster(name, store, principal.owner)
     return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
 
 
