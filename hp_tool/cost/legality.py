@@ -248,7 +248,7 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
     """Whether the schedule's own rule is broken, see RULES; 1F1B's and interleaving's are kept elsewhere."""
     schedule = c.pipeline_schedule
-    if not anywhere(schedule):
+    if not c.names_schedules:
         return False
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     uneven = num_layers % (p * v) != 0

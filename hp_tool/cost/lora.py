@@ -15,9 +15,8 @@ from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.moe import routed_tokens
-from hp_tool.cost.network import tensor_ring
+from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -165,13 +164,12 @@ def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Sha
     """
     workload = case.workload
     assert workload.lora is not None
-    group = tensor_ring(case=case, candidates=candidates)
     away = s.tokens * s.e * (s.t - 1.0) / s.t
     forward: Floats = 0.0
     backward: Floats = 0.0
     for matrix in rank_matrices(case.model, candidates, moe=moe):
         for one in adapters(matrix, workload.lora) if not matrix.routed else ():
-            inner = group.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
-            outer = group.seconds(away * one.rows) if matrix.division == "row" else 0.0
+            inner = s.tensor.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
+            outer = s.tensor.seconds(away * one.rows) if matrix.division == "row" else 0.0
             forward, backward = forward + inner + outer, backward + inner + outer * s.sharded
     return forward, backward

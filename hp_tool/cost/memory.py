@@ -14,7 +14,7 @@ from hp_tool.cost.model_states import StageStates, StateCosts
 from hp_tool.cost.optimizer import offload_activations
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
-from hp_tool.cost.schedules.bubble import chunks_in_flight, splits_backward, waiting_in_flight
+from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.zero import PREFETCHED_LAYERS
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -82,10 +82,11 @@ def memory(
         if place >= len(pipeline.ends):
             between = pipeline.between(candidates)
             fuller, on_host = between & fuller, where(between, on_host, 0.0)
-        parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
-        layer_activations = where(fuller, each[place].layer_activations, layer_activations)
-        rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
         host = maximum(host, on_host)
+        if anywhere(fuller):
+            parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
+            layer_activations = where(fuller, each[place].layer_activations, layer_activations)
+            rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
     overhead = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * allocated
     return Memory(
         parts=parts | {"overhead": overhead},
@@ -117,7 +118,7 @@ def stage_memory(
     chunk = chunk_activations(candidates=c, layer=layer, layers=stage.chunk_layers)
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
-    if anywhere(splits_backward(c)):
+    if c.names_schedules:
         # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hp_tool.cost.arrays import where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import mlp_matrices, shapes
+from hp_tool.cost.parameters import mlp_matrices, shapes
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 

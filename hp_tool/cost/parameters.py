@@ -1,21 +1,201 @@
-"""Parameter counts: of a whole model, and of one pipeline stage's slice."""
+"""The weight matrices of one layer on one rank: the one table that parameters, FLOPs, matmul time, LoRA, Muon and serving
+read.
+
+Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs), row-parallel ones by columns
+(inputs), replicated ones are whole on every rank. Letters: docs/cost-model.md.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
-from hp_tool.cost.arrays import Floats, Ints
-from hp_tool.cost.matrices import (
-    attention_matrices,
-    entries,
-    expert_matrices,
-    kv_heads,
-    mlp_matrices,
-    query_heads,
-    router_matrix,
-    shared_expert_matrices,
-)
-from hp_tool.domain.model import ModelSpec
+from hp_tool.cost.arrays import Floats, Ints, maximum
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.model import LayerKind, ModelSpec
+
+Division = Literal["column", "row", "replicated"]
+Shape = tuple[Floats, Floats]
+"""(outputs n, inputs k) of y = W x on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """W of y = W x on one rank; sizes have shape (n,), or are numbers of one candidate alone."""
+
+    module: str
+    """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 of dense MLPs, routed and shared experts alike."""
+    outputs: tuple[Floats, ...]
+    """Rows on this rank, by the parts that are fused: queries, keys, values; gate and up."""
+    inputs: Floats
+    """Columns on this rank."""
+    source: str
+    """The tensor it multiplies. Matrices of one source keep it for the backward pass together."""
+    division: Division
+    ranks: Ints = 1
+    """Ranks that a divided matrix is spread over."""
+    count: Floats = 1.0
+    """Matrices of this shape on the rank: local experts."""
+    routed: bool = False
+    """A routed expert's."""
+
+    @property
+    def rows(self) -> Floats:
+        """Outputs on this rank."""
+        return sum(self.outputs[1:], self.outputs[0])
+
+    @property
+    def shape(self) -> Shape:
+        """(outputs, inputs) on this rank."""
+        return self.rows, self.inputs
+
+    @property
+    def entries(self) -> Floats:
+        """Numbers in all `count` of them on this rank."""
+        return self.count * self.rows * self.inputs
+
+
+def layer_matrices(
+    model: ModelSpec, kind: LayerKind, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
+) -> list[Matrix]:
+    """All matrices of a layer of this kind, under tensor, expert and expert-tensor parallelism of these sizes."""
+    attention = attention_matrices(model, tensor=tensor)
+    if kind.mlp == "dense":
+        return [*attention, *mlp_matrices(model, tensor=tensor)]
+    routed = expert_matrices(model, expert=expert, expert_tensor=expert_tensor)
+    return [*attention, router_matrix(model), *routed, *shared_expert_matrices(model, tensor=tensor)]
+
+
+def rank_matrices(model: ModelSpec, candidates: Candidates, *, moe: bool) -> list[Matrix]:
+    """All matrices of a layer with or without experts, on one rank of each candidate."""
+    c = candidates
+    return layer_matrices(
+        model,
+        model.layer_kind(moe=moe),
+        tensor=c.tensor_parallel_size,
+        expert=c.expert_parallel_size,
+        expert_tensor=c.expert_tensor_parallel_size,
+    )
+
+
+def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
+    """Attention's projections, divided by heads. Latent attention's down-projections are replicated (arXiv 2405.04434,
+    section 2.1).
+    """
+    h, heads = float(model.hidden_size), query_heads(model, tensor)
+    output = Matrix(
+        module="linear_proj", outputs=(h,), inputs=heads * model.v_head_size, source="core", division="row", ranks=tensor
+    )
+    if model.kv_lora_rank is None:
+        key = model.head_size * kv_heads(model, tensor)
+        fused = (heads * model.head_size, key, key)
+        return [_column("linear_qkv", fused, h, source="attention_input", ranks=tensor), output]
+    rank, rope = float(model.kv_lora_rank), float(model.qk_rope_head_dim or 0)
+    queries = (heads * model.qk_head_size,)
+    if model.q_lora_rank is None:
+        to_queries = [_column("linear_q_proj", queries, h, source="attention_input", ranks=tensor)]
+    else:
+        latent = float(model.q_lora_rank)
+        to_queries = [
+            _replicated("linear_q_down_proj", latent, h, source="attention_input"),
+            _column("linear_q_up_proj", queries, latent, source="q_latent", ranks=tensor),
+        ]
+    keys_values = (heads * (model.qk_nope_size + model.v_head_size),)
+    return [
+        *to_queries,
+        _replicated("linear_kv_down_proj", rank + rope, h, source="attention_input"),
+        _column("linear_kv_up_proj", keys_values, rank, source="kv_latent", ranks=tensor),
+        output,
+    ]
+
+
+def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
+    """A dense MLP: two matrices, three where it is gated."""
+    return _mlp(model, float(model.ffn_size), tensor)
+
+
+def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
+    """The shared experts of one layer, which divide like a dense MLP; none where there are none."""
+    return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
+
+
+def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
+    """The routed experts of one layer: num_experts / expert of them on a rank."""
+    local = float(model.num_experts or 0) / expert
+    return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
+
+
+def router_matrix(model: ModelSpec) -> Matrix:
+    """The router, one output for each expert."""
+    return _replicated("router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input")
+
+
+def entries(matrices: Iterable[Matrix]) -> Floats:
+    """Numbers in these matrices on one rank: their parameters without biases."""
+    return sum((matrix.entries for matrix in matrices), 0.0)
+
+
+def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
+    """(outputs, inputs) of each on one rank."""
+    return [matrix.shape for matrix in matrices]
+
+
+def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
+    """Shapes with the matrices of one source fused into one, as inference engines run them."""
+    fused: dict[str, Shape] = {}
+    for matrix in matrices:
+        rows, inputs = fused.get(matrix.source, (0.0, matrix.inputs))
+        fused[matrix.source] = (rows + matrix.rows, inputs)
+    return list(fused.values())
+
+
+def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
+    """Query heads on one rank."""
+    return model.num_attention_heads / tensor
+
+
+def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
+    """Key/value heads on one rank: with fewer heads than ranks each rank keeps one whole (Megatron Core). Latent attention
+    expands its latent to one key and value for each query head.
+    """
+    return query_heads(model, tensor) if model.attention == "latent" else maximum(model.kv_heads / tensor, 1.0)
+
+
+def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
+    """Numbers that a KV cache holds for one token and layer on one rank: keys and values of the local heads, or the latent
+    with its rotary key, which every rank keeps whole.
+    """
+    if model.kv_lora_rank is not None:
+        return float(model.kv_lora_rank + (model.qk_rope_head_dim or 0)) + 0.0 * tensor
+    return 2.0 * model.head_size * kv_heads(model, tensor)
+
+
+def _mlp(model: ModelSpec, width: float, ranks: Ints, *, count: Floats = 1.0, routed: bool = False) -> list[Matrix]:
+    h, local = float(model.hidden_size), width / ranks
+    read, activation = ("routed_input", "routed_activation") if routed else ("mlp_input", "activation")
+    outputs = (local,) * model.mlp_inputs
+    return [
+        Matrix(
+            module="linear_fc1", outputs=outputs, inputs=h, source=read,
+            division="column", ranks=ranks, count=count, routed=routed,
+        ),
+        Matrix(
+            module="linear_fc2", outputs=(h,), inputs=local, source=activation,
+            division="row", ranks=ranks, count=count, routed=routed,
+        ),
+    ]  # fmt: skip
+
+
+def _column(module: str, outputs: tuple[Floats, ...], inputs: Floats, *, source: str, ranks: Ints) -> Matrix:
+    return Matrix(module=module, outputs=outputs, inputs=inputs, source=source, division="column", ranks=ranks)
+
+
+def _replicated(module: str, outputs: float, inputs: float, *, source: str) -> Matrix:
+    return Matrix(module=module, outputs=(outputs,), inputs=inputs, source=source, division="replicated")
+
+
+# Parameters: of layers and ends on one rank, and of whole models.
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
@@ -109,17 +289,12 @@ def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_paral
         rows += model.position_tables * ((model.max_position_embeddings or sequence_length) + model.position_embedding_offset)
     sides = 2.0 if model.architecture == "encoder_decoder" else 1.0
     whole = rows * model.hidden_size + (sides * norm_weights(model) if model.embedding_norm else 0.0)
-    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size) + whole
+    return model.vocab_size * model.hidden_size / tensor_parallel_size + whole
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """The output layer's matrix on one rank: V h / t, whether tied (then it is the embedding's copy) or not."""
-    return model.vocab_size * model.hidden_size / np.asarray(tensor_parallel_size)
-
-
-def cross_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Cross attention of one decoder layer on one rank: the same matrices and norm as self-attention's."""
-    return attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
+    return model.vocab_size * model.hidden_size / tensor_parallel_size
 
 
 def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
@@ -139,13 +314,13 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> F
         if model.positions == "relative":
             tables = model.total_layers if model.relative_attention_every_layer else 2
             whole += tables * model.relative_attention_num_buckets * model.num_attention_heads
-        cross = model.decoder_layers * cross_parameters(model, tensor_parallel_size=tensor_parallel_size)
+        cross = model.decoder_layers * attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
         return cross + final_norm_weights(model) + whole + _output_bias(model, tensor_parallel_size)
     return whole + _output_bias(model, tensor_parallel_size)
 
 
 def _output_bias(model: ModelSpec, t: Ints) -> Floats:
-    return model.vocab_size / np.asarray(t) if model.has_output_bias else 0.0
+    return model.vocab_size / t if model.has_output_bias else 0.0
 
 
 def head_matrices(model: ModelSpec) -> float:

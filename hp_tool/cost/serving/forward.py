@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.matrices import (
+from hp_tool.cost.network import send_seconds
+from hp_tool.cost.parameters import (
     attention_matrices,
     entries,
     expert_matrices,
@@ -15,7 +16,6 @@ from hp_tool.cost.matrices import (
     shapes_by_source,
     shared_expert_matrices,
 )
-from hp_tool.cost.network import send_seconds
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import (

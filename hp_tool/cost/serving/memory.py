@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray, result
-from hp_tool.cost.matrices import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
+from hp_tool.cost.parameters import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import expert_weights
 

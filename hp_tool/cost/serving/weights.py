@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hp_tool.cost.arrays import Floats, Ints
-from hp_tool.cost.matrices import query_heads
+from hp_tool.cost.parameters import query_heads
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
