@@ -67,7 +67,7 @@ def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: U
     """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
 
     `query`: one, its mapping, or a file; `keys` are laid over it. One that does not fit is an answer with
-    `estimate.feasible` False, its reasons, and what mends it. Raises HpToolError for what cannot be answered.
+    `estimate.feasible` False, its reasons, and its fixes (`mends`). Raises HpToolError for what cannot be answered.
     """
     from hp_tool.answers import estimate_answer
 
@@ -98,28 +98,20 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     `query`: a mapping or a file of what docs/sizing.md lists; `keys` are laid over it, as in
     `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024, days=30.0)`. Raises HpToolError.
     """
-    from hp_tool import documents
     from hp_tool.budgets import parse_sizing, size_answer
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.queries import schema
 
-    data = schema.parse_mapping(documents.read_text(query)) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))
+    data = _read(query)
     paths = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
     parsed = parse_sizing(schema.lay(data, {paths.get(key, key): value for key, value in keys.items()}))
-    return size_answer(with_own_files(parsed))
+    return size_answer(schema.with_own_files(parsed))
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
     """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
-    from hp_tool import documents
     from hp_tool.queries import schema
 
-    if isinstance(query, Path):
-        data = schema.parse_mapping(documents.read_text(query))
-    elif query is None or isinstance(query, Mapping):
-        data = copy.deepcopy(dict(query or {}))
-    else:
-        data = schema.query_mapping(query)
+    data = _read(query) if query is None or isinstance(query, Mapping | Path) else schema.query_mapping(query)
     for key, value in keys.items():
         if isinstance(value, Mapping) and key != "model":
             schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
@@ -127,3 +119,10 @@ def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys:
             schema.lay(data, {SHORT_KEYS.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
     return schema.parse_own_query(data)
+
+
+def _read(query: Mapping[str, Any] | Path | None) -> dict[str, Any]:
+    """A query's mapping to lay keys over: a copy of one that is given."""
+    from hp_tool import documents
+
+    return documents.read(query) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))

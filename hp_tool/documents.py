@@ -43,6 +43,11 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The mapping a YAML or JSON file holds. Raises InputError."""
+    return parse(read_text(path), origin=path)
+
+
 def parse(text: str, *, origin: Path) -> dict[str, Any]:
     """The mapping a YAML or JSON document holds; `origin` decides by its suffix and stands in the error."""
     try:

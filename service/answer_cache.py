@@ -1,9 +1,9 @@
-"""Answers to analytical queries that were asked before, byte for byte.
+"""Cached answers to analytical queries, byte for byte.
 
-A query's bytes, its route and its parameters are the key; the answer follows from them, the catalogue's files and the stored
-calibrations alone. So an entry is dropped when a file of the catalogue changed, or when a calibration it rests on has a
-successor; both are looked at once a second at most, and when this process made a calibration itself. What names
-registrations, which differ by owner, is never kept.
+The key is a query's bytes, its route and its parameters; the answer depends only on them, the catalogue's files and the stored
+calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it used has a successor;
+both are checked at most once a second, and after this process made a calibration itself. Queries that name registrations are
+never cached, for those differ by owner.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", 
 
 Key = tuple[str, bytes, bytes]
 Learnt = list[tuple[TrainingProblem, CalibratedPredictor | None]]
-"""What an answer took from the calibrations."""
+"""The calibrations that an answer used, by problem."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """An answer, and what it rests on."""
+    """An answer, and what it depends on."""
 
     body: bytes
     learnt: Learnt
@@ -46,7 +46,7 @@ class Entry:
 
 
 class AnswerCache:
-    """The least recently asked go first. Used on one event loop only, so nothing is locked."""
+    """A least-recently-used cache. Used on one event loop only, so nothing is locked."""
 
     def __init__(
         self, *, calibrations: Calibrations, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class AnswerCache:
         self._doubted_at = -math.inf
 
     async def get(self, key: Key) -> bytes | None:
-        """The answer, if it still holds."""
+        """The answer; None where there is none or it is out of date."""
         now = self._clock()
         if now - self._catalogue_checked_at > CHECK_EVERY_S:
             self._catalogue_checked_at = now
@@ -79,7 +79,7 @@ class AnswerCache:
         return entry.body
 
     def put(self, key: Key, body: bytes, *, learnt: Learnt) -> None:
-        """Keep an answer, unless it is too large to be worth the place of others."""
+        """Keep an answer, unless it is so large that it would displace many others."""
         if len(body) > MAX_ANSWER_BYTES:
             return
         self._drop(key)
@@ -89,7 +89,7 @@ class AnswerCache:
             self._drop(next(iter(self._entries)))
 
     def doubt(self) -> None:
-        """Look at every answer again before it is given: a calibration was made. From any thread."""
+        """Check every answer again before its next use, because a calibration was made. From any thread."""
         self._doubted_at = self._clock()
 
     def clear(self) -> None:
@@ -106,7 +106,7 @@ class AnswerCache:
 
 
 class CachedAnswers:
-    """The innermost layer: answers what was asked before, and keeps what the routes below answer."""
+    """The layer that answers cached queries, and keeps the answers of the routes below."""
 
     def __init__(self, app: ASGIApp, cache: AnswerCache, metrics: Metrics) -> None:
         self.app = app

@@ -10,7 +10,7 @@ from hp_tool.errors import HpToolError
 
 
 def too_large(limit: int) -> HpToolError:
-    """What a body above the limit is refused with."""
+    """The error for a body above the limit."""
     return HpToolError(f"the body is larger than {limit} bytes", code="payload_too_large")
 
 
@@ -30,7 +30,7 @@ def counted(receive: Receive, limit: int) -> Receive:
 
 
 async def whole(receive: Receive) -> bytes | None:
-    """The body; None where its sender hung up."""
+    """The body; None where the client hung up."""
     pieces = []
     while True:
         message = await receive()
@@ -42,7 +42,7 @@ async def whole(receive: Receive) -> bytes | None:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body was read already."""
+    """A `receive` that delivers a body which was read already."""
     messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def received() -> Message:

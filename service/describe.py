@@ -16,7 +16,9 @@ def description() -> str:
     with tempfile.TemporaryDirectory() as folder:
         from hp_tool.store import open_store
 
-        store = open_store(f"sqlite:///{folder}/empty.sqlite3")  # the application wants one; describing it asks nothing
+        store = open_store(
+            f"sqlite:///{folder}/empty.sqlite3"
+        )  # the application needs one, though its description reads nothing
         try:
             return json.dumps(create_app(Settings(), store=store).openapi(), indent=1, sort_keys=True) + "\n"
         finally:

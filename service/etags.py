@@ -1,4 +1,4 @@
-"""ETags: who brings the tag of what they have is told 304 while it still is what they would get."""
+"""ETags: a client that sends the tag of its copy is answered 304 while the copy is current."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PREFIX = "/v1/"
 UNTAGGED = ("/v1/keys", "/v1/audit")
-"""Not to be kept by anyone."""
+"""Answers that no client may keep."""
 
 
 class ETags:

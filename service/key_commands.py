@@ -1,4 +1,4 @@
-"""`hp-tool keys`: who may ask the service for what. Works on the database itself, so the first key needs no key."""
+"""`hp-tool keys`: the service's API keys. Works on the database itself, so the first key needs no key."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Under the name this host knows the caller by: the command line asks for no key."""
+    """Record the action under the caller's user name on this host: the command line needs no key."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -1,7 +1,7 @@
-"""API keys: made, recognised, and who stands behind a request.
+"""API keys: issuing them, recognising them, and the principal of a request.
 
-A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 256-bit secret. A slow hash protects what people
-can remember; a random secret of this size cannot be guessed from its digest, and every request pays for the hash.
+A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 256-bit secret. A slow hash is for
+passwords that people can remember; a random secret of this size cannot be guessed from its digest, and each request hashes it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 REMEMBERED_S = 5.0
-"""How long a key is trusted without asking the database: so long a revoked one may live on in other processes."""
+"""How long a key is trusted without asking the database, and so how long a revoked one may still work in other processes."""
 MOST_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who asks."""
+    """Whose request it is."""
 
     owner: str | None
     """None: the operator."""
@@ -47,7 +47,7 @@ class Principal:
 
 
 OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
-"""Whoever started the service: knows HP_API_KEY, or sits at the machine where no key is asked for."""
+"""Whoever runs the service: knows HP_API_KEY, or works on its machine where no key is needed."""
 
 
 def issue(
@@ -59,7 +59,7 @@ def issue(
     requests_per_second: float | None = None,
     gpu_seconds_per_day: float | None = None,
 ) -> tuple[KeyRecord, str]:
-    """Make a key. The second value is what its owner sends; it can never be shown again."""
+    """A new key, and the token that its owner sends; the token cannot be shown again."""
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     record = store.add_key(
         key_id=key_id,
@@ -74,31 +74,28 @@ def issue(
 
 
 class Keyring:
-    """Recognises keys. One per process; used on its event loop only."""
+    """Recognises keys. One per process, used only on its event loop."""
 
     def __init__(self, *, find: Callable[[str], KeyRecord], api_key: str | None) -> None:
-        """`find`: a stored key by its id, or NotFoundError.
-
-        `api_key`: the operator's; None: who brings no key is the operator.
-        """
+        """`find`: a stored key by its id, or NotFoundError. `api_key`: the operator's; None: no key means the operator."""
         self._find = find
         self._api_key = api_key
         self._remembered: dict[str, tuple[KeyRecord, float]] = {}
 
     async def principal(self, headers: Headers) -> Principal:
-        """Who sent these headers.
+        """The principal whose key stands in these headers.
 
         Raises:
             HpToolError: `unauthorized` (no such key), `key_expired`, `key_revoked`.
         """
-        given = _given(headers)
-        if given is None and self._api_key is None:
+        token = _token(headers)
+        if token is None and self._api_key is None:
             return OPERATOR
-        given = given or ""
-        # Constant time: how long the comparison takes tells nothing about how much of the key was right.
-        if self._api_key is not None and hmac.compare_digest(given.encode(), self._api_key.encode()):
+        token = token or ""
+        # In constant time, so that the duration does not reveal how much of the key was right.
+        if self._api_key is not None and hmac.compare_digest(token.encode(), self._api_key.encode()):
             return OPERATOR
-        key = await self._stored(given)
+        key = await self._stored(token)
         if key.revoked_at is not None:
             raise HpToolError(f"key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC", code="key_revoked")
         if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
@@ -129,7 +126,7 @@ class Keyring:
         return key
 
 
-def _given(headers: Headers) -> str | None:
+def _token(headers: Headers) -> str | None:
     """The key in the Authorization header: `Bearer KEY`, or Basic with the key as password. None: there is no such header."""
     authorization = headers.get("authorization")
     if authorization is None:

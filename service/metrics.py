@@ -39,7 +39,7 @@ class Metrics:
         )
         self._cached = Counter(
             "hp_answers",
-            "Analytical queries by whether they had been asked before",
+            "Analytical queries by whether the cache had their answer",
             ["route", "cache"],
             registry=self._registry,
         )
@@ -87,7 +87,7 @@ class StoreCollector(Collector):
         abandoned = "Running searches whose worker's lease ran out"
         yield GaugeMetricFamily("hp_searches_without_worker", abandoned, value=usage.expired_leases)
         yield CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs", value=usage.gpu_seconds)
-        yield _by_label("hp_webhooks", "Ends of searches by whether their webhook was told", "state", usage.webhooks)
+        yield _by_label("hp_webhooks", "Webhooks of ended searches by state", "state", usage.webhooks)
         yield from self._prediction_error()
 
     def _prediction_error(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
-"""The store as one caller may use it. Routes are given nothing else, so none of them can forget to ask whose a search is.
+"""The store as one caller may use it. Routes get no other store, so none of them can forget to check whose a search is.
 
-What someone submitted, ran or reported is theirs and the administrators'; what was learnt from it, the calibrations, is
-everybody's. Another's search is answered as if it did not exist: whether it does is not the caller's to know.
+A search, run or measurement is visible to its owner and to administrators; calibrations, which are learnt from all of them, to
+everybody. Another owner's search is answered as if it did not exist, so that nobody can probe for it.
 """
 
 from __future__ import annotations
@@ -28,34 +28,32 @@ from service.keys import Principal
 from service.settings import Settings
 
 SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters"})
-"""Methods that tell nothing of anyone in particular."""
+"""Methods whose answers show nobody's data."""
 
 
 class PrincipalStore:
-    """A `Store` that sees what its principal may see, signs what it writes, and spends no more than it may."""
+    """A `Store` that shows what its principal may see, marks what it writes as theirs, and keeps to their limits."""
 
     def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
         self._store = store
         self._principal = principal
         self._settings = settings
 
-    def create_search(self, *, query: JsonObject, **given: Any) -> SearchRecord:
-        """Queue it as the principal's. A budget of GPU-seconds is filled in where a ceiling asks for one.
+    def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
+        """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is filled in.
 
-        Raises InputError `gpu_seconds_ceiling` for a budget above it, LimitError where today's quota is used up, HpToolError
-        `forbidden` for a place before everybody else's.
+        Raises InputError `gpu_seconds_ceiling` for a budget above the ceiling, LimitError where today's quota is used up, and
+        HpToolError `forbidden` for a priority that is reserved for administrators.
         """
         principal = self._principal
-        if given.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
-            raise HpToolError("a priority above 0 goes before everybody's and needs an administrator", code="forbidden")
+        if options.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
+            raise HpToolError("only administrators may give a priority above 0", code="forbidden")
         return self._store.create_search(
             query=within_limits(query, ceiling=self._ceiling()),
-            **given
-            | {
-                "owner": principal.owner,
-                "api_key_id": principal.key_id,
-                "limits": (*self._limits(), *daily_limits(query)),
-            },
+            owner=principal.owner,
+            api_key_id=principal.key_id,
+            limits=(*self._limits(), *daily_limits(query)),
+            **options,
         )
 
     def resume_search(self, *, search_id: str) -> SearchRecord:
@@ -65,7 +63,7 @@ class PrincipalStore:
     def change_budget(
         self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
     ) -> SearchRecord:
-        """InputError `gpu_seconds_ceiling` above what a search may use here, LimitError where today's quota is used up."""
+        """Raises InputError `gpu_seconds_ceiling` above a search's ceiling, LimitError where today's quota is used up."""
         query = self.get_search(search_id=search_id).query
         if budget_gpu_seconds is not None:
             search = {**(query.get("search") or {}), "budget_gpu_seconds": budget_gpu_seconds}
@@ -83,8 +81,8 @@ class PrincipalStore:
             raise NotFoundError(f"no search {search_id!r}", field="search_id")
         return record
 
-    def add_measurement(self, *, measurement: NewMeasurement, **given: Any) -> MeasurementRecord:
-        return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **given)
+    def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
+        return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **options)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         record = self._store.get_measurement(measurement_id=measurement_id)
@@ -92,9 +90,9 @@ class PrincipalStore:
             raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
         return record
 
-    def put_registration(self, *, owner: str | None = None, **given: Any) -> RegistrationRecord:
-        """As `owner`'s; None is everybody's. Both but one's own are for administrators."""
-        return self._store.put_registration(owner=self._registrant(owner), **given)
+    def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
+        """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""
+        return self._store.put_registration(owner=self._registrant(owner), **registration)
 
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
         return self._store.get_registration(kind=kind, name=name, owner=self._principal.owner)
@@ -102,25 +100,25 @@ class PrincipalStore:
     def list_registrations(self, *, kind: RegistrationKind) -> list[RegistrationRecord]:
         return self._store.list_registrations(kind=kind, owner=self._principal.owner)
 
-    def remove_registration(self, *, owner: str | None = None, **given: Any) -> None:
-        self._store.remove_registration(owner=self._registrant(owner), **given)
+    def remove_registration(self, *, owner: str | None = None, **registration: Any) -> None:
+        self._store.remove_registration(owner=self._registrant(owner), **registration)
 
     def __getattr__(self, name: str) -> Any:
-        """Every other method by what it takes: of one search, of one owner, or shared; what is neither, administrators only."""
+        """Every other method, restricted by its parameters to one's own data or search; the rest is for administrators."""
         method = getattr(self._store, name)
         if self._principal.scope >= Scope.ADMIN or name in SHARED:
             return method
         takes = _parameters(getattr(type(self._store), name))
         if "owner" in takes:
-            return lambda **given: method(**given | {"owner": self._principal.owner})
+            return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
         if "search_id" in takes:
             return self._of_own_search(method)
         raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
 
     def _of_own_search(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*, search_id: str, **given: Any) -> Any:
+        def checked(*, search_id: str, **arguments: Any) -> Any:
             self.get_search(search_id=search_id)
-            return method(search_id=search_id, **given)
+            return method(search_id=search_id, **arguments)
 
         return checked
 

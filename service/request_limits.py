@@ -1,4 +1,4 @@
-"""Around the routes: what one request may cost, how many a key may have under way, and an end to work for who hung up."""
+"""Limits around the routes: the cost of one request, open requests per key, and an end to work when the client hangs up."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from service.api.problems import problem
 from service.settings import Settings
 
 WAITING = ("/events", "/result")
-"""Ends of the paths whose requests wait for a search and compute nothing."""
+"""Path endings of requests that only wait for a search."""
 RETRY_AFTER_S = 1.0
 LISTEN_AFTER_S = 0.05
-"""Most requests have been answered by then, and need nobody to listen."""
+"""Most requests are answered sooner, and then nobody needs to watch for a hang-up."""
 _SEEN_S: ContextVar[float] = ContextVar("seen_s")
-"""Processor time of this thread when it was last looked at. Every hop to a thread has a copy of the context, so its own."""
+"""Processor time of this thread at the last check. Each hop to a thread has its own copy of the context, and so of this."""
 
 
 class RequestLimits:
-    """The layer next to the routes. What the cache answers does not come here."""
+    """The layer next to the routes; cached answers do not reach it."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
@@ -87,7 +87,7 @@ class Meter:
 
     def __call__(self, bounds: Bounds) -> None:
         if self._stopped:
-            raise HpToolError("whoever asked has gone", code="client_gone")
+            raise HpToolError("the client hung up", code="client_gone")
         now_s = time.thread_time()
         bounds.spent_s += now_s - _SEEN_S.get(now_s)
         _SEEN_S.set(now_s)

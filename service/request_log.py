@@ -1,6 +1,4 @@
-"""Around every request: an id that comes back with the answer, a line in the log, a number for Prometheus, and for what
-changes something a row in the audit log.
-"""
+"""Every request's id, log line and metrics; changing requests also get a row in the audit log."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 UNMATCHED = "unmatched"
 SLOW_S = 1.0
-"""Quick successful reads are logged at level debug only: a service that is asked a thousand times a second drowns in them."""
+"""Successful reads faster than this are logged only at level debug: at a thousand a second they would flood the log."""
 
 
 class RequestLog:
-    """The outermost layer: it sees what the gate refuses, too."""
+    """The outermost layer, so it also sees what the gate refuses."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, store: AccessStore) -> None:
         self.app = app
@@ -43,8 +41,9 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        request_id = given if ACCEPTED_ID.fullmatch(given) else secrets.token_hex(8)
+        request_id = Headers(scope=scope).get(HEADER, "")
+        if not ACCEPTED_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = request_id
         status: int = HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -69,8 +68,8 @@ class RequestLog:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         route = route_of(scope)
         self.metrics.count(method=method, route=route, status=status, seconds=seconds)
-        quiet = scope["method"] in SAFE_METHODS and status < HTTPStatus.BAD_REQUEST and seconds < SLOW_S
-        quiet = quiet or (scope["path"] in COMPUTING and status < HTTPStatus.BAD_REQUEST and seconds < SLOW_S)
+        changes = method not in SAFE_METHODS and scope["path"] not in COMPUTING
+        quiet = not changes and status < HTTPStatus.BAD_REQUEST and seconds < SLOW_S
         level = logging.DEBUG if quiet else logging.INFO
         principal: Principal | None = scope["state"].get("principal")
         if log.isEnabledFor(level):
@@ -95,12 +94,15 @@ class RequestLog:
                 outcome=str(status),
                 request_id=scope["state"]["request_id"],
             )
-        except HpToolError as error:  # the answer is sent; what was done stands in the ordinary log
+        except HpToolError as error:  # the answer is sent; the ordinary log has the request
             log.error("not audited: %s", error.message)
 
 
 def audited(*, method: str, path: str, route: str, status: int) -> bool:
-    """What changed something or tried to, and what a key was not allowed. Not who asked too often: it could fill the table."""
+    """Whether a request belongs in the audit log: it changed something or tried to, or was forbidden.
+
+    Requests over the rate limit do not: they could fill the table.
+    """
     if status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED:
         return False
     return status == HTTPStatus.FORBIDDEN or (method not in SAFE_METHODS and path not in COMPUTING)
@@ -109,11 +111,11 @@ def audited(*, method: str, path: str, route: str, status: int) -> bool:
 def route_of(scope: Scope) -> str:
     """The pattern that the path matched, as `/v1/searches/{search_id}`.
 
-    The route knows its own part of the pattern; what stands before that, the prefix of its router, holds no parameters.
+    The route knows only its own part of the pattern; the prefix of its router comes before, without parameters.
     """
     pattern = getattr(scope.get("route"), "path_format", None)
     if not isinstance(pattern, str):
         return UNMATCHED
     own = pattern.format(**scope.get("path_params", {}))
-    prefix, found, _ = scope["path"].rpartition(own)
-    return prefix + pattern if found else pattern
+    prefix, separator, _ = scope["path"].rpartition(own)
+    return prefix + pattern if separator else pattern

@@ -86,7 +86,7 @@ class Gate:
         await self.app(scope, receive, send_with_headers)
 
     def check_rate(self, principal: Principal) -> None:
-        """A stored key asks no more often than it may; the operator as often as they like."""
+        """Raise LimitError where a stored key is over its rate limit; the operator has none."""
         if principal.key is not None:
             rate = principal.key.requests_per_second or self.settings.requests_per_second
             self.rates.take(principal.key.id, per_second=rate)
@@ -100,7 +100,7 @@ class RateLimits:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, key_id: str, *, per_second: float) -> None:
-        """Count one request. LimitError says when the next one may come.
+        """Count one request; raises LimitError, with the wait until the next one, where there are no tokens.
 
         tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x per_second)
         """
@@ -118,14 +118,14 @@ class RateLimits:
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:
-    """The Host header names this service. Stops DNS rebinding against a service on loopback."""
+    """Check that the Host header names this service, which stops DNS rebinding against one on loopback."""
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
     if "*" not in accepted and name not in accepted:
         raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
 
 
 def check_text(scope: AsgiScope) -> None:
-    """No NUL in path or parameters: SQLite would look for it, PostgreSQL has no place for it."""
+    """Check that path and parameters hold no NUL, which PostgreSQL cannot store."""
     if "\0" in scope["path"]:
         raise NotFoundError("nothing has a name with a NUL character")
     if b"%00" in scope["query_string"]:
@@ -133,7 +133,7 @@ def check_text(scope: AsgiScope) -> None:
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """A changing request comes from our own page or from no page at all (cross-site request forgery).
+    """Check that a changing request comes from our own page or from no page (cross-site request forgery).
 
     Browsers send Sec-Fetch-Site, and Origin where they are older; programs send neither.
     """
@@ -151,7 +151,7 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """The key allows what the request asks for."""
+    """Check that the key allows the request."""
     needed = needed_scope(method=method, path=path)
     if principal.scope < needed:
         raise HpToolError(
@@ -161,14 +161,14 @@ def check_scope(principal: Principal, *, method: str, path: str) -> None:
 
 
 def needed_scope(*, method: str, path: str) -> Scope:
-    """A route that nobody listed here and that changes something needs the right to submit."""
+    """The scope that a request needs; a changing route that is not listed needs the right to submit."""
     if path.startswith(ADMINISTRATION):
         return Scope.ADMIN
     return Scope.READ if method in SAFE_METHODS or path in COMPUTING else Scope.SUBMIT
 
 
 def check_announced_size(headers: Headers, limit: int) -> None:
-    """Content-Length stays within the limit, and is a number where given."""
+    """Check that Content-Length is a number within the limit, where it is present."""
     announced = headers.get("content-length", "0")
     if not announced.isdecimal():
         raise InputError("Content-Length is not a number", code="bad_request")

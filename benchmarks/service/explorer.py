@@ -9,18 +9,15 @@ import argparse
 import json
 import statistics
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 
-import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
 from hp_tool.store import open_store
 from service.app import create_app
 from service.settings import Settings
+from tests.service.processes import served
 
 CHROMIUM = "/usr/bin/chromium"
 SLIDERS = ("tp", "pp", "cp", "mbs", "recompute", "sequence_length")
@@ -83,19 +80,13 @@ def moves(page: Page, *, number: int) -> Iterator[float]:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    """A service over an empty store, in a thread: its process is the browser's peer, not its rival."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(f"sqlite:///{Path(folder) / 'hp.sqlite3'}")
-        config = uvicorn.Config(create_app(Settings(), store=store), host="127.0.0.1", port=0, log_level="warning")
-        running = uvicorn.Server(config)
-        thread = threading.Thread(target=running.run)
-        thread.start()
-        while not running.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-        running.should_exit = True
-        thread.join()
-        store.close()
+    """URL of a service over an empty store, in a thread of this process."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_store(f"sqlite:///{folder}/hp.sqlite3")) as store,
+        served(create_app(Settings(), store=store)) as url,
+    ):
+        yield url
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hp_tool.anatomy.passes import Passes, passes
 from hp_tool.anatomy.stages import StageAnatomy
+from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.schedules.execution import (
     Kind,
     Operation,
@@ -23,6 +24,7 @@ from hp_tool.cost.schedules.execution import (
     zbv,
 )
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
+from hp_tool.cost.training import model_layers
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.training.problem import TrainingProblem
 
@@ -84,13 +86,14 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     m = int(micro_batches(candidate, workload=problem.workload))
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
     drawn = min(m, _enough(name, p))
-    work = [passes(problem=problem, config=config, stage=stage) for stage in each]
-    transfer_s = float(
-        transfer_seconds(
-            case=problem,
-            candidates=candidate,
-        )
-    )
+    layer = model_layers(
+        case=problem,
+        candidates=candidate,
+        pipeline=whole_pipeline(problem, candidate),
+        micro_batches=micro_batches(candidate, workload=problem.workload),
+    ).time
+    work = [_passes(stage, layer) for stage in each]
+    transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
     spans = timeline(orders=_orders(name, p=p, v=v, m=drawn), seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
     end_s = max(row[-1].end_s for row in spans)
     return Schedule(
@@ -109,19 +112,42 @@ def _enough(name: str, p: int) -> int:
 
 
 def _orders(name: str, *, p: int, v: int, m: int) -> list[Order]:
-    match name:
-        case "gpipe":
-            return gpipe(p=p, m=m)
-        case "zb-h1":
-            return zb_h1(p=p, m=m)
-        case "zbv":
-            return zbv(p=p, m=m)
-        case "dualpipe":
-            return dualpipe(p=p, m=m)
-        case "interleaved":
-            return interleaved(p=p, v=v, m=m)
-        case _:
-            return one_f_one_b(p=p, m=m)
+    if name == "interleaved":
+        return interleaved(p=p, v=v, m=m)
+    return {"gpipe": gpipe, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe}.get(name, one_f_one_b)(p=p, m=m)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passes:
+    """Seconds of one micro-batch on one rank, all its model chunks together."""
+
+    forward_s: float
+    backward_s: float
+    """For the inputs, recomputation included; the rest of it in weight_gradient_s, where the schedule splits them."""
+    weight_gradient_s: float
+
+
+def _passes(stage: StageAnatomy, layer: LayerTime) -> _Passes:
+    """The stage's seconds, divided like those of `layer`, the mean one of the critical stage; so are the ends (embedding,
+    output layer) and waits for the host. Recomputation is backward.
+    """
+    forward = weight = 0.0
+    for name, ahead, back in (
+        ("compute", layer.forward, layer.backward),
+        ("tensor_parallel", layer.tensor, layer.tensor_backward),
+        ("context_parallel", layer.context, layer.context_backward),
+        ("expert_parallel", layer.expert, layer.expert_backward),
+    ):
+        both = float(ahead + back)
+        if both:
+            forward += stage.parts_s[name] * float(ahead) / both
+    if layer.forward + layer.backward:
+        weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(layer.forward + layer.backward)
+    busy = sum(stage.parts_s.values())
+    stretch = stage.seconds / busy if busy else 1.0
+    return _Passes(
+        forward_s=stretch * forward, backward_s=stretch * (busy - forward - weight), weight_gradient_s=stretch * weight
+    )
 
 
 def _rank_of(name: str, stage: int, *, p: int) -> int:
@@ -131,7 +157,7 @@ def _rank_of(name: str, stage: int, *, p: int) -> int:
     return stage % p
 
 
-def _seconds(name: str, work: Sequence[Passes], *, p: int, v: int) -> Callable[[Operation], float]:
+def _seconds(name: str, work: Sequence[_Passes], *, p: int, v: int) -> Callable[[Operation], float]:
     """What one operation takes: a model chunk's share of its rank's time."""
 
     def seconds(operation: Operation) -> float:

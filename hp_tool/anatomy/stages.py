@@ -90,6 +90,7 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
     """Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best."""
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
+    assert kinds  # there are two
     first = int(stages_by_kind(kinds, candidate)[0])
     for rank in range(p):
         kind = int(rank >= first)

@@ -37,7 +37,7 @@ def engine_profiles() -> tuple[EngineEfficiency, ...]:
     """Every profile there is, by engine and version."""
     found = []
     for path in sorted(FOLDER.glob("*.yaml")):
-        fields = documents.parse(documents.read_text(path), origin=path)
+        fields = documents.read(path)
         found.append(records.build(EngineEfficiency, fields, field="engine", origin=path))
     return tuple(found)
 

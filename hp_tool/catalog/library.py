@@ -88,7 +88,7 @@ def entries(kind: Kind) -> list[Entry]:
 
 def file_entries(path: Path) -> Iterator[Entry]:
     """The entries of one file; InputError where the file is not of the form above."""
-    document = documents.parse(documents.read_text(path), origin=path)
+    document = documents.read(path)
     source = document.get("source", "")
     if "entries" not in document:
         yield _entry(str(document.get("name", path.stem)), document, {}, source, path)

@@ -64,9 +64,9 @@ def calibrate(
 def _import(store: Store, path: str) -> int:
     """Store every line; the same line again is the same measurement. Raises InputError that names the line, none stored."""
     from hp_tool.domain.digests import json_digest
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.errors import HpToolError, InputError
     from hp_tool.learning import read_report
+    from hp_tool.queries.schema import with_own_files
     from hp_tool.training.problem import self_contained
 
     def resolve(query: Query) -> Query:

@@ -21,10 +21,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check database, folders, profiler, GPUs, Slurm and clusters; changes nothing. Exit 1 where something fails."""
-    from hp_tool.diagnostics.clusters import clusters
-    from hp_tool.diagnostics.host import examine
+    from hp_tool.diagnostics import examine
 
-    checks = [*examine(database_url=database_url), *clusters()]
+    checks = examine(database_url=database_url)
     sound = all(check.status != "failed" for check in checks)
     if as_json:
         typer.echo(json.dumps({"ok": sound, "checks": [asdict(check) for check in checks]}))

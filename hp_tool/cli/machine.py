@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def measure(name: str, *, launcher: str | None, precisions: Sequence[str] | None) -> MachineReport:
     """Time the cluster, check one training step, and keep the profile for every later estimate of this cluster."""
     from hp_tool import catalog
-    from hp_tool.catalog.machines import save_machine_profile
+    from hp_tool.catalog.efficiency import save_machine_profile
     from hp_tool.learning import machine
     from hp_tool.tuning.clusters import cluster_launcher
 

@@ -41,7 +41,6 @@ def size(
     """
     from hp_tool import budgets
     from hp_tool.cli.sized import print_sizing
-    from hp_tool.domain.own_files import with_own_files
     from hp_tool.queries import schema
 
     flags = {
@@ -51,7 +50,7 @@ def size(
     }  # fmt: skip
     data: dict[str, Any] = {} if query is None else schema.parse_mapping(queries.read_text(query))
     given = {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
-    parsed = with_own_files(budgets.parse_sizing(schema.lay(data, given | queries.overrides({}, settings))))
+    parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, given | queries.overrides({}, settings))))
     with stored_calibrations(wanted=calibration) as calibrations:
         answer = budgets.size_answer(parsed, calibrations=calibrations)
     if as_json:

@@ -1,14 +1,6 @@
-"""Which names in a query may be files: those of someone who may read this machine's files anyway."""
+"""Names in a query that may be files: those of someone who may read this machine's files anyway."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import TypeVar
-
-from hp_tool.domain.query import Query
-from hp_tool.domain.sizing import SizingQuery
-
-Q = TypeVar("Q", Query, SizingQuery)
 
 
 class OwnFile(str):
@@ -18,13 +10,3 @@ class OwnFile(str):
     """
 
     __slots__ = ()
-
-
-def with_own_files(query: Q) -> Q:
-    """The query as the command line and the Python API ask it: its model and its distribution of lengths may be files."""
-    if isinstance(query.model, str):
-        query = replace(query, model=OwnFile(query.model))
-    if isinstance(query, Query) and query.training is not None and query.training.sequence_lengths is not None:
-        lengths = OwnFile(query.training.sequence_lengths)
-        query = replace(query, training=replace(query.training, sequence_lengths=lengths))
-    return query

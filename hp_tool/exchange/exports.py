@@ -58,10 +58,10 @@ def export(
 
 def _recommended(query: Query, rank: int) -> ParallelConfig | ServingConfig:
     """The configuration that a query's own answer puts at this rank."""
-    found = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
-    rows = found.recommendations
+    ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+    rows = ranking.recommendations
     if len(rows) < rank:
-        raise InputError(f"the query has {len(rows)} acceptable configurations, rank {rank} is not among them", field="rank")
+        raise InputError(f"the query has {len(rows)} acceptable configurations; rank {rank} is not among them", field="rank")
     return rows[rank - 1].parallel
 
 
@@ -80,17 +80,15 @@ def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) ->
     if isinstance(config, ServingConfig):
         if format not in engines.ENGINES:
             raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="format")
-        serving_problem = resolve_serving(query)
-        assert query.inference is not None  # checked with the query
+        problem, workload = resolve_serving(query), query.inference
+        assert workload is not None  # checked with the query
         setup = ServingSetup(
-            model=serving_problem.model,
-            model_path=query.model if isinstance(query.model, str) else serving_problem.model.name,
-            cluster=serving_problem.cluster,
-            workload=replace(
-                query.inference, kv_cache_precision=cache_precision(query.inference, engine=serving_problem.engine)
-            ),
+            model=problem.model,
+            model_path=query.model if isinstance(query.model, str) else problem.model.name,
+            cluster=problem.cluster,
+            workload=replace(workload, kv_cache_precision=cache_precision(workload, engine=problem.engine)),
             parallel=config,
-            memory_fraction=min(serving_problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
+            memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
         )
         return engines.command(setup, engine=format)
     if format not in TRAINING:

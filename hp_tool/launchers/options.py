@@ -146,7 +146,7 @@ class ClusterOptions:
                 "cluster and name it in the query",
                 field="search.launcher",
             )
-        return cls.parse(documents.parse(documents.read_text(path), origin=path), origin=str(path))
+        return cls.parse(documents.read(path), origin=str(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

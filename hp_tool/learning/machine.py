@@ -10,8 +10,7 @@ from typing import Any
 
 from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, MachineFit, fit_machine, plan_operations
 from hp_tool.calibration.preflight import Outlier, find_outliers
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
-from hp_tool.catalog.machines import MachineProfile
+from hp_tool.catalog.efficiency import MachineProfile, efficiency, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import training_costs

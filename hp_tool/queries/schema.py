@@ -12,15 +12,17 @@ import json
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
-from hp_tool.domain.own_files import with_own_files
+from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.query import Query
+from hp_tool.domain.sizing import SizingQuery
 from hp_tool.errors import InputError
 from hp_tool.queries.messages import input_error
 from hp_tool.queries.ranges import check_ranges
@@ -28,6 +30,8 @@ from hp_tool.queries.ranges import check_ranges
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
 
+
+Q = TypeVar("Q", Query, SizingQuery)
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _BUILDING = threading.Lock()
@@ -52,6 +56,16 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
     """The same for whoever may read this machine's files: its names may be paths. Not for what arrives from elsewhere."""
     return with_own_files(parse_query(data))
+
+
+def with_own_files(query: Q) -> Q:
+    """The query as the command line and the Python API ask it: its model and its distribution of lengths may be files."""
+    if isinstance(query.model, str):
+        query = replace(query, model=OwnFile(query.model))
+    if isinstance(query, Query) and query.training is not None and query.training.sequence_lengths is not None:
+        lengths = OwnFile(query.training.sequence_lengths)
+        query = replace(query, training=replace(query.training, sequence_lengths=lengths))
+    return query
 
 
 def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -128,8 +128,8 @@ class SearchProblem(Question):
 
     candidates: Candidates
     training: TrainingWorkload
-    reduce: Callable[[ParallelConfig], Reduction | None] = field(default=lambda parallel: None)
-    """See `reduction`."""
+    reduce: Callable[[ParallelConfig], Reduction | None] | None = None
+    """Finds the cheapest run that can stand for a configuration; None: all run as a whole."""
 
     @property
     def framework(self) -> str:
@@ -137,7 +137,7 @@ class SearchProblem(Question):
 
     def reduction(self, parallel: Configuration) -> Reduction | None:
         assert isinstance(parallel, ParallelConfig)
-        return self.reduce(parallel)
+        return None if self.reduce is None else self.reduce(parallel)
 
     @property
     def tokens_per_gpu(self) -> float:

@@ -1,11 +1,10 @@
-"""Disaggregated serving: every pair of pools that the devices allow, costed, held against targets and ranked."""
+"""Disaggregated serving: every pair of pools that the devices allow, costed, compared with the targets and ranked."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.parallel import axis_values
 from hp_tool.domain.pools import PoolConfig, PoolEstimate, PoolRecommendation
 from hp_tool.domain.query import Query, Targets
 from hp_tool.domain.serving import ServingConfig
@@ -118,35 +118,34 @@ def _pairs(
     rows: list[tuple[int, int, int, int]] = []
     for t_p in sizes[0]:
         for t_d in sizes[1]:
-            for n_p in _asked(spec.prefill_replicas, room[0] // t_p):
+            for n_p in _replicas(spec.prefill_replicas, room[0] // t_p):
                 bounds.check()
                 most = (room[1] - (n_p * t_p if shared else 0)) // t_d
                 fewest = 1 if query.objective == "min_gpus" else max(most, 1)
-                rows += [(t_p, t_d, n_p, n_d) for n_d in _asked(spec.decode_replicas, most, fewest=fewest)]
+                rows += [(t_p, t_d, n_p, n_d) for n_d in _replicas(spec.decode_replicas, most, fewest=fewest)]
     bounds.check(done=pairs)
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3]
 
 
-def _asked(value: int | None, most: int, *, fewest: int = 1) -> range:
-    """The one value asked for where it is possible, else all of them."""
+def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
+    """The query's one value if it is possible, else all of them."""
     if value is None:
         return range(fewest, most + 1)
     return range(value, value + 1) if value <= most else range(0)
 
 
-def _legal(case: ServingCase, asked: int | tuple[int, ...] | None) -> list[int]:
-    """Tensor-parallel sizes that divide the model, within a domain of fast links unless they were asked for."""
-    limit = case.cluster.nvlink_domain_size
-    sizes = [asked] if isinstance(asked, int) else list(asked or [1 << k for k in range(limit.bit_length()) if 1 << k <= limit])
-    found = []
+def _legal(case: ServingCase, axis: int | tuple[int, ...] | None) -> list[int]:
+    """Tensor-parallel sizes that divide the model: the query's, or powers of two within a domain of fast links."""
+    sizes = axis_values(axis) or tuple(1 << k for k in range(case.cluster.nvlink_domain_size.bit_length()))
+    legal = []
     for t in sizes:
         if not 1 <= t <= case.cluster.num_gpus:
             continue
         one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=t)], concurrency=[1])
         if legality(model=case.model, num_gpus=t, candidates=one)[0] == 0:
-            found.append(t)
-    return found
+            legal.append(t)
+    return legal
 
 
 def _candidates(t: IntArray, replicas: IntArray, problem: ServingProblem) -> ServingCandidates:
@@ -196,18 +195,17 @@ def _cost_per_million(sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequ
 
 
 def _estimate(costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None) -> PoolEstimate:
-    figures: dict[str, Any] = {
-        name: float(getattr(costs, name)[row])
-        for name in (
-            "ttft_s", "tpot_s", "request_latency_s", "transfer_s", "output_tokens_per_second_per_gpu", "prefill_busy",
-            "decode_batch", "max_decode_batch",
-        )
-    }  # fmt: skip
-    assert all(math.isfinite(value) for value in figures.values())
     return PoolEstimate(
         feasible=True,
         num_gpus=gpus,
+        ttft_s=float(costs.ttft_s[row]),
+        tpot_s=float(costs.tpot_s[row]),
+        request_latency_s=float(costs.request_latency_s[row]),
+        transfer_s=float(costs.transfer_s[row]),
+        output_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[row]),
+        prefill_busy=float(costs.prefill_busy[row]),
+        decode_batch=float(costs.decode_batch[row]),
+        max_decode_batch=float(costs.max_decode_batch[row]),
         request_rate_per_second=float(costs.requests_per_second[row]),
         cost_per_million_output_tokens=None if dollars is None else float(dollars[row]),
-        **figures,
     )

@@ -71,10 +71,23 @@ class ServingProblem:
             )
         return serving_costs(case=self.case, candidates=candidates, memory_headroom_fraction=headroom)
 
+    def costed(self, candidates: ServingCandidates) -> CostedRows:
+        """Legal candidates with their costs."""
+        return CostedRows(problem=self, candidates=candidates, costs=self.costs(candidates))
+
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
         case = dataclasses.replace(self.case, cluster=self.cluster.with_num_gpus(num_gpus))
         return dataclasses.replace(self, case=case)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRows:
+    """Legal candidates of a problem with their costs; arrays of shape (n,)."""
+
+    problem: ServingProblem
+    candidates: ServingCandidates
+    costs: ServingCosts
 
 
 def resolve_serving(query: Query) -> ServingProblem:

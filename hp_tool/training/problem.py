@@ -43,7 +43,7 @@ class TrainingProblem(TrainingCase):
     constraints: Constraints
     parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
     """The query's."""
-    kinds: tuple[TrainingCase, ...] = ()
+    kinds: tuple[TrainingCase, TrainingCase] | tuple[()] = ()
     """The case on each kind of GPU, if there are two; `profile` is then that of the kind whose predictions scatter more."""
     rows: Rows | None = None
     """What packed rows hold; None if all rows cost the same."""
@@ -52,8 +52,7 @@ class TrainingProblem(TrainingCase):
         """Memory and step time of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
         if self.kinds:
-            first, second = self.kinds
-            return mixed_costs((first, second), candidates, memory_headroom_fraction=headroom)
+            return mixed_costs(self.kinds, candidates, memory_headroom_fraction=headroom)
         layout = self.strategy.pipeline_layout
         if layout is not None:
             return laid_out_costs(self, candidates, layout=layout, memory_headroom_fraction=headroom)
@@ -98,7 +97,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         strategy=strategy,
         constraints=query.constraints,
         parallel=query.parallel,
-        kinds=tuple(cases) if cluster.kinds else (),
+        kinds=(cases[0], cases[1]) if cluster.kinds else (),
         rows=rows,
     )
 

@@ -29,8 +29,6 @@ from hp_tool.errors import InputError, UnsupportedError
 
 MAX_RANK = 65_536
 MAX_RECOMPUTE_LAYERS = 10_000
-_INFERENCE_OBJECTIVES = ("throughput_per_gpu", "ttft", "tpot")
-_INFERENCE_AXES = ("attention_data_parallel_size", "max_num_seqs", "max_num_batched_tokens")
 _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
 
 
@@ -71,14 +69,14 @@ def first_case(*cases: tuple[object, str]) -> str | None:
 
 def _check_of_training(query: Query) -> None:
     """Refuse what belongs to serving."""
-    if query.objective in _INFERENCE_OBJECTIVES:
+    if query.objective in ("throughput_per_gpu", "ttft", "tpot"):
         raise InputError(
             f"objective {query.objective} belongs to inference; choose throughput, days, cost or min_gpus", field="objective"
         )
     for name in ("inference", "targets"):
         if getattr(query, name) is not None:
             raise InputError(f"{name} belongs to queries of kind inference; leave it out", field=name)
-    for name in _INFERENCE_AXES:
+    for name in ("attention_data_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(query.parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
 

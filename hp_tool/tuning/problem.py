@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
@@ -61,8 +59,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         if query.search.breakdown:
             raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
         return problem
-    asked = (*unprofiled(model=problem.model, training=problem.workload), *unprofiled_layout(problem.cluster, problem.strategy))
-    for field, what in asked:
+    layout = unprofiled_layout(problem.cluster, problem.strategy)
+    for field, what in (*unprofiled(model=problem.model, training=problem.workload), *layout):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 
@@ -112,7 +110,7 @@ def build_problem(
         problem_digest=problem_digest(
             model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
         ),
-        reduce=_whole_only if _runs_whole(query) else reducer,
+        reduce=None if _runs_whole(query) else reducer,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
@@ -167,10 +165,6 @@ def _runs_whole(query: Query) -> bool:
     return query.search.fidelity == "full" or query.trainer is not None
 
 
-def _whole_only(parallel: ParallelConfig) -> None:
-    """The reduction of a configuration that has none."""
-
-
 def _capacity(problem: TrainingProblem) -> float:
     return problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
 
@@ -178,9 +172,14 @@ def _capacity(problem: TrainingProblem) -> float:
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
     refused = np.zeros(len(space.candidates), dtype=np.bool_)
-    asked: dict[str, Any] = {"model": problem.model, "training": problem.workload, "gpu": problem.cluster.gpu.name}
-    communication = problem.strategy.context_parallel_communication
-    for unsupported, _ in unprofiled_sizes(space.candidates, **asked, communication=communication):
+    rules = unprofiled_sizes(
+        space.candidates,
+        model=problem.model,
+        training=problem.workload,
+        gpu=problem.cluster.gpu.name,
+        communication=problem.strategy.context_parallel_communication,
+    )
+    for unsupported, _ in rules:
         refused |= unsupported
     # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer Engine's grouped matmuls alone.
     if problem.workload.framework == "megatron-core":
@@ -196,7 +195,8 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
     rows = np.flatnonzero(~refused)
     before = space.rejections.get("not_profiled", 0)
     acceptable = space.acceptable[rows]
-    return CostedSpace(
+    return replace(
+        space,
         candidates=space.candidates.take(rows),
         step_s=space.step_s[rows],
         memory_total_bytes=space.memory_total_bytes[rows],

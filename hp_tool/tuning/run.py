@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -72,11 +72,13 @@ def run_search(
             raise ConflictError(f"search {record.id} was cancelled", code="cancelled")
         started = time.perf_counter()
         hardware = launcher.hardware()
-        # As it was known when the search began: taken up again, it asks the same question.
-        known = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
-        asked: dict[str, Any] = {"query": query, "query_json": record.query, "hardware": hardware}
-        serves = query.kind == "inference"
-        problem = build_serving(**asked) if serves else build_problem(**asked, calibrations=known)
+        # Calibrations from before the search: a search that is resumed solves the same problem.
+        calibrations = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
+        problem: TuningProblem | ServingTuning | CostedSpace
+        if query.kind == "inference":
+            problem = build_serving(query=query, query_json=record.query, hardware=hardware)
+        else:
+            problem = build_problem(query=query, query_json=record.query, hardware=hardware, calibrations=calibrations)
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             training = resolve_training_search(query)
@@ -148,10 +150,10 @@ def tune(
     if search_id is None:
         if query is None:
             raise NotFoundError("neither a query nor a search to resume was given", field="query")
-        asked = to_dict(self_contained(query))
-        resolve_search(parse_query(asked))  # as it is kept, without what this process alone may read
-        asked = within_limits(asked)
-        search_id = store.create_search(query=asked, paused=True, limits=daily_limits(asked)).id
+        stored = to_dict(self_contained(query))
+        resolve_search(parse_query(stored))  # as it is kept, without files that only this process may read
+        stored = within_limits(stored)
+        search_id = store.create_search(query=stored, paused=True, limits=daily_limits(stored)).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:
         done: TuneResult = parse(TuneResult, record.result)

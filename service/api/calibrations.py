@@ -29,11 +29,10 @@ def learn(
 
 @router.post("", status_code=status.HTTP_201_CREATED, dependencies=[Depends(refuse_body)])
 def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
-    """Fit the stored measurements, of one GPU or framework where given: the newest version of every series they speak of.
+    """Fit the stored measurements, or those of one GPU or framework, and answer the newest version of every series.
 
-    Whoever may submit may do this: it learns from everybody's measurements, and shows none of them. A series that has
-    learnt nothing since keeps its version. Estimates take up the newest one: here at once, by other
-    processes within seconds.
+    This needs scope submit: it learns from everybody's measurements and shows none of them. A series without new measurements
+    keeps its version. Estimates use a new version at once in this process, and within seconds in others.
     """
     made = learn(request, store, gpu=gpu, framework=framework)
     return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
@@ -47,6 +46,6 @@ def list_calibrations(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Cursor = None,
 ) -> PageView[CalibrationView]:
-    """Newest first; every filter given must hold."""
+    """Calibrations that match all filters, newest first."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)
     return PageView.of(page, CalibrationView.of)

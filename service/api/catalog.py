@@ -1,4 +1,4 @@
-"""What a query may name: models, GPUs, and clusters; the catalogue's, and what users registered."""
+"""Names that a query may use: models, GPUs and clusters of the catalogue, and what users registered."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ class Listing(Generic[T]):
 
     items: list[T]
     registered: tuple[RegistrationView, ...] = ()
-    """Which of them users added: the caller's own, and everybody's."""
+    """Entries that users registered: the caller's own, and everybody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRegistration:
-    """A model or server to be known by a name."""
+    """A model or server to register under a name."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str
-    """What queries will call it: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""
+    """Its name in queries: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""
     spec: dict[str, Any]
     """The fields of a catalogue file; for a model also a Hugging Face config.json's content."""
     shared: bool = False
-    """For everybody; administrators only. The operator's always are."""
+    """Register it for everybody; administrators only. The operator's registrations always are."""
 
 
 NewBody = Annotated[NewRegistration, json_body(NewRegistration)]
@@ -123,7 +123,7 @@ def cluster(name: str, store: StoreDep) -> NodeType:
     responses=openapi.conflict(TAKEN),
 )
 def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
-    """Make a model known by a name, or replace one's own of this name. Searches already submitted keep what they named."""
+    """Register a model, or replace one's own of this name. Searches already submitted keep the earlier spec."""
     return _registered(new, store, kind="model", owner=None if new.shared else principal.owner)
 
 
@@ -134,19 +134,19 @@ def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> Re
     responses=openapi.conflict(TAKEN),
 )
 def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
-    """Make a server or cluster known by a name, or replace one's own of this name."""
+    """Register a server or cluster, or replace one's own of this name."""
     return _registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
 
 
 @router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_model(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Forget a registered model; the catalogue's stay."""
+    """Remove a registered model; the catalogue's cannot be removed."""
     store.remove_registration(kind="model", name=name, owner=owner)
 
 
 @router.delete("/clusters/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Forget a registered cluster; the catalogue's stay."""
+    """Remove a registered cluster; the catalogue's cannot be removed."""
     store.remove_registration(kind="cluster", name=name, owner=owner)
 
 

@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can do its work."""
+"""Health checks: whether the process lives, and whether it can do its work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hp_tool.diagnostics import host as doctor
-from hp_tool.diagnostics.host import Check
+from hp_tool.diagnostics import Check, database_state
 from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
 
@@ -18,7 +17,7 @@ router = APIRouter(tags=["health"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Said only by a healthy service; the others answer with a problem."""
+    """The answer of a healthy service; others answer with a problem."""
 
     status: Literal["ok"] = "ok"
 
@@ -31,7 +30,7 @@ async def healthz() -> Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What was looked at; said only where nothing failed."""
+    """The checks; answered only where none failed."""
 
     status: Literal["ok"] = "ok"
     checks: list[Check]
@@ -39,8 +38,8 @@ class Readiness:
 
 @router.get("/readyz")
 def readyz(store: SystemStoreDep) -> Readiness:
-    """The database answers, has the schema, and takes writes; 503 names what does not hold and the mend."""
-    checks = list(doctor.database_state(store.state()))
+    """Whether the database answers, has the schema and takes writes; 503 names what failed and how to fix it."""
+    checks = list(database_state(store.state()))
     if wrong := [check for check in checks if check.status == "failed"]:
         raise StoreError("; ".join(f"{check.detail}: {check.mend}" for check in wrong), code="not_ready")
     return Readiness(checks=checks)

@@ -23,12 +23,12 @@ ScopeName = Literal["read", "submit", "admin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key to be made."""
+    """The key to make."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     owner: str
-    """Whose searches it sees and submits."""
+    """Owner of the searches that it sees and submits."""
     scope: ScopeName
     lifetime_s: float | None = None
     """Left out: it never expires."""
@@ -60,7 +60,7 @@ class KeyView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """A new key, and the only time that its secret is seen."""
+    """A new key with its secret, which no later answer shows."""
 
     key: KeyView
     token: str
@@ -78,7 +78,7 @@ EXAMPLE = {"owner": "ada", "scope": "submit", "lifetime_s": 7_776_000.0, "gpu_se
 
 @router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body(NewKey, example=EXAMPLE))
 def create_key(new: Annotated[NewKey, json_body(NewKey)], store: SystemStoreDep) -> IssuedKey:
-    """Make a key; its secret is in this answer and nowhere else."""
+    """Make a key; only this answer holds its secret."""
     record, token = keys.issue(
         store=store,
         owner=new.owner,
@@ -103,14 +103,14 @@ def list_keys(
 
 @router.get("/keys/{key_id}")
 def get_key(key_id: str, store: SystemStoreDep) -> KeyView:
-    """One key, and what its searches used today."""
+    """One key, and the GPU-seconds its searches used today."""
     record = store.get_key(key_id=key_id)
     return KeyView.of(record, gpu_seconds_today=store.gpu_seconds_today(api_key_id=key_id))
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> KeyView:
-    """Make it worthless for ever; other processes of the service notice within seconds. Its searches go on."""
+    """Revoke the key for good; other processes of the service follow within seconds. Its searches go on."""
     record = await run_in_threadpool(store.revoke_key, key_id=key_id)
     request.app.state.keyring.forget(key_id)
     return KeyView.of(record)
@@ -123,6 +123,6 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Cursor = None,
 ) -> PageView[AuditRecord]:
-    """Who changed what, or was refused it; newest first."""
+    """Changes and refused requests, newest first."""
     page = store.audit(owner=owner, limit=limit, cursor=cursor)
     return PageView(items=list(page.items), next_cursor=page.next_cursor)

@@ -1,4 +1,4 @@
-"""Measurements: the list, and the door for real trainings to report their step times."""
+"""Measurements: the list, and reports of real trainings' step times."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def list_measurements(
     search_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PageView[MeasurementView]:
-    """Every filter given must hold."""
+    """Measurements that match all filters, newest first."""
     page = store.measurements(
         gpu=gpu,
         model=model,

@@ -1,4 +1,4 @@
-"""Every error the API answers with: one table, one shape (RFC 9457 problem+json with our code and field)."""
+"""The API's errors: one table of statuses, one shape (RFC 9457 problem+json with our code and field)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Problem(BaseModel):
     """The HTTP status in words."""
     status: int
     detail: str
-    """What is wrong and how to mend it."""
+    """What is wrong and how to fix it."""
     code: str
     """Stable; programs branch on it."""
     field: str | None = None
@@ -67,7 +67,7 @@ class Problem(BaseModel):
 
 
 def status_of(error: HpToolError, *, path_parameters: Collection[str] = ()) -> int:
-    """The HTTP status of an error. An unknown name is a missing page where it stands in the path, bad input where in a body."""
+    """The HTTP status of an error. An unknown name is 404 where it stands in the path, and bad input in a body."""
     if error.code in STATUS_BY_CODE:
         return STATUS_BY_CODE[error.code]
     if isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters:
@@ -76,7 +76,7 @@ def status_of(error: HpToolError, *, path_parameters: Collection[str] = ()) -> i
 
 
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
-    """The response an error becomes."""
+    """The response for an error."""
     status = status_of(error, path_parameters=path_parameters)
     response = _response(status, code=error.code, detail=error.message, field=error.field)
     if isinstance(error, LimitError):
@@ -88,7 +88,7 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
 
 
 def install(app: FastAPI) -> None:
-    """Route every kind of failure through the table."""
+    """Answer every kind of failure by the table."""
 
     @app.exception_handler(HpToolError)
     async def _ours(request: Request, error: HpToolError) -> JSONResponse:
@@ -97,9 +97,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _parameters(request: Request, error: RequestValidationError) -> JSONResponse:
         where = _path(error.errors()[0]["loc"])
-        # A value that several types may take has a complaint of each.
-        each = dict.fromkeys(found["msg"] for found in error.errors() if _path(found["loc"]) == where)
-        return _response(422, code="invalid_input", detail="; or ".join(each), field=where)
+        # A value that may be of several types has an error for each.
+        messages = dict.fromkeys(each["msg"] for each in error.errors() if _path(each["loc"]) == where)
+        return _response(422, code="invalid_input", detail="; or ".join(messages), field=where)
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
@@ -114,22 +114,22 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
-        # The server logs the traceback; the caller does not see it, for it may hold values of others.
+        # The server logs the traceback; the caller must not see it, for it may hold other callers' values.
         request_id = getattr(request.state, "request_id", None)
         detail = "an internal error occurred; it has been logged" + (f" as request {request_id}" if request_id else "")
         response = _response(500, code="internal", detail=detail, field=None)
-        if request_id:  # sent outside of the layer that says it otherwise
+        if request_id:  # this answer bypasses the request log, which adds the header to others
             response.headers["X-Request-ID"] = request_id
         return response
 
 
 def _path(loc: Sequence[int | str]) -> str | None:
-    """The field as its sender wrote it: without where it stood (query, body) and the branches of a union."""
+    """The field as its sender wrote it, without its location (query, body) and the branches of a union."""
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or None
 
 
 def _allowed(request: Request) -> set[str]:
-    """The methods of the path, of all its routes: the framework names only those of the first that matched."""
+    """The methods of all routes of the path; the framework names only those of the first that matches."""
     methods: set[str] = set()
     for route in iter_route_contexts(request.app.routes):
         match, _ = route.matches(request.scope)

@@ -64,16 +64,16 @@ def submit(
     idempotency_key: IdempotencyKey = None,
     priority: Annotated[int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")] = 0,
     webhook: Annotated[
-        str | None, Query(max_length=LONGEST_URL, description="https URL that is told, signed, when the search ends")
+        str | None, Query(max_length=LONGEST_URL, description="https URL that gets a signed message when the search ends")
     ] = None,
 ) -> SearchView:
-    """Queue a search; a worker runs it. `Location` is where to look."""
+    """Queue a search; a worker runs it. `Location` is its address."""
     if webhook is not None:
         if settings.webhooks is None:
-            mend = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
-            raise InputError(f"this service sends no webhooks; {mend}", field="webhook", code="webhooks_disabled")
+            fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
+            raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
-    resolve_search(query)  # unknown names and what is not modelled or run are told now, while the sender listens
+    resolve_search(query)  # refuses unknown names and what is not modelled now, rather than in a worker later
     record = store.create_search(
         query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
     )
@@ -85,32 +85,32 @@ def list_searches(
     store: StoreDep,
     paging: PagingDep,
     state: SearchState | None = None,
-    owner: Annotated[str | None, Query(max_length=200, description="Whose (administrators; others see their own)")] = None,
-    kind: Annotated[domain.Kind | None, Query(description="What they search for a way to do")] = None,
-    model: Annotated[str | None, Query(max_length=200, description="Of this model, as the query names it")] = None,
+    owner: Annotated[str | None, Query(max_length=200, description="Owner (administrators; others see their own)")] = None,
+    kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
+    model: Annotated[str | None, Query(max_length=200, description="Model, as the query names it")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
-    """Every filter given must hold."""
+    """Searches that match all filters, newest first."""
     page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
     return PageView.of(page, SearchView.of)
 
 
 @router.get("/{search_id}")
 def get_search(search_id: str, store: StoreDep) -> SearchView:
-    """Where one search stands."""
+    """One search and its state."""
     return SearchView.of(store.get_search(search_id=search_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChange:
-    """What a search may spend from now on; what is left out stays as it is."""
+    """New budget of a search; a field that is left out stays as it is."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     budget_runs: int | None = None
-    """Profile runs at most, those that it did already included."""
+    """Maximum profile runs, those already done included."""
     budget_gpu_seconds: float | None = None
-    """Device seconds of profile runs at most, spent ones included."""
+    """Maximum device seconds of profile runs, those already spent included."""
 
 
 @router.patch(
@@ -119,7 +119,7 @@ class BudgetChange:
     responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
-    """Let a search spend more or less. Its worker follows within seconds; a run that is under way ends as it will."""
+    """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
     return SearchView.of(search_actions.change_budget(store, search_id=search_id, **asdict(change)))
 
 
@@ -132,7 +132,7 @@ def get_trials(
     status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """Its profile runs: predicted before, predicted after calibration, measured. Every filter given must hold."""
+    """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **asdict(paging))
     return TrialsView(
@@ -142,7 +142,7 @@ def get_trials(
 
 @router.get("/{search_id}/webhook")
 def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
-    """Whether its end was told to the URL that it was submitted with; 404 where it was submitted with none."""
+    """State of the search's webhook; 404 where it was submitted without one."""
     return WebhookView.of(store.get_webhook(search_id=search_id))
 
 
@@ -152,7 +152,7 @@ async def get_result(
     store: StoreDep,
     settings: SettingsDep,
     response: Response,
-    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, this long at most")] = 0.0,
+    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, at most this long")] = 0.0,
 ) -> Any:
     """{id, status, recommendations, space, rejections, search}, or status error; 202 with the search while it has not ended."""
     deadline = time.monotonic() + min(wait_s, settings.max_wait_s)

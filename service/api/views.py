@@ -32,10 +32,12 @@ class View:
     """A record as the API shows it: its fields of the same names, and those that the view computes."""
 
     @classmethod
-    def of(cls, record: Any, **more: Any) -> Self:
-        """The view of `record`; `more`: fields that the record does not tell."""
-        values = cls.computed(record) | more
-        return cls(**{each.name: getattr(record, each.name) for each in fields(cls) if each.name not in values}, **values)
+    def of(cls, *records: Any, **more: Any) -> Self:
+        """The view of `records`, each field from the first one that has it; `more`: fields that none of them has."""
+        values = cls.computed(records[0]) | more
+        for record in records:
+            values = {each.name: getattr(record, each.name) for each in fields(cls) if hasattr(record, each.name)} | values
+        return cls(**values)
 
     @staticmethod
     def computed(record: Any) -> dict[str, Any]:
@@ -59,21 +61,21 @@ class PageView(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchView(View):
-    """One search: what was asked, where it stands, what it has cost."""
+    """One search: its query, its state and its cost."""
 
     id: str
     state: SearchState
     requested: Literal["cancel", "pause"] | None
-    """What its worker was asked to do and has not yet done."""
+    """Action that the worker has yet to carry out."""
     owner: str | None
-    """Whose key submitted it; None: the operator's, or no key was asked for."""
+    """Owner of the key that submitted it; None: the operator, or the service needs no key."""
     query: dict[str, Any]
     progress: dict[str, Any]
-    """Counts and the best so far, as the coordinator last said them."""
+    """Counts and the best so far, as the coordinator last reported them."""
     summary: dict[str, Any] | None
-    """What it cost in the end; None before that, and in lists."""
+    """Its final cost; None before the end, and in lists."""
     worker: str | None
-    """Who works on it: host and process."""
+    """Host and process of the worker that runs it."""
     error: dict[str, Any] | None
     """{code, message, field} of a failed search."""
     stopped_because: str | None
@@ -101,9 +103,9 @@ class TrialView(View):
     parallel: Configuration
     fidelity: Fidelity
     predicted: dict[str, Any]
-    """Before the run."""
+    """Prediction before the run."""
     calibrated: dict[str, Any] | None
-    """After the search's measurements were learnt from; None until it has ended."""
+    """Prediction after calibration with the search's measurements; None until the search has ended."""
     measurement: Measurement | None
     measurement_id: str | None
     gpu_seconds: float | None
@@ -120,7 +122,7 @@ class TrialView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsView:
-    """Trials of a search, in order of intent unless asked otherwise."""
+    """Trials of a search, in order of intent by default."""
 
     search_id: str
     state: SearchState
@@ -131,15 +133,15 @@ class TrialsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookView(View):
-    """How far the telling of a search's end has come."""
+    """State of the webhook of one search."""
 
     search_id: str
     url: str
     state: WebhookState
     attempts: int
-    """Begun so far, since the search last ended."""
+    """Attempts begun since the search last ended."""
     next_attempt_at: datetime | None
-    """At the earliest; None once it is delivered or given up."""
+    """Earliest time of the next attempt; None once delivered or given up."""
     last_error: str | None
     """Why the last attempt failed."""
     delivered_at: datetime | None
@@ -152,7 +154,7 @@ class WebhookView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView(View):
-    """One thing that happened to a search; `seq` is the event stream's id."""
+    """One event of a search; `seq` is its id in the event stream."""
 
     seq: int
     kind: str
@@ -162,7 +164,7 @@ class EventView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementView(View):
-    """A stored measurement and what it was measured on."""
+    """A stored measurement, and the query and configuration it belongs to."""
 
     id: str
     source: MeasurementSource
@@ -180,7 +182,7 @@ class MeasurementView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationView(View):
-    """One version of what was learnt about a cluster, its software and a family of models; never changed."""
+    """One version of the calibration of a cluster, its software and a family of models; immutable."""
 
     id: str
     version: int
@@ -190,9 +192,9 @@ class CalibrationView(View):
     """dense or moe; empty: all families."""
     num_measurements: int
     measurement_ids: list[str]
-    """Which measurements made it."""
+    """The measurements it was fitted to."""
     summary: dict[str, Any]
-    """Factors by group of parts, overheads, and the error that remains."""
+    """Factors by group of parts, overheads, and the remaining error."""
     accuracy: dict[str, Any]
     """Median error of step time: error_before of the cost model alone, error_after on measurements a fit did not see."""
     created_at: datetime
@@ -212,6 +214,6 @@ class RegistrationView(View):
     owner: str | None
     """None: everybody's."""
     spec: dict[str, Any]
-    """As it was sent."""
+    """As submitted."""
     created_at: datetime
     updated_at: datetime

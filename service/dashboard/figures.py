@@ -1,49 +1,55 @@
-"""Figures that the server draws: parts that stack to a whole, in rows over one axis. Numbers only; `figures.html` makes SVG."""
+"""Stacked bar charts as numbers; `figures.html` draws them as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 MARGIN = 1.04
-"""The axis over its longest bar."""
-LEAST_SHARE = 0.002
-"""Of the axis; thinner parts are not drawn, but count."""
+"""Length of the axis over that of its longest bar."""
+MIN_SHARE = 0.002
+"""Parts thinner than this share of the axis are not drawn."""
 
 Unit = Literal["bytes", "seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece of a bar."""
+    """One part of a stacked bar."""
 
     name: str
     value: float
     start: float
-    """Where it begins on the axis."""
+    """Position on the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A row: a label, what stands beside it in small, and its parts one after the other."""
+    """A labelled bar of stacked parts."""
 
     label: str
     note: str
+    """Small text beside the label."""
     parts: tuple[Part, ...]
     total: float
     over: bool
     """Longer than the limit."""
     href: str | None = None
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Sizes of the parts by name."""
+        return {part.name: part.value for part in self.parts}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Bars over one axis from 0 to `scale`, with a line at `limit`."""
+    """Bars on one axis from 0 to `scale`, with a line at `limit`."""
 
     unit: Unit
     names: tuple[str, ...]
-    """Parts that occur, in order: the legend."""
+    """Names of the drawn parts, in order: the legend."""
     bars: tuple[Bar, ...]
     limit: float | None
     scale: float
@@ -51,8 +57,8 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What a bar is made from."""
+class BarSpec:
+    """Label, parts and limit of a bar."""
 
     label: str
     parts: Mapping[str, float]
@@ -61,13 +67,13 @@ class Row:
     href: str | None = None
 
 
-def stack(rows: Sequence[Row], *, unit: Unit) -> Stack:
-    """Rows over one axis; where they have limits of their own, the smallest is drawn, and each row is held against its own."""
+def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
+    """Bars on one axis. Each is compared with its own limit; the smallest limit is drawn."""
     totals = [sum(row.parts.values()) for row in rows]
     limits = [row.limit for row in rows if row.limit is not None]
     longest = max([*totals, *limits], default=0.0)
     scale = MARGIN * longest or 1.0
-    drawn = {name for row in rows for name, value in row.parts.items() if value >= LEAST_SHARE * scale}
+    drawn = {name for row in rows for name, value in row.parts.items() if value >= MIN_SHARE * scale}
     return Stack(
         unit=unit,
         names=tuple(name for name in dict.fromkeys(name for row in rows for name in row.parts) if name in drawn),
@@ -75,7 +81,7 @@ def stack(rows: Sequence[Row], *, unit: Unit) -> Stack:
             Bar(
                 label=row.label,
                 note=row.note,
-                parts=tuple(_laid(row.parts.items())),
+                parts=tuple(_stacked(row.parts)),
                 total=total,
                 over=row.limit is not None and total > row.limit,
                 href=row.href,
@@ -88,16 +94,16 @@ def stack(rows: Sequence[Row], *, unit: Unit) -> Stack:
     )
 
 
-def _laid(parts: Iterable[tuple[str, float]]) -> Iterable[Part]:
+def _stacked(parts: Mapping[str, float]) -> Iterator[Part]:
     start = 0.0
-    for name, value in parts:
+    for name, value in parts.items():
         if value > 0.0:
             yield Part(name=name, value=value, start=start)
         start += value
 
 
 def _ticks(scale: float, *, step_unit: float) -> tuple[float, ...]:
-    """Four to eight round values from zero."""
+    """Four to eight round values, beginning at zero."""
     length = scale / step_unit
     step = 1e-9
     while length / step > 8.0:

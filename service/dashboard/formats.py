@@ -1,28 +1,30 @@
-"""Numbers as people read them. Pages only: JSON twins keep the plain figures."""
+"""Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import JsonObject
 from hp_tool.units import JOULES_PER_MWH
 
 ABSENT = "–"
 WORDS = {
     "pipeline_p2p": "pipeline transfers",
-    "prefill_interference": "others' prefill",
+    "prefill_interference": "prefill of other requests",
     "num_gpus": "GPUs",
-    "price_per_gpu_hour": "dollars a GPU-hour",
-    "price_per_hour": "dollars an hour",
+    "price_per_gpu_hour": "$ per GPU-hour",
+    "price_per_hour": "$ per hour",
 }
-"""Names that plain words would spoil."""
-SPELT = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs"}
-"""Words that are written otherwise than in a name."""
+"""Names that `words` cannot derive."""
+SPELLINGS = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs"}
 
 
 def seconds(value: float | None) -> str:
-    """1.234 s, 12.3 ms; three significant digits and more only where they are whole."""
+    """1.23 s, 12.3 ms: three significant digits, or all digits of the whole part."""
     if value is None:
         return ABSENT
     if 0 < abs(value) < 1e-3:
@@ -31,19 +33,19 @@ def seconds(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """12,345; 1.23 below a hundred."""
+    """12,345, or 1.23 below a hundred."""
     return ABSENT if value is None else _significant(value)
 
 
 def gib(value: float | None) -> str:
-    """Bytes in GiB (2**30), or MiB where that is below a tenth."""
+    """Bytes in GiB (2**30), or in MiB below 0.1 GiB."""
     if not value:
         return ABSENT if value is None else "0 GiB"
     return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 def billions(value: float | None) -> str:
-    """A number of parameters: 1.01 T, 70.6 B, 125 M."""
+    """Number of parameters: 1.01 T, 70.6 B, 125 M."""
     if value is None:
         return ABSENT
     if value >= 0.9995e12:
@@ -52,12 +54,12 @@ def billions(value: float | None) -> str:
 
 
 def per_second(value: float | None) -> str:
-    """Bytes a second in GB (10**9)."""
+    """Bytes per second as GB/s (10**9)."""
     return ABSENT if value is None else f"{value / 1e9:,.4g} GB/s"
 
 
 def tflops(value: float | None) -> str:
-    """FLOPs a second in TFLOP/s (10**12)."""
+    """FLOPs per second as TFLOP/s (10**12)."""
     return ABSENT if value is None else f"{value / 1e12:,.4g} TFLOP/s"
 
 
@@ -71,75 +73,103 @@ def duration(value: float | None) -> str:
 
 
 def gpu_time(value: float | None) -> str:
-    """Seconds of devices in GPU-hours, or GPU-seconds where that is below a tenth."""
+    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours."""
     if value is None:
         return ABSENT
     return f"{_significant(value / 3600)} GPU-h" if value >= 360 else f"{_significant(value)} GPU-s"
 
 
 def tick(value: float, unit: str) -> str:
-    """A round value on an axis, without zeros at its end; bytes in GiB, which the caption says."""
+    """A round value on an axis without trailing zeros; bytes in GiB, without the unit."""
     if unit == "bytes":
         return f"{value / 2**30:,g}"
     return f"{value:,g} s" if value >= 1 else seconds(value) if value else "0"
 
 
 def percent(value: float | None) -> str:
-    """A signed share: +3.1 %."""
+    """A signed fraction as a percentage: +3.1 %."""
     return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
 
 
 def share(value: float | None) -> str:
-    """A plain share: 41.3 %."""
+    """A fraction as a percentage: 41.3 %."""
     if value is None:
         return ABSENT
     return f"{value * 100:.3g} %" if value == 0 or abs(value) >= 1e-4 else "below 0.01 %"
 
 
 def arrows(text: str) -> str:
-    """`TP 1 -> 8` with an arrow that screens have."""
+    """`TP 1 -> 8` with a typographic arrow."""
     return text.replace(" -> ", " → ")
 
 
 def words(name: str) -> str:
-    """A part's or field's name as people write it."""
-    return WORDS.get(name) or " ".join(SPELT.get(word, word) for word in name.split("_"))
+    """Name of a part or field in words: `gpus_per_node` is GPUs per node."""
+    return WORDS.get(name) or " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
+
+
+def plain_number(value: float) -> str:
+    """An integer in full, other numbers with four significant digits."""
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:
+    """A field's value in one line: yes or no, a text, a list, or a mapping; `number` formats the numbers in it."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int() | float():
+            return number(value)
+        case list() | tuple():
+            return ", ".join(in_words(item, number=number) for item in value)
+        case dict():
+            return ", ".join(
+                f"{words(name)} {in_words(item, number=number)}" for name, item in value.items() if item is not None
+            )
+        case _:
+            return str(value)
+
+
+def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested mappings by their dotted paths; `schema.lay` is the inverse."""
+    values: dict[str, Any] = {}
+    for name, value in mapping.items():
+        nested = isinstance(value, dict) and all(isinstance(key, str) and "." not in key and "=" not in key for key in value)
+        values |= dotted(value, f"{prefix}{name}.") if nested and value else {prefix + name: value}
+    return values
+
+
+def dollars(value: float) -> str:
+    """$1,234, $12.34 or $0.0123."""
+    return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
 
 
 def measured(value: float | None, unit: str) -> str:
-    """A figure with its unit."""
-    if value is None:
-        return ABSENT
-    match unit:
-        case "seconds":
-            return seconds(value)
-        case "bytes":
-            return gib(value)
-        case "share":
-            return share(value)
-        case "change":
-            return percent(value)
-        case "tflops":
-            return f"{_significant(value)} TFLOP/s"
-        case "days":
-            return f"{_significant(value)} days"
-        case "hours":
-            return f"{value:,.0f} h"
-        case "dollars":
-            return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
-        case "joules":
-            return f"{_significant(value / JOULES_PER_MWH)} MWh"
-        case _:
-            return _significant(value)
+    """A figure in its unit."""
+    return ABSENT if value is None else UNITS.get(unit, _significant)(value)
 
 
 def moment(value: datetime | None) -> str:
-    """A day and minute in UTC."""
+    """Date and minute in UTC."""
     return ABSENT if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
 
 
+def subject(query: JsonObject) -> str:
+    """Model and cluster of a query, as it names them: llama-3-70b on 64 x h100-sxm-80gb."""
+    model, cluster = query.get("model"), query.get("cluster")
+    name = model.get("name") or "own model" if isinstance(model, dict) else str(model)
+    if not isinstance(cluster, dict):
+        return f"{name} on {cluster}"
+    gpu = cluster.get("gpu") or cluster.get("node_type") or "GPU"
+    gpu_name = gpu.get("name", "own GPU") if isinstance(gpu, dict) else str(gpu)
+    number = cluster.get("num_gpus")
+    return f"{name} on {number} x {gpu_name}" if number else f"{name} on {gpu_name}"
+
+
 def arithmetic(parallel: ParallelConfig) -> str:
-    """TP 2 x PP 1 x DP 1 = 2 GPUs. Context parallelism stands there only where it is used."""
+    """TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
     sizes = {"TP": parallel.tensor_parallel_size, "PP": parallel.pipeline_parallel_size}
     if parallel.context_parallel_size > 1:
         sizes["CP"] = parallel.context_parallel_size
@@ -149,25 +179,25 @@ def arithmetic(parallel: ParallelConfig) -> str:
 
 
 def details(parallel: ParallelConfig) -> str:
-    """What else distinguishes a configuration, in a few words."""
+    """The rest of a configuration: micro-batch, recomputation, ZeRO stage and so on."""
     recompute = parallel.recompute if isinstance(parallel.recompute, str) else parallel.recompute.granularity
-    words = [f"micro-batch {parallel.micro_batch_size}"]
+    parts = [f"micro-batch {parallel.micro_batch_size}"]
     if parallel.virtual_pipeline_parallel_size > 1:
-        words.append(f"{parallel.virtual_pipeline_parallel_size} chunks per pipeline rank")
+        parts.append(f"{parallel.virtual_pipeline_parallel_size} chunks per pipeline rank")
     if parallel.expert_parallel_size > 1:
-        words.append(f"EP {parallel.expert_parallel_size}")
+        parts.append(f"EP {parallel.expert_parallel_size}")
     if parallel.sequence_parallel:
-        words.append("sequence parallel")
-    words.append("no recomputation" if recompute == "none" else f"{recompute} recomputation")
+        parts.append("sequence parallel")
+    parts.append("no recomputation" if recompute == "none" else f"{recompute} recomputation")
     if parallel.zero_stage != 1:
-        words.append(f"ZeRO {parallel.zero_stage}")
+        parts.append(f"ZeRO {parallel.zero_stage}")
     if parallel.data_parallel_shard_size:
-        words.append(f"shard groups of {parallel.data_parallel_shard_size}")
-    return ", ".join(words)
+        parts.append(f"shard groups of {parallel.data_parallel_shard_size}")
+    return ", ".join(parts)
 
 
 def _digits(value: float) -> str:
-    """Three significant ones without an exponent, of values up to a thousand: 999.6 is 1000."""
+    """Three significant digits without an exponent, for values up to a thousand: 999.6 is 1000."""
     return f"{float(f'{value:.3g}'):g}"
 
 
@@ -175,3 +205,17 @@ def _significant(value: float) -> str:
     if value == int(value) or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 0.01 else f"{value:#.3g}"
+
+
+UNITS: dict[str, Callable[[float], str]] = {
+    "seconds": seconds,
+    "bytes": gib,
+    "share": share,
+    "change": percent,
+    "tflops": lambda value: f"{_significant(value)} TFLOP/s",
+    "days": lambda value: f"{_significant(value)} days",
+    "hours": lambda value: f"{value:,.0f} h",
+    "dollars": dollars,
+    "joules": lambda value: f"{_significant(value / JOULES_PER_MWH)} MWh",
+}
+"""Formats of figures by their unit."""

@@ -1,4 +1,4 @@
-"""Forms as browsers post them."""
+"""Read forms that browsers post."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
+from pydantic import BeforeValidator
 
 from hp_tool.errors import InputError
 from service.api.bodies import read_body
@@ -13,12 +14,21 @@ from service.api.bodies import read_body
 MAX_FIELDS = 100
 
 
+def none_if_blank(text: object) -> object:
+    """The text without surrounding spaces; None if nothing is left."""
+    return text.strip() or None if isinstance(text, str) else text
+
+
+BLANK_IS_NONE = BeforeValidator(none_if_blank)
+"""For filters in an address: a form sends those not set as empty text."""
+
+
 def read_form(text: str | bytes) -> dict[str, str]:
-    """Names to values, the last where one is given twice; blank ones are left out. Raises InputError."""
+    """Values by name, without blank ones; the last value of a repeated name counts. Raises InputError."""
     try:
         pairs = parse_qsl(text if isinstance(text, str) else text.decode(), max_num_fields=MAX_FIELDS)
     except ValueError:
-        raise InputError("the form is no URL-encoded text, or has too many fields", code="bad_request") from None
+        raise InputError("the form is not URL-encoded or has too many fields", code="bad_request") from None
     return {name: value.strip() for name, value in pairs if value.strip()}
 
 
@@ -27,4 +37,4 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]
-"""The body's fields. That our own page sent them and how much it may be, the gate has checked."""
+"""Fields of the posted form. The gate has checked its size and, by the Origin header, that our own page sent it."""

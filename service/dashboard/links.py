@@ -1,4 +1,4 @@
-"""Addresses of pages that show one configuration. The whole question stands in them, so that a link can be shared."""
+"""Addresses of pages. An address holds the whole state of its page, so a link can be shared."""
 
 from __future__ import annotations
 
@@ -7,61 +7,50 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
+from hp_tool.domain.records import Page
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.queries import schema
 
 MAX_QUERY = 20_000
 """Characters of a query in an address."""
-BESIDE = ("search", "id")
-"""Of a query, what says nothing about a configuration."""
+IRRELEVANT = ("search", "id")
+"""Fields of a query that do not describe its configuration."""
+
+
+def address(path: str, parameters: Mapping[str, object]) -> str:
+    """`path` with its query string; parameters that are None or empty are left out."""
+    kept = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def next_href(path: str, page: Page[Any], filters: Mapping[str, object] | None = None) -> str | None:
+    """Address of the part of a list that follows `page`; None on the last one."""
+    return address(path, {**(filters or {}), "cursor": page.next_cursor}) if page.next_cursor else None
+
+
+def json_href(href: str) -> str:
+    """Address of the JSON of the page at `href`."""
+    path, question_mark, parameters = href.partition("?")
+    return f"{path}.json{question_mark}{parameters}"
 
 
 def configuration_href(query: Query | Mapping[str, Any], *, parallel: ParallelConfig | ServingConfig | None = None) -> str:
-    """The page of the configuration `parallel` of a query; of the query's own where None."""
-    return f"/configurations?{urlencode({'query': configuration_text(query, parallel=parallel)})}"
+    """Page of a query's configuration, or of `parallel` in its place."""
+    return address("/configurations", {"query": configuration_text(query, parallel=parallel)})
 
 
 def compare_href(first: str, second: str) -> str:
-    """Two configurations side by side, each as `configuration_text`."""
-    return f"/compare?{urlencode({'first': first, 'second': second})}"
+    """Page that compares two configurations, each given as `configuration_text`."""
+    return address("/compare", {"first": first, "second": second})
 
 
 def configuration_text(query: Query | Mapping[str, Any], *, parallel: ParallelConfig | ServingConfig | None = None) -> str:
-    """The query of one configuration as compact JSON."""
+    """Query of one configuration, as compact JSON."""
     mapping = schema.query_mapping(query) if isinstance(query, Query) else dict(query)
     if parallel is not None:
         values = schema.to_dict(parallel)
         mapping["parallel"] = {name: value for name, value in values.items() if value is not None}
-    kept = {name: value for name, value in mapping.items() if name not in BESIDE}
+    kept = {name: value for name, value in mapping.items() if name not in IRRELEVANT}
     return json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
-
-
-def explorer_href(query: Query, parallel: ParallelConfig | None) -> str | None:
-    """The explorer at this configuration; None where its controls cannot say all of the question's main points."""
-    cluster, training = query.cluster, query.training
-    if training is None or not isinstance(query.model, str) or isinstance(cluster, str) or not isinstance(cluster.gpu, str):
-        return None
-    values: dict[str, Any] = {
-        "model": query.model,
-        "gpu": cluster.gpu,
-        "num_gpus": cluster.num_gpus,
-        "sequence_length": training.sequence_length,
-        "global_batch_size": training.global_batch_size,
-        "precision": training.precision,
-        "attention": training.attention,
-    }
-    if parallel is not None:
-        values |= {
-            "tp": parallel.tensor_parallel_size,
-            "pp": parallel.pipeline_parallel_size,
-            "vpp": parallel.virtual_pipeline_parallel_size,
-            "cp": parallel.context_parallel_size,
-            "ep": parallel.expert_parallel_size,
-            "mbs": parallel.micro_batch_size,
-            "recompute": recompute_name(parallel.recompute).split()[0],
-            "zero": parallel.zero_stage,
-            "sp": "on" if parallel.sequence_parallel else "off",
-        }
-    return f"/explorer?{urlencode(values)}"

@@ -1,4 +1,4 @@
-"""All pages and their files. Every page has its JSON twin at the same URL + .json: the context that its template renders."""
+"""Routes of all pages and their static files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,40 @@ from fastapi.staticfiles import StaticFiles
 from starlette.responses import Response
 from starlette.types import Scope
 
-from service.dashboard import plotly, searches
-from service.dashboard.access import routes as access
-from service.dashboard.calibration import routes as calibration
-from service.dashboard.catalogue import routes as catalogue
-from service.dashboard.configuration import measured
-from service.dashboard.configuration import routes as configuration
-from service.dashboard.explorer import routes as explorer
-from service.dashboard.new import routes as new_search
+from service.dashboard import (
+    access,
+    calibration,
+    catalogue,
+    compare,
+    configuration,
+    explorer,
+    measurements,
+    plotly,
+    search,
+    searches,
+)
+from service.dashboard.new_search import page as new_search
 from service.dashboard.rendering import ASSETS, STATIC
 
-# new_search first: `new` is no search's id.
-ROOMS = (new_search, searches, access, calibration, catalogue, configuration, measured, explorer, plotly)
+# new_search before search, whose path /searches/{search_id} matches /searches/new too.
+MODULES = (
+    new_search,
+    searches,
+    search,
+    access,
+    calibration,
+    measurements,
+    catalogue,
+    configuration,
+    compare,
+    explorer,
+    plotly,
+)
 """Modules with a router of pages."""
 
 
 class Assets(StaticFiles):
-    """Static files whose URL holds the digest of their content: a browser need never ask again."""
+    """Static files whose URL contains a digest of their content, so browsers can cache them forever."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -32,7 +49,7 @@ class Assets(StaticFiles):
 
 
 def install(app: FastAPI) -> None:
-    """Add the pages and their static files."""
-    for room in ROOMS:
-        app.include_router(room.router)
+    """Add all pages and their static files to the app."""
+    for module in MODULES:
+        app.include_router(module.router)
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

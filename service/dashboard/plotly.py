@@ -1,4 +1,4 @@
-"""Plotly as its Python package brings it along: served from where it is installed, never copied into the project."""
+"""Serve plotly.min.js from the installed Python package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Header, Response
 
 HREF = f"/static/plotly-{version('plotly')}.min.js"
-"""The version stands in the URL, so that a browser need ask only once."""
+"""Contains the version, so browsers can cache it forever."""
 ETAG = f'"plotly-{version("plotly")}"'
 CACHED = {"Cache-Control": "public, max-age=31536000, immutable", "ETag": ETAG, "Vary": "Accept-Encoding"}
 
@@ -20,15 +20,15 @@ router = APIRouter(include_in_schema=False)
 
 @cache
 def source() -> str:
-    """The whole script."""
+    """Text of the script."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 @cache
 def style_ids() -> tuple[str, ...]:
-    """Ids of style elements that the script would put into the page as it loads, unless elements of these ids are there.
+    """Ids of style elements that the script adds to a page unless elements with these ids exist.
 
-    Our content policy refuses inline styles, and no chart of ours needs these (they are the maps').
+    The content policy refuses inline styles, and only maps, which no page draws, need these.
     """
     return tuple(dict.fromkeys(re.findall(r'document\.getElementById\("([0-9a-f]{64})"\)', source())))
 
@@ -40,7 +40,7 @@ def _compressed() -> bytes:
 
 @router.get(HREF)
 def plotly(accept_encoding: str = Header(""), if_none_match: str = Header("")) -> Response:
-    """The script, compressed where the browser takes that."""
+    """The script, compressed if the browser accepts gzip."""
     if ETAG in if_none_match:
         return Response(status_code=304, headers=CACHED)
     if "gzip" in accept_encoding:

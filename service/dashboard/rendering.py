@@ -1,4 +1,4 @@
-"""Typed context -> HTML. Templates know the context's fields and these filters, nothing else."""
+"""Render contexts as HTML. Templates use only the context's fields and these filters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECTIONS = (
 
 
 def _assets_version() -> str:
-    """A digest of the static files. It stands in their URLs, so that they may be cached for ever."""
+    """Digest of the static files. It is part of their URLs, so they can be cached forever."""
     content = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
     return hashlib.sha256(content).hexdigest()[:12]
 
@@ -36,7 +36,7 @@ ASSETS = _assets_version()
 _environment = Environment(
     loader=PackageLoader("service.dashboard"),
     autoescape=select_autoescape(default=True, default_for_string=True),
-    # A misspelt field is a bug to see in a test, not an empty cell.
+    # A misspelt field fails a test instead of leaving an empty cell.
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -50,11 +50,11 @@ for _name in (
     _environment.filters[_name] = getattr(formats, _name)
 
 
-def rendered(template: str, **given: Any) -> str:
-    """What `template` makes of its arguments."""
-    return _environment.get_template(template).render(**given)
+def rendered(template: str, **variables: Any) -> str:
+    """HTML of `template` with these variables."""
+    return _environment.get_template(template).render(variables)
 
 
 def render(template: str, *, page: Any, section: str | None = None, status: int = 200) -> HTMLResponse:
-    """The page that `template` makes of the context `page`; `section` is marked in the navigation bar."""
+    """HTML response of `template` with the context `page`; `section` is marked in the navigation bar."""
     return HTMLResponse(rendered(template, page=page, section=section), status_code=status)

@@ -1,90 +1,150 @@
-"""The searches' routes: gather views, make the context, render it."""
+"""/searches: the list of searches. Its filters are part of the address."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, time
+from typing import Annotated, get_args
 
-from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse, RedirectResponse
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BeforeValidator
 
-from hp_tool.errors import InputError, NotFoundError
-from hp_tool.exchange.exports import export
-from service.api import search_actions
-from service.api.bodies import json_response
-from service.api.dependencies import StoreDep
-from service.api.search_actions import Action, apply_action
-from service.dashboard.building import stored_search_page
-from service.dashboard.contexts import SearchPage, TrialTable
-from service.dashboard.forms import Form
-from service.dashboard.links import configuration_href
-from service.dashboard.listing import searches_context
-from service.dashboard.trials import trial_table
-from service.dashboard.twins import page_at
+from hp_tool.domain.access import Scope
+from hp_tool.domain.query import Kind
+from hp_tool.domain.records import SearchState
+from hp_tool.store.columns import decode_configuration
+from hp_tool.store.searches import model_of
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
+from service.api.views import SearchView, View
+from service.dashboard.contexts import Page, Tone
+from service.dashboard.formats import subject
+from service.dashboard.forms import BLANK_IS_NONE
+from service.dashboard.links import address, next_href
+from service.dashboard.page_and_json import page_at
+from service.dashboard.search import SEARCH_TONES, budget_runs_of
+from service.dashboard.serving_runs import serves, words
+
+MAX_ROWS = 50
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Name = Annotated[str | None, Query(max_length=200), BLANK_IS_NONE]
+Day = Annotated[date, BeforeValidator(no_number)]
 
 router = APIRouter(tags=["dashboard"])
 
 
-page_at(router, "/searches", template="searches.html", section="Searches", home=True)(searches_context)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRow(View):
+    """A search in the list."""
+
+    short_id: str
+    href: str
+    state: SearchState
+    tone: Tone
+    kind: Kind
+    subject: str
+    """Model on cluster."""
+    model: str | None
+    owner: str | None
+    best: str | None
+    best_step_s: float | None
+    """Step time, or for serving the request latency; see `Quantity`."""
+    profile_runs: int
+    budget_runs: int
+    gpu_seconds: float
+    saved_gpu_seconds: float | None
+    """Cost of running every feasible configuration minus the cost of the search; None if unknown."""
+    created_at: datetime
 
 
-@page_at(router, "/searches/{search_id}", template="search.html", section="Searches")
-def search_context(search_id: str, store: StoreDep) -> SearchPage:
-    """One search as its page shows it."""
-    return stored_search_page(record=store.get_search(search_id=search_id), store=store)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFilters:
+    """Filters of the list; a search must match every one that is set."""
+
+    state: Annotated[SearchState | None, BLANK_IS_NONE] = None
+    kind: Annotated[Kind | None, BLANK_IS_NONE] = None
+    model: Name = None
+    """Its whole name: a search for parts of names would read every row."""
+    owner: Name = None
+    """For callers who may see others' searches."""
+    since: Annotated[Day | None, Query(description="Created on this day (UTC) or later, as 2026-01-31"), BLANK_IS_NONE] = None
 
 
-@router.get("/searches/{search_id}/trials.json", response_model=TrialTable)
-def trials_json(search_id: str, store: StoreDep) -> Response:
-    """All profile runs of a search, column by column, as its charts and its table show them."""
-    record = store.get_search(search_id=search_id)
-    return json_response(trial_table(record=record, runs=store.run_figures(search_id=search_id)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchesPage(Page):
+    """The list of searches, newest first."""
+
+    server: str
+    """Address of this service, for the hint on starting a search."""
+    states: tuple[SearchState, ...]
+    kinds: tuple[Kind, ...]
+    filters: SearchFilters
+    """The filters in effect."""
+    filtered: bool
+    """At least one filter is set."""
+    sees_others: bool
+    """The caller may see searches of other owners."""
+    gpu_seconds: float
+    """Spent by the searches on this page."""
+    saved_gpu_seconds: float
+    """Saved by the searches on this page."""
+    live: bool
+    """A search on this page has not ended."""
+    rows: tuple[SearchRow, ...]
+    next_href: str | None
 
 
-@router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
-def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
-    """The end of a profile run's log."""
-    run = store.get_run(search_id=search_id, run_id=run_id)
-    return PlainTextResponse((run.measurement and run.measurement.log_tail) or "No log was kept of this run.")
+@page_at(router, "/searches", template="searches.html", section="Searches", home=True)
+def searches_context(
+    request: Request,
+    store: StoreDep,
+    principal: PrincipalDep,
+    filters: Annotated[SearchFilters, Depends()],
+    cursor: Cursor = None,
+) -> SearchesPage:
+    """List of searches, as shown on its page."""
+    page = store.list_searches(
+        state=filters.state,
+        kind=filters.kind,
+        model=filters.model,
+        owner=filters.owner,
+        since=datetime.combine(filters.since, time(), UTC) if filters.since else None,
+        limit=MAX_ROWS,
+        cursor=cursor,
+    )
+    rows = tuple(_row(SearchView.of(record)) for record in page.items)
+    parameters = asdict(filters)
+    return SearchesPage(
+        title="Searches",
+        json_href=address("/searches.json", parameters),
+        server=str(request.base_url).rstrip("/"),
+        states=tuple(SearchState),
+        kinds=KINDS,
+        filters=filters,
+        filtered=filters != SearchFilters(),
+        sees_others=principal.scope >= Scope.ADMIN,
+        gpu_seconds=sum(row.gpu_seconds for row in rows),
+        saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
+        live=any(not record.state.ended for record in page.items),
+        rows=rows,
+        next_href=next_href("/", page, parameters),
+    )
 
 
-@router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
-def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
-    """Look closer at the configuration of a run."""
-    query = store.get_search(search_id=search_id).query
-    run = store.get_run(search_id=search_id, run_id=run_id)
-    return RedirectResponse(configuration_href(query, parallel=run.parallel), status_code=303)
-
-
-@router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
-def export_text(search_id: str, store: StoreDep, format: str, download: bool = False) -> PlainTextResponse:
-    """The best configuration so far in another tool's words."""
-    record = store.get_search(search_id=search_id)
-    rows = (record.result or {}).get("recommendations") or ()
-    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
-    if parallel is None:
-        raise NotFoundError("the search has no best configuration yet", field="search_id")
-    text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
-    headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
-    return PlainTextResponse(text, headers=headers)
-
-
-@router.post("/searches/{search_id}/budget", include_in_schema=False)
-def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
-    """Let the search run more or less."""
-    text = values.get("budget_runs", "")
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InputError(f"{text[:40]!r} is no number of runs", field="budget_runs")
-    search_actions.change_budget(store, search_id=search_id, budget_runs=int(text))
-    return RedirectResponse(f"/searches/{search_id}", status_code=303)
-
-
-def _button(action: Action) -> Callable[..., RedirectResponse]:
-    def press(search_id: str, store: StoreDep) -> RedirectResponse:
-        return RedirectResponse(f"/searches/{apply_action(store, search_id=search_id, action=action).id}", status_code=303)
-
-    return press
-
-
-for _action in Action:  # that a button was pressed on our own page, the gate has checked (Origin)
-    router.add_api_route(f"/searches/{{search_id}}/{_action}", _button(_action), methods=["POST"], include_in_schema=False)
+def _row(view: SearchView) -> SearchRow:
+    best, grid, spent = (view.progress.get(name) for name in ("best_parallel", "grid_gpu_seconds", "gpu_seconds"))
+    return SearchRow.of(
+        view,
+        short_id=view.id[:8],
+        href=f"/searches/{view.id}",
+        tone=SEARCH_TONES[view.state],
+        kind="inference" if serves(view.query) else "training",
+        subject=subject(view.query),
+        model=model_of(view.query),
+        best=words(decode_configuration(best))[0] if best else None,
+        best_step_s=view.progress.get("best_step_s"),
+        profile_runs=view.progress.get("profile_runs", 0),
+        budget_runs=budget_runs_of(view.query),
+        gpu_seconds=spent or 0.0,
+        saved_gpu_seconds=max(0.0, grid - spent) if grid and spent is not None else None,
+    )

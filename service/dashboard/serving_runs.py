@@ -1,4 +1,4 @@
-"""Runs of a search for a way to serve, as pages show them."""
+"""Runs of serving searches in words, and the cost model's predictions of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token",
 
 
 def serves(query: JsonObject) -> bool:
-    """Whether a stored query asks for a way to serve."""
+    """Whether a stored query is of kind inference."""
     return query.get("kind") == "inference"
 
 
@@ -34,20 +34,20 @@ def words(config: Configuration) -> tuple[str, str]:
 
 
 def quantity(query: JsonObject) -> Quantity:
-    """What the runs of a query are compared by."""
+    """What a search compares the runs of its query by."""
     if not serves(query):
         return Quantity(seconds="Step time", charged=False, rate="Tokens/s per GPU")
     return Quantity(seconds="Request latency", charged=bool(targets_of(query)), rate="Output tokens/s per GPU")
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:
-    """The query's targets, by the name of the latency."""
+    """The query's targets in seconds, by the name of the latency."""
     targets = query.get("targets") or {}
     return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
 
 
 def misses(latencies: AnyLatencies, *, targets: dict[str, float]) -> tuple[str, ...]:
-    """The targets that latencies miss, in words."""
+    """The targets that `latencies` miss, in words."""
     seconds: dict[str, Any] = {name: getattr(latencies, name) for name in targets}
     return tuple(
         f"{LATENCIES[name]} {formats.seconds(seconds[name])} is above {formats.seconds(limit)}"
@@ -59,7 +59,7 @@ def misses(latencies: AnyLatencies, *, targets: dict[str, float]) -> tuple[str, 
 def predicted_costs(query: JsonObject, configs: Sequence[Configuration]) -> ServingCosts:
     """The cost model's predictions of serving configurations under a stored query's load.
 
-    Raises HpToolError, as for a query of another version that names what is no longer known.
+    Raises HpToolError, for example for a query of another version with names that no longer exist.
     """
     problem = resolve_serving(schema.parse_query(query))
     serving = [config for config in configs if isinstance(config, ServingConfig)]

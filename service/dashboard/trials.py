@@ -1,9 +1,10 @@
-"""From a search's runs to the columns that its charts and its table show."""
+"""Runs of a search in columns, as its charts and its table show them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.domain.parallel import recompute_name
@@ -12,9 +13,10 @@ from hp_tool.domain.serving import Configuration
 from hp_tool.errors import HpToolError
 from hp_tool.store.columns import decode_configuration
 from service.api.search_results import calibrated_predictions
-from service.dashboard.contexts import Axis, AxisValue, ServingColumns, Tone, TrialTable
+from service.dashboard.contexts import Quantity, Tone
 from service.dashboard.serving_runs import misses, predicted_costs, quantity, serves, targets_of, words
 
+AxisValue = int | str | bool
 TONES: dict[str, Tone] = {
     "intended": "",
     "submitted": "busy",
@@ -40,16 +42,79 @@ AXES = {
     "data_parallel_shard_size": "Shard group",
     "pipeline_schedule": "Schedule",
 }
-"""What is shown of `parallel`, where trials differ on it."""
-SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Requests at once"}
-"""The same of a way to serve."""
+"""Labels of the fields of `parallel` that become axes if trials differ in them."""
+SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}
+"""The same for a serving search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A setting in which the trials differ."""
+
+    name: str
+    """Field of `parallel`."""
+    label: str
+    values: tuple[AxisValue, ...]
+    """One per trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingColumns:
+    """Figures of requests under the full load, one per trial of a serving search; unknown ones are None."""
+
+    targets: dict[str, float]
+    """Maximum seconds by latency: ttft_s, tpot_s, request_latency_s."""
+    ttft_s: tuple[float | None, ...]
+    """Measured, as all that are not called predicted."""
+    tpot_s: tuple[float | None, ...]
+    request_latency_s: tuple[float | None, ...]
+    misses: tuple[tuple[str, ...], ...]
+    """Targets that its measurement misses, in words."""
+    predicted_ttft_s: tuple[float | None, ...]
+    """By the cost model, before calibration."""
+    predicted_tpot_s: tuple[float | None, ...]
+    predicted_tokens_per_second_per_gpu: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTable:
+    """Profile runs of a search in columns, which are small to send and quick to filter; unknown figures are None."""
+
+    quantity: Quantity
+    axes: tuple[Axis, ...]
+    tones: dict[str, Tone]
+    """By state."""
+    best: int | None
+    """Index of the best configuration's trial."""
+    run_id: tuple[str, ...]
+    number: tuple[int, ...]
+    arithmetic: tuple[str, ...]
+    details: tuple[str, ...]
+    state: tuple[str, ...]
+    cause: tuple[str | None, ...]
+    predicted_step_s: tuple[float | None, ...]
+    """By the cost model, before calibration. This and every `step_s` is the time that `quantity` names."""
+    calibrated_step_s: tuple[float | None, ...]
+    """By the calibration at the time the run was chosen if that was stored, else by the search's last one."""
+    calibrated_low_s: tuple[float | None, ...]
+    calibrated_high_s: tuple[float | None, ...]
+    measured_step_s: tuple[float | None, ...]
+    reduced: tuple[bool, ...]
+    """Extrapolated from a reduced run."""
+    tokens_per_second_per_gpu: tuple[float | None, ...]
+    peak_memory_bytes: tuple[int | None, ...]
+    predicted_memory_bytes: tuple[float | None, ...]
+    serving: ServingColumns | None = None
+    """None for a training search."""
+    logs: dict[str, str] | None = None
+    """Ends of logs by run, for a report in one file; None if the server can be asked for them."""
 
 
 def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None) -> TrialTable:
-    """All runs of a search, in order of intent."""
-    # Of a way to serve the result holds measured latencies in place of what was expected of them.
-    learnt = {} if serves(record.query) else calibrated_predictions(record)
-    calibrated = [_calibrated(run, learnt.get(run.parallel)) for run in runs]
+    """All runs of a search, in the order in which they were chosen."""
+    # In the result of a serving search, measured latencies replace the calibrated ones.
+    predictions = {} if serves(record.query) else calibrated_predictions(record)
+    calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
     worded = [words(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
@@ -76,16 +141,16 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     )
 
 
-def _calibrated(run: RunFigures, learnt: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
-    """Seconds and their interval."""
-    if run.expected_step_s is not None or learnt is None:
+def _calibrated(run: RunFigures, prediction: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
+    """Calibrated seconds with the ends of their interval."""
+    if run.expected_step_s is not None or prediction is None:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
-    low, high = learnt.get("step_s_interval") or (None, None)
-    return learnt.get("step_s"), low, high
+    low, high = prediction.get("step_s_interval") or (None, None)
+    return prediction.get("step_s"), low, high
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
-    """The run that the search itself calls the best: while it runs by id, in its result by configuration."""
+    """Index of the search's best run: until it has ended by the run's id, then by the recommended configuration."""
     rows = (record.result or {}).get("recommendations") or ()
     if not rows:
         best_run = record.progress.get("best_run_id")
@@ -104,7 +169,7 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     try:
         costs = predicted_costs(query, [run.parallel for run in runs])
         predicted = {name: _floats(getattr(costs, name)) for name in names}
-    except HpToolError:  # a query of another version: what was stored of its runs stands in the other columns
+    except HpToolError:  # a query of another version: only stored values are shown
         predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
         targets=targets,

@@ -1,4 +1,4 @@
-"""Where webhooks may go. A URL comes from a user and is asked for from inside, so it must not open what only insiders reach."""
+"""Where webhooks may go. Users give the URLs and the service requests them, so they must not reach internal hosts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ LONGEST_URL = 2000
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "fec0::/10")))
-"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4), perhaps to a private one, and old site-local addresses."""
+"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4), perhaps to a private address, and old site-local addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """What an operator says about webhooks."""
+    """The operator's settings for webhooks."""
 
     key: bytes = field(repr=False)
     """Of the HMAC."""
     networks: tuple[Network, ...] = ()
-    """Those that are not public and that webhooks may go to nevertheless."""
+    """Networks that are not public but allowed as targets."""
 
     def check(self, url: str) -> httpx.URL:
-        """The URL, if it may be asked for as far as it says itself; what its name resolves to is judged on connecting.
+        """The parsed URL, if its text is acceptable; the addresses of its name are checked on connecting.
 
         https, or http to a loopback address among `networks`; neither user nor fragment. InputError otherwise.
         """

@@ -1,5 +1,5 @@
-"""One POST to a URL that a user gave: resolved once, to admitted addresses only, and over within seconds whatever the other
-side does. No redirect is followed and no proxy asked, and of the answer only the status is read.
+"""One POST to a URL from a user: resolved once, to admitted addresses only, and over within seconds whatever the receiver does.
+Redirects are not followed, proxies are not used, and only the status of the answer is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAILURES = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolE
 
 
 class DeliveryError(Exception):
-    """A message that was not taken; the text says why, without what the receiver answered."""
+    """A failed delivery; the text says why, without the receiver's answer."""
 
 
 def post(
@@ -55,8 +55,8 @@ def post(
 
 
 class Guarded(httpcore.NetworkBackend):
-    """Connects to what a name resolves to, if all of it is admitted. Whoever answers the look-up has no second one to answer
-    otherwise (DNS rebinding): the address judged is the address connected to."""
+    """Connects to the addresses of a name, if all of them are admitted. The address checked is the address connected to, so a
+    second look-up cannot answer differently (DNS rebinding)."""
 
     def __init__(self, *, admits: Callable[[Address], bool], deadline: float) -> None:
         self._admits = admits
@@ -86,7 +86,7 @@ class Guarded(httpcore.NetworkBackend):
 
 
 class Bounded(httpcore.NetworkStream):
-    """A connection with one deadline for all it does: a receiver that drips a byte now and then ends with it too."""
+    """A connection with one deadline for everything, so that a receiver cannot prolong it byte by byte."""
 
     def __init__(self, inner: httpcore.NetworkStream, *, deadline: float) -> None:
         self._inner = inner
@@ -111,7 +111,7 @@ class Bounded(httpcore.NetworkStream):
 
 
 def left_s(deadline: float) -> float:
-    """Seconds until then; a timeout where there are none."""
+    """Seconds until `deadline`; raises ReadTimeout once it has passed."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise httpcore.ReadTimeout("it took too long")
@@ -120,7 +120,7 @@ def left_s(deadline: float) -> float:
 
 def _resolved(host: str, port: int) -> list[Address]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(ipaddress.ip_address(info[4][0]) for info in found))
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers))
     except (OSError, ValueError) as error:  # UnicodeError, of names that are none, is a ValueError
         raise httpcore.ConnectError("the name is not found") from error

@@ -1,7 +1,7 @@
 """Signatures after the Standard Webhooks specification, for which libraries exist in most languages.
 
-`webhook-signature` is `v1,` and the base64 of HMAC-SHA256(secret, id.timestamp.body): the body, the instant of sending and the
-message's id are what the secret's owner sent, or the signature differs.
+`webhook-signature` is `v1,` and the base64 of HMAC-SHA256(secret, id.timestamp.body), so it covers the message's id, its time
+of sending and its body.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ def secret_bytes(secret: str) -> bytes:
     except binascii.Error:
         raise InputError(f"what follows {PREFIX} is not base64", field="HP_WEBHOOK_SECRET") from None
     if len(key) < SHORTEST_SECRET_BYTES:
-        mend = "whsec_$(openssl rand -base64 32) is a good one"
-        raise InputError(
-            f"the secret has {len(key)} bytes; it needs {SHORTEST_SECRET_BYTES}: {mend}", field="HP_WEBHOOK_SECRET"
-        )
+        fix = "whsec_$(openssl rand -base64 32) is a good one"
+        raise InputError(f"the secret has {len(key)} bytes; it needs {SHORTEST_SECRET_BYTES}: {fix}", field="HP_WEBHOOK_SECRET")
     return key
 
 
@@ -46,17 +44,17 @@ def signed_headers(*, key: bytes, message_id: str, timestamp: int, body: bytes) 
 
 
 def verify(*, secret: str, headers: Mapping[str, str], body: bytes, tolerance_s: float = TOLERANCE_S) -> None:
-    """Return if `body` was sent with these headers by who holds `secret`, within `tolerance_s` of now; else InputError.
+    """Raise InputError unless a holder of `secret` signed `body` and these headers within `tolerance_s` of now.
 
-    `body` are the bytes as they came, before any JSON is read.
+    `body`: the bytes as received, before any JSON is parsed.
     """
-    given = {name.lower(): value for name, value in headers.items()}
-    message_id, sent, signatures = (given.get(f"webhook-{name}", "") for name in ("id", "timestamp", "signature"))
-    if not re.fullmatch(r"[0-9]{1,12}", sent) or abs(time.time() - int(sent)) > tolerance_s:
+    lower = {name.lower(): value for name, value in headers.items()}
+    message_id, sent_at, signatures = (lower.get(f"webhook-{name}", "") for name in ("id", "timestamp", "signature"))
+    if not re.fullmatch(r"[0-9]{1,12}", sent_at) or abs(time.time() - int(sent_at)) > tolerance_s:
         raise InputError("the message is from another time", field="webhook-timestamp", code="webhook_invalid")
-    due = _signature(secret_bytes(secret), message_id, sent, body).encode()
-    # Several signatures, apart by spaces, are allowed while a secret is replaced by the next.
-    if not any(hmac.compare_digest(due, each.encode()) for each in signatures.split()):
+    expected = _signature(secret_bytes(secret), message_id, sent_at, body).encode()
+    # Several signatures, separated by spaces, are allowed while a secret is replaced.
+    if not any(hmac.compare_digest(expected, each.encode()) for each in signatures.split()):
         raise InputError("no signature is that of the message", field="webhook-signature", code="webhook_invalid")
 
 

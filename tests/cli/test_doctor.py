@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hp_tool import diagnostics as doctor
 from hp_tool.catalog import library
 from hp_tool.cli.main import build
-from hp_tool.diagnostics import clusters as doctor_clusters
-from hp_tool.diagnostics import host as doctor
 from hp_tool.domain.access import DatabaseState
 from hp_tool.launchers import devices
 from hp_tool.store import open_store, schema
@@ -121,7 +120,7 @@ def test_clusters_that_are_named_are_asked(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "RAY.yaml").write_text("gpu: cpu\n")
     library.clear_cache()
     try:
-        found = {check.name: check for check in doctor_clusters.clusters()}
+        found = {check.name: check for check in doctor.clusters()}
     finally:
         library.clear_cache()
     told = {name: check.status for name, check in found.items()}

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from hp_tool import catalog
 from hp_tool.catalog import library
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
-from hp_tool.catalog.machines import MachineProfile, machine_profile, save_machine_profile
+from hp_tool.catalog.efficiency import MachineProfile, efficiency, gpu_efficiency, machine_profile, save_machine_profile
 from hp_tool.cli.main import build
 from hp_tool.domain.efficiency import Link
 from hp_tool.errors import InputError

@@ -16,7 +16,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import NewMeasurement
 from hp_tool.tuning import tune
-from service.dashboard.pages import ROOMS
+from service.dashboard.pages import MODULES
 from tests.service.coordinator import claim, finish, one_run
 from tests.tuning.serving_engine import ServingEngine
 from tests.tuning.test_serving_search import query as serving_query
@@ -83,7 +83,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
 
 def html_routes() -> list[APIRoute]:
     """Every route of the dashboard that answers a GET with a page."""
-    routes = [route for room in ROOMS for route in room.router.routes if isinstance(route, APIRoute)]
+    routes = [route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)]
     return [route for route in routes if "GET" in route.methods and _is_html(route)]
 
 

@@ -92,7 +92,7 @@ def test_a_page_whose_scripts_were_cut_off_mends_itself(browser: Browser, server
     for address in away:
         page.route(address, lambda route: route.abort())
     page.goto(f"{server}/searches/{search}")
-    page.get_by_text("The server is away").wait_for()
+    page.get_by_text("The server is unreachable").wait_for()
     assert page.locator("tr.chosen").count() == 0
     for address in away:
         page.unroute(address)

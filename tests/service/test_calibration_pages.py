@@ -39,8 +39,8 @@ def learnt(http: TestClient) -> TestClient:
 
 
 def test_before_anything_was_learnt(http: TestClient) -> None:
-    assert "Nothing has been learnt yet" in http.get("/calibration").text
-    assert "No measurement is like this" in http.get("/measurements").text
+    assert "No calibrations yet" in http.get("/calibration").text
+    assert "No matching measurements" in http.get("/measurements").text
     assert http.get("/calibration/series", params={"cluster_key": "x", "framework": "y"}).status_code in (404, 422)
 
 

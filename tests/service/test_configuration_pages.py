@@ -66,12 +66,12 @@ def test_why_not_and_what_mends_it(shared_http: TestClient) -> None:
 def test_a_way_to_serve_that_misses_its_target_is_mended_too(shared_http: TestClient) -> None:
     hurried = SERVING | {"targets": {"tpot_s": 0.008}}
     page, view = shown(shared_http, hurried).text, shown(shared_http, hurried, twin=True).json()["view"]
-    assert view["verdict"] == "misses a target" and "What would mend it" in page
+    assert view["verdict"] == "misses a target" and "How to fix it" in page
     for mend in view["mends"]:
         figures = {figure["name"]: figure["value"] for figure in mend["figures"]}
         mended = shared_http.get(mend["href"].replace("/configurations?", "/configurations.json?")).json()["view"]
         metrics = {metric["name"]: metric["value"] for metric in mended["metrics"]}
-        assert metrics["Time per output token"] == pytest.approx(figures["Each token"])
+        assert metrics["Time per output token"] == pytest.approx(figures["TPOT"])
         assert mended["feasible"] == (not mend["remaining"])
     beside = shared_http.get(view["mends"][0]["compare_href"].replace("/compare?", "/compare.json?")).json()
     assert [each["feasible"] for each in beside["views"]] == [False, True]
@@ -140,7 +140,7 @@ def test_a_users_words_are_text(shared_http: TestClient) -> None:
 def test_every_part_has_a_colour() -> None:
     from hp_tool.cost.memory import MEMORY_PARTS
     from hp_tool.cost.step_time import TIME_PARTS
-    from service.dashboard.configuration.building import SERVING_MEMORY
+    from service.dashboard.configuration import SERVING_MEMORY
     from service.dashboard.rendering import STATIC
 
     coloured = set(re.findall(r"\.(\w+)(?=[^{}]*\{ fill:)", (STATIC / "figures.css").read_text(encoding="utf-8")))

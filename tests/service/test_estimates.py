@@ -105,14 +105,14 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     from hp_tool import batch as lines
 
-    honest = lines.single
+    honest = lines.resolve_configuration
 
-    def single(query: Any) -> Any:
+    def broken(query: Any) -> Any:
         if query.id == "bug":
             raise ZeroDivisionError("secret")
         return honest(query)
 
-    monkeypatch.setattr(lines, "single", single)
+    monkeypatch.setattr(lines, "resolve_configuration", broken)
     content = "\n".join(json.dumps(query | {"id": name}) for name in ("a", "bug", "c"))
     answers = [json.loads(line) for line in http.post("/v1/batch", content=content).text.splitlines()]
     assert [answer["status"] for answer in answers] == ["ok", "error", "ok"]

@@ -59,7 +59,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
             ("Global batch size", "4"),
         ):
             page.get_by_label(label, exact=True).fill(value)
-        page.get_by_text("Everything else").click()
+        page.get_by_text("Other fields").click()
         page.get_by_label("Further fields of the query, as YAML").fill(MODEL)
         page.locator("[data-error='cluster.num_gpus']", has_text="many").wait_for()
         page.get_by_label("GPUs", exact=True).fill("2")
@@ -70,7 +70,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         page.locator("h1 + .state", has_text="queued").wait_for()
         search = page.url
     # Nobody answers now; the page says so, and comes back by itself.
-    page.get_by_text("The server is away").wait_for()
+    page.get_by_text("The server is unreachable").wait_for()
     with api(database_url=database_url, home=tmp_path, port=port), process("worker", database_url=database_url, home=tmp_path):
         page.locator("h1 + .state", has_text="succeeded").wait_for()
         assert page.url == search

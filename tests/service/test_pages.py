@@ -14,7 +14,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
 from service.api.views import SearchView
 from service.dashboard import formats
-from service.dashboard.building import seconds_left
+from service.dashboard.search import seconds_left
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]
@@ -158,7 +158,7 @@ def test_the_lists_address_keeps_every_filter(http: TestClient, store: Store, qu
     assert 'value="gpt-tiny"' in page.text and 'value="2026-01-01"' in page.text
     rows = http.get("/searches.json", params={"model": "gpt-other", "kind": ""}).json()["rows"]
     assert [row["href"] for row in rows] == [f"/searches/{other}"]
-    assert "No search passes the filter" in http.get("/", params={"kind": "inference"}).text
+    assert "No matching searches" in http.get("/", params={"kind": "inference"}).text
     assert http.get("/searches.json", params={"since": "2100-01-01"}).json()["rows"] == []
 
 

@@ -93,7 +93,7 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     assert (before, after) == (False, True) and seen == pytest.approx(FACTOR * guess, rel=0.01)
     (series,) = http.get("/calibration.json").json()["series"]
     learnt = http.get(series["href"]).text
-    assert "Error of a request" in learnt and "Outliers" not in learnt
+    assert "Error of request latency" in learnt and "Outliers" not in learnt
     for path in ("/measurements", "/"):
         assert "replica" in http.get(path).text
 

@@ -1,13 +1,13 @@
-// The figures of a search: from the trials' columns, and the indices of those that pass the filter, to Plotly's words.
+// Charts of a search as Plotly's JSON, from the trials' columns and the indices of those that match the filter.
 
 import { seconds, count, gib } from "./numbers.js";
 
-export const MOST_POINTS = 150; // that one trace draws; what is left out of how many is said below the charts
-const MOST_INTERVALS = 60; // each is an element of its own, and many hide the points
+export const MOST_POINTS = 150; // per trace; a note below the charts says how many are drawn
+const MOST_INTERVALS = 60; // each is an SVG element, and many of them hide the points
 const GIB = 2 ** 30;
-const FEW = 12; // runs, each of which has its tick: there is no run one and a half
+const FEW = 12; // runs up to which every run has its own tick
 
-// What was measured run by run, the best so far, and what the model expected of each run when it was chosen.
+// Measurements by run, the best so far, and each run's prediction when it was chosen.
 export function history(trials, shown) {
   const ok = shown.filter((i) => trials.measured_step_s[i] != null);
   const failed = shown.filter((i) => trials.measured_step_s[i] == null && faded(trials, i) && expected(trials, i) != null);
@@ -20,8 +20,8 @@ export function history(trials, shown) {
   const awaited = sample(shown.filter((i) => expected(trials, i) != null && !faded(trials, i)), trials);
   return {
     data: [
-      dashes("Expected by the model", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
-      points("Failed, where expected", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "x", color: "--ink-faint", size: 6 }),
+      dashes("Calibrated prediction", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
+      points("Failed, at its prediction", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "x", color: "--ink-faint", size: 6 }),
       points("Measured", sample(ok, trials), number, (i) => trials.measured_step_s[i], trials, { color: "--series-1", size: 6 }),
       {
         type: "scatter", mode: "lines", name: "Best so far", hoverinfo: "skip", line: { shape: "hv", color: "--good", width: 2 },
@@ -33,7 +33,7 @@ export function history(trials, shown) {
   };
 }
 
-// Predicted against measured: on the line the prediction was right.
+// Predicted against measured; predictions on the line are exact.
 export function accuracy(trials, shown) {
   const both = sample(shown.filter((i) => trials.measured_step_s[i] != null), trials);
   const measured = (i) => trials.measured_step_s[i];
@@ -59,7 +59,7 @@ export function accuracy(trials, shown) {
   };
 }
 
-// Throughput against memory: up and to the left is better; the line joins what nothing beats in both.
+// Throughput against memory: up and to the left is better; the line is the Pareto front.
 export function front(trials, shown) {
   const memory = (i) => (trials.peak_memory_bytes[i] ?? trials.predicted_memory_bytes[i]) / GIB;
   const rate = (i) => trials.tokens_per_second_per_gpu[i];
@@ -78,12 +78,12 @@ export function front(trials, shown) {
   };
 }
 
-// Whether a trial can no longer be chosen.
+// Whether a trial can no longer become the best.
 export function faded(trials, i) {
   return !["ok", "intended", "submitted"].includes(trials.state[i]);
 }
 
-// What the runs are compared by, with its unit.
+// Axis title of the time that runs are compared by.
 function axis(trials, before) {
   const { seconds, charged } = trials.quantity;
   const name = before ? before + seconds.toLowerCase() : seconds;
@@ -94,7 +94,7 @@ function expected(trials, i) {
   return trials.calibrated_step_s[i] ?? trials.predicted_step_s[i];
 }
 
-// At most MOST_POINTS of them, evenly, with the best among them.
+// An even sample of at most MOST_POINTS trials that includes the best.
 export function sample(indices, trials) {
   if (indices.length <= MOST_POINTS) return indices;
   const stride = indices.length / MOST_POINTS;
@@ -109,7 +109,7 @@ export function points(name, indices, x, y, trials, marker) {
   };
 }
 
-// Short level lines, all of them one element: as markers each would be its own.
+// Short horizontal lines in one SVG element; markers would need one element each.
 function dashes(name, indices, x, y, trials, color) {
   const all = indices.map(x);
   const half = Math.max(0.1, (Math.max(...all) - Math.min(...all)) / 250);
@@ -125,11 +125,11 @@ export function star(trials, shown, x, y) {
   return points("Best", best, x, y, trials, { symbol: "star", color: "--good", size: 15, line: { color: "--surface-raised", width: 1 } });
 }
 
-// Plotly reads a few tags in labels; nothing here comes from a user but the numbers of a configuration.
+// Plotly interprets some tags in labels; the only user input here are numbers of a configuration.
 function about(trials, i) {
   const lines = [`<b>Run ${trials.number[i] + 1}</b> · ${trials.state[i]}`, trials.arithmetic[i], trials.details[i]];
   lines.push(`measured ${seconds(trials.measured_step_s[i])}, expected ${seconds(expected(trials, i))}`);
-  if (trials.serving?.ttft_s[i] != null) lines.push(`first token ${seconds(trials.serving.ttft_s[i])}, each further ${seconds(trials.serving.tpot_s[i])}`);
+  if (trials.serving?.ttft_s[i] != null) lines.push(`TTFT ${seconds(trials.serving.ttft_s[i])}, TPOT ${seconds(trials.serving.tpot_s[i])}`);
   if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} ${trials.serving ? "output " : ""}tokens/s per GPU`);
   if (trials.peak_memory_bytes[i] != null) lines.push(`${gib(trials.peak_memory_bytes[i])} peak memory`);
   return lines.join("<br>");

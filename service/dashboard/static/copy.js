@@ -1,4 +1,4 @@
-// Buttons that copy what an element says, and forms that show their answer in the page instead of leaving it.
+// Buttons that copy an element's text, and forms that show their response in the page.
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -22,7 +22,7 @@ document.addEventListener("submit", async (event) => {
   form.querySelector("[data-copy]").hidden = !response?.ok;
 });
 
-// Browsers offer the clipboard on secure origins only; loopback is one.
+// Browsers offer the clipboard only to secure origins, which include loopback.
 async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = document.createElement("textarea");
@@ -37,6 +37,6 @@ function problem(text) {
   try {
     return JSON.parse(text).detail;
   } catch {
-    return "The server does not answer.";
+    return "The server does not respond.";
   }
 }

@@ -1,4 +1,4 @@
-// Elements from data. Text stays text: nothing that a user wrote is ever parsed as markup.
+// Create elements from data. Users' words are inserted as text, never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,5 +1,5 @@
-// The explorer follows its controls: on every change the server is asked for the page again, and the parts that show findings are
-// swapped. The server stays the only place that computes and draws. Without this script the form has a button.
+// Update the explorer when a control changes: fetch the page again and replace the parts that show results. Only the server
+// computes and draws. Without this script the form has a button.
 
 const form = document.querySelector("form[data-follow]");
 let asking;
@@ -9,11 +9,11 @@ form.querySelector(".unscripted").hidden = true;
 
 form.addEventListener("input", (event) => {
   if (!form.reportValidity()) return;
-  if (event.target.hasAttribute("data-anew")) return; // when it is done, see below
+  if (event.target.hasAttribute("data-anew")) return; // handled when the change is complete, see below
   follow(new URLSearchParams(new FormData(form)));
 });
 
-// Another model or cluster has other settings: the page starts anew at its fastest configuration.
+// Another model or cluster has other options: load the page at its fastest configuration.
 form.addEventListener("change", (event) => {
   if (!event.target.hasAttribute("data-anew") || !form.reportValidity()) return;
   const kept = ["model", "gpu", "num_gpus", "global_batch_size", "sequence_length", "attention"];
@@ -26,7 +26,7 @@ form.addEventListener("submit", (event) => {
   follow(new URLSearchParams(new FormData(form)));
 });
 
-// A range over the select's options, beside it: the select stays as the readout, and for whoever wants one value at once.
+// Add a slider over the select's options; the select remains to show the value and to choose one directly.
 function slider(select) {
   const range = document.createElement("input");
   Object.assign(range, { type: "range", min: 0, max: select.options.length - 1, step: 1, value: select.selectedIndex });
@@ -46,7 +46,7 @@ function slider(select) {
 }
 
 async function follow(parameters) {
-  asking?.abort(); // only the newest question counts
+  asking?.abort(); // only the latest request counts
   asking = new AbortController();
   const address = `/explorer?${parameters}`;
   try {
@@ -55,14 +55,14 @@ async function follow(parameters) {
     show(new DOMParser().parseFromString(await response.text(), "text/html"));
     history.replaceState(null, "", address);
   } catch (error) {
-    if (error.name !== "AbortError") console.info("not followed, the next change will", error);
+    if (error.name !== "AbortError") console.info("update failed, the next change tries again", error);
   }
 }
 
 function show(fresh) {
   for (const part of document.querySelectorAll("[data-part]")) {
     const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
-    const open = part.querySelectorAll("details"); // numbers that someone reads stay open
+    const open = part.querySelectorAll("details"); // keep tables open that the reader opened
     const opened = [...open].map((details) => details.open);
     part.replaceChildren(...next.childNodes);
     part.querySelectorAll("details").forEach((details, index) => (details.open = opened[index] ?? false));

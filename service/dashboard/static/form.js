@@ -1,8 +1,8 @@
-// The new search's form: its answer by the cost model as one types, and every mistake at its field.
+// The new search's form: show the cost model's answer as the user types, and each error at its field.
 
 import { draw } from "./plot.js";
 
-const WAIT_MS = 250; // after the last key
+const WAIT_MS = 250; // after the last keystroke
 const form = document.querySelector("#query");
 const place = document.querySelector("#preview");
 let timer = null;
@@ -18,9 +18,9 @@ async function preview() {
   place.setAttribute("aria-busy", "true");
   const response = await fetch("/searches/new/preview", { method: "POST", body: filled() }).catch(() => null);
   const text = response?.ok ? await response.text() : null;
-  if (mine !== latest) return; // a later one is on its way
+  if (mine !== latest) return; // a later request is under way
   place.setAttribute("aria-busy", "false");
-  if (text === null) return say("The server does not answer; the next change asks again.");
+  if (text === null) return say("The server does not respond; the next change tries again.");
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
   const figure = place.querySelector("#preview-figure");
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
@@ -29,11 +29,11 @@ async function preview() {
   const data = place.querySelector("#preview-data");
   if (!data) return;
   const slot = place.querySelector("#preview-figure");
-  if (figure) slot.replaceWith(figure); // Plotly changes the figure that is there faster than it makes a new one
+  if (figure) slot.replaceWith(figure); // Plotly updates a figure faster than it creates one
   await draw(figure ?? slot, JSON.parse(data.textContent));
 }
 
-// The mistake at its field. What is only missing still is no mistake while one types.
+// Show the error at its field. A missing field is not an error while the user types.
 function mark(error) {
   for (const input of form.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
   for (const line of form.querySelectorAll("[data-error]")) line.textContent = "";
@@ -57,7 +57,7 @@ function filled() {
   return values;
 }
 
-// The other kind of work keeps what both ask for.
+// Switching the kind of query keeps the fields that both kinds have.
 for (const tab of form.querySelectorAll("[data-kind]")) {
   tab.addEventListener("click", (event) => {
     event.preventDefault();

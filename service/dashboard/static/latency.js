@@ -1,4 +1,4 @@
-// A latency against throughput, for ways to serve: to the left and up is better, and the shaded ground keeps to the target.
+// Throughput against a latency of serving configurations: up and to the left is better; the shaded region meets the target.
 
 import { points, sample, star } from "./charts.js";
 
@@ -28,7 +28,7 @@ function against(name, trials, shown) {
   };
 }
 
-// What nothing beats in both.
+// The Pareto front.
 function front(indices, latency, rate) {
   const best = [];
   for (const i of [...indices].sort((a, b) => latency(a) - latency(b) || rate(b) - rate(a))) {
@@ -37,7 +37,7 @@ function front(indices, latency, rate) {
   return best;
 }
 
-// The ground to the left of the limit, however far the axes reach.
+// The region to the left of the limit.
 function target(limit) {
   if (limit == null) return {};
   const edge = { xref: "x", yref: "paper", x1: limit, y0: 0, y1: 1, layer: "below" };

@@ -1,11 +1,11 @@
-// Keeps a page current: when the server says that something changed, or every `data-poll` milliseconds, fetch this page again
-// and swap the parts that differ. The server stays the only place that renders them.
+// Keep a page current: after an event from the server, or every `data-poll` milliseconds, fetch the page again and replace the
+// parts that changed. Only the server renders them.
 
-const LEAST_MS = 1000; // between two refreshes
+const LEAST_MS = 1000; // minimum between two refreshes
 const RETRY_MS = 2000; // after the server refused the stream
 const source = document.body.dataset.events;
 const poll = Number(document.body.dataset.poll ?? 0);
-const came = new Map(parts(document)); // each part as the server sent it; scripts may have changed it since
+const came = new Map(parts(document)); // each part as the server sent it; scripts may have changed it
 let busy = false;
 let again = false;
 
@@ -19,26 +19,26 @@ function follow(url) {
   function listen(stream) {
     stream.addEventListener("open", () => {
       if (away && !whole()) location.reload();
-      else if (away) refresh(); // whatever happened meanwhile
+      else if (away) refresh(); // there may have been changes meanwhile
       away = false;
       note("");
     });
     stream.addEventListener("message", refresh);
-    // The stream ends with the search; without this the browser would connect again for ever.
+    // The stream ends with the search; otherwise the browser would reconnect forever.
     stream.addEventListener("end", () => {
       stream.close();
       refresh();
     });
     stream.addEventListener("error", () => {
       away = true;
-      note("The server is away; trying again …");
-      // The browser itself tries again where the connection broke, not where an answer was refused.
+      note("The server is unreachable; trying again …");
+      // The browser reconnects after a broken connection, but not after an error response.
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => listen(new EventSource(url)), RETRY_MS);
     });
   }
 }
 
-// A script that had not come when the server went away cannot be asked for again on the same page.
+// A script that failed to load cannot be loaded again on the same page.
 function whole() {
   const trials = document.querySelector("#trials");
   return !trials || "ready" in trials.dataset;
@@ -55,9 +55,9 @@ async function refresh() {
       const response = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (response.ok) swap(new DOMParser().parseFromString(await response.text(), "text/html"));
     } catch (error) {
-      console.info("not refreshed, the next event will", error); // the event source comes back with the server
+      console.info("refresh failed, the next event tries again", error); // the event source reconnects
     }
-    // A page that is slow to make, because its search is large, is asked for less often.
+    // Refresh a page less often if a large search makes it slow.
     await new Promise((resolve) => setTimeout(resolve, Math.max(LEAST_MS, 4 * (performance.now() - started))));
   }
   busy = false;
@@ -76,7 +76,7 @@ function swap(fresh) {
   document.dispatchEvent(new Event("refreshed"));
 }
 
-// What a reader opened stays open, and the focus stays where it was.
+// Keep open what the reader opened, and the focus where it is.
 function keep(part, next) {
   const match = (selector) => [part, next].map((root) => [...root.querySelectorAll(selector)]);
   const [details, nextDetails] = match("details");

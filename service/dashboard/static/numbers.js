@@ -1,7 +1,7 @@
-// Numbers as people read them; the same as service/dashboard/formats.py writes, which a test compares.
+// Numbers formatted as in service/dashboard/formats.py; a test compares the two.
 
 export const ABSENT = "–";
-const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // made once: toLocaleString makes one a number
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // created once: toLocaleString creates one per number
 
 export function seconds(value) {
   if (value == null) return ABSENT;
@@ -24,7 +24,7 @@ export function percent(value) {
   return `${text.startsWith("-") ? text.replace("-", "−") : `+${text}`} %`;
 }
 
-// Three digits without zeros at the end.
+// Three significant digits without trailing zeros.
 function digits(value) {
   return String(Number(value.toPrecision(3)));
 }

@@ -1,5 +1,5 @@
-// Parallel coordinates: one axis for each thing on which the trials differ, one line for each trial, the faster the stronger.
-// Our own SVG: Plotly's draws with WebGL code that it compiles by eval, which the content policy refuses.
+// Parallel coordinates: an axis for each setting in which trials differ, a line for each trial; faster trials are darker.
+// Drawn as SVG, because Plotly's version compiles WebGL code with eval, which the content policy refuses.
 
 import { faded } from "./charts.js";
 import { svg } from "./elements.js";
@@ -19,7 +19,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
   const known = shown.filter((i) => rate[i] != null);
   const axes = trials.axes.map((axis) => categorical(axis));
   if (!axes.length) {
-    place.replaceChildren("The trials differ in nothing yet.");
+    place.replaceChildren("The trials do not differ yet.");
     return;
   }
   const rates = known.map((i) => rate[i]).sort((a, b) => a - b);

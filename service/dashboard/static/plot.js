@@ -1,6 +1,6 @@
 // Draws figures with Plotly, in the page's own colours and following light and dark. A figure is {data, layout} in Plotly's
 // words; any string in it that begins with "--" is a custom property of tokens.css. An element with data-figure="name" shows
-// `figures.name` of the page's JSON twin.
+// `figures.name` of the page's JSON.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const drawn = new Map(); // element -> figure
@@ -12,7 +12,7 @@ export function plotly() {
   loading ??= new Promise((resolve, reject) => {
     if (window.Plotly) return resolve(window.Plotly);
     const meta = document.querySelector("meta[name=plotly]");
-    // It would add style elements, which the content policy refuses; where elements of these ids stand it does not.
+    // Plotly adds style elements, which the content policy refuses, unless elements with these ids exist.
     for (const id of ["plotly.js-style-global", ...meta.dataset.styles.split(" ")]) {
       const stands = document.createElement("template");
       stands.id = id;
@@ -23,7 +23,7 @@ export function plotly() {
     script.src = meta.content;
     script.addEventListener("load", () => resolve(window.Plotly));
     script.addEventListener("error", () => {
-      loading = undefined; // the server was away: the next figure tries again
+      loading = undefined; // the server was unreachable: the next figure tries again
       reject(new Error("Plotly did not load"));
     });
     document.head.append(script);
@@ -34,19 +34,19 @@ export function plotly() {
 // Draws the figure, or changes the one that is there.
 export async function draw(element, figure) {
   const Plotly = await plotly();
-  if (!drawn.has(element)) element.replaceChildren(); // a note that stood in its place
+  if (!drawn.has(element)) element.replaceChildren(); // a placeholder
   drawn.set(element, figure);
   await Plotly.react(element, coloured(figure.data), coloured(layout(figure.layout)), { displayModeBar: false, responsive: true });
 }
 
-// The page's JSON twin.
+// The page's JSON.
 export async function twin() {
   const response = await fetch(document.querySelector("link[rel=alternate][type='application/json']").href);
   if (!response.ok) throw new Error(`the server answered ${response.status}`);
   return response.json();
 }
 
-// The value of a custom property, which stands until light turns dark.
+// The value of a custom property, cached until the colour scheme changes.
 function token(name) {
   if (!tokens.has(name)) tokens.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
   return tokens.get(name);
@@ -57,7 +57,7 @@ function layout(own = {}) {
   const merged = {
     autosize: true,
     height: 340,
-    margin: { l: 64, r: 16, t: 16, b: 44 }, // fixed: to fit them to the labels costs a second layout
+    margin: { l: 64, r: 16, t: 16, b: 44 }, // fixed, because fitting them to the labels costs a second layout
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: token("--font"), size: 12, color: "--ink-soft" },

@@ -1,4 +1,4 @@
-// A search's trials: one filter for the table and all charts, kept in the URL.
+// A search's trials: one filter for the table and all charts, stored in the URL.
 
 import { MOST_POINTS, accuracy, front, history } from "./charts.js";
 import { element } from "./elements.js";
@@ -10,17 +10,17 @@ import { ROWS_A_PAGE, show } from "./table.js";
 const root = document.querySelector("#trials");
 const part = (name) => root.querySelector(`[data-part="${name}"]`);
 const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front }).filter(([name]) => part(name)));
-const pending = new Set(); // figures to draw once they are in sight
+const pending = new Set(); // figures to draw once they become visible
 const visible = new Set();
 const picked = new Set();
-const inFile = location.protocol === "file:"; // where only the part behind # may be changed
+const inFile = location.protocol === "file:"; // only the part after # can be changed
 let trials = null;
 let selects = []; // of the filter: name, label and choices
 let shown = [];
 let page = 0;
 
 const logs = (run) =>
-  trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was kept of this run.") : fetch(root.dataset.logs + run).then((answer) => answer.text());
+  trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was stored for this run.") : fetch(root.dataset.logs + run).then((answer) => answer.text());
 
 async function load() {
   const embedded = document.querySelector("#trial-table");
@@ -28,7 +28,7 @@ async function load() {
     trials = JSON.parse(embedded.textContent);
   } else {
     const response = await fetch(root.dataset.href);
-    if (!response.ok) throw new Error(`the trials did not come: ${response.status}`);
+    if (!response.ok) throw new Error(`loading the trials failed: ${response.status}`);
     trials = await response.json();
   }
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
@@ -63,7 +63,7 @@ function keep(filter) {
   window.history.replaceState(null, "", url);
 }
 
-// A select for each axis and the state; made anew only when the choices change, so that the focus stays.
+// A select for each axis and the state; recreated only if the options change, so that the focus stays.
 function controls() {
   const filter = wanted();
   const says = JSON.stringify(selects);
@@ -135,7 +135,7 @@ function table() {
   part("pager").hidden = order.length <= ROWS_A_PAGE;
   part("earlier").disabled = page === 0;
   part("later").disabled = page === pages - 1;
-  part("empty").textContent = trials.run_id.length === 0 ? "No run has been started." : shown.length === 0 ? "No run passes the filter." : "";
+  part("empty").textContent = trials.run_id.length === 0 ? "No runs yet." : shown.length === 0 ? "No matching runs." : "";
   part("sampled").hidden = shown.length <= MOST_POINTS;
   compare();
 }
@@ -146,7 +146,7 @@ function pick(i) {
   table();
 }
 
-// Two configurations side by side: what differs, and by how much.
+// Link to the comparison of two configurations.
 function compare() {
   const link = part("compare");
   if (!link) return;
@@ -166,7 +166,7 @@ for (const [name, by] of [["earlier", -1], ["later", 1]]) {
   });
 }
 
-// What is out of sight is drawn when it comes into sight.
+// Draw figures when they become visible.
 const watch = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (entry.isIntersecting) visible.add(entry.target.dataset.part);
@@ -180,6 +180,6 @@ addEventListener("popstate", () => trials && (controls(), update()));
 document.addEventListener("refreshed", () => load().catch((error) => console.info(error)));
 root.dataset.ready = ""; // see live.js
 load().catch((error) => {
-  console.info(error); // a live page asks again
-  if (!document.body.dataset.events) part("empty").textContent = "The runs did not come; reload the page.";
+  console.info(error); // a live page tries again
+  if (!document.body.dataset.events) part("empty").textContent = "The runs could not be loaded; reload the page.";
 });

@@ -16,7 +16,7 @@ export function show(body, trials, indices, { page, log, picked, pick, runs }) {
   const rows = part.map((i) => {
     const row = made(trials, i, { log, picked, pick, runs, open: open.has(trials.run_id[i]) });
     const old = before.get(trials.run_id[i]);
-    return old && old.dataset.says === row.dataset.says ? old : row; // an opened log stays, and so does the focus
+    return old && old.dataset.says === row.dataset.says ? old : row; // keeps opened logs and the focus
   });
   body.replaceChildren(...rows);
   if (focused && !body.contains(document.activeElement)) body.querySelector(`[data-key="${CSS.escape(focused)}"] summary`)?.focus();
@@ -61,13 +61,13 @@ function made(trials, i, { log, picked, pick, runs, open }) {
     return runs ? element("a", { class: "whole", href: runs + run }, trials.arithmetic[i]) : element("span", { class: "whole" }, trials.arithmetic[i]);
   }
 
-  // Of a way to serve the latencies have the errors' columns.
+  // For serving, latencies take the errors' columns.
   function off(guess) {
     return trials.serving && error(guess) != null ? [element("div", { class: "soft small" }, percent(error(guess)))] : [];
   }
 
   function latencies() {
-    return [["First token", "ttft_s"], ["Each token", "tpot_s"]].map(([label, name]) => {
+    return [["TTFT", "ttft_s"], ["TPOT", "tpot_s"]].map(([label, name]) => {
       const guess = element("div", { class: "soft small" }, `predicted ${seconds(trials.serving[`predicted_${name}`][i])}`);
       return figure(label, element("div", {}, seconds(trials.serving[name][i])), guess);
     });
@@ -82,7 +82,7 @@ function made(trials, i, { log, picked, pick, runs, open }) {
     const text = element("pre", { tabindex: 0 });
     const fill = async () => {
       if (!box.open || text.textContent) return;
-      text.textContent = await log(run).catch(() => "The log cannot be had right now.");
+      text.textContent = await log(run).catch(() => "The log could not be loaded.");
     };
     const box = element("details", { class: "small", "data-run": run, ontoggle: fill }, element("summary", {}, "End of the log"), text);
     return box;

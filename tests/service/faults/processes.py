@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+
+from tests.service.processes import free_port
 
 BUSY_TIMEOUT_S = 0.5
 """In place of 30 s, so that a lock is felt."""
@@ -33,7 +34,7 @@ class Service:
     database_url: str
     home: Path
     lease_s: float
-    port: int = field(default_factory=lambda: _free_port())
+    port: int = field(default_factory=free_port)
     api: ForkServerProcess | None = None
     workers: list[ForkServerProcess] = field(default_factory=list)
 
@@ -141,10 +142,3 @@ def _own(home: str, name: str) -> None:
     os.dup2(log, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -1,63 +1,104 @@
-"""/keys and /audit. The gate lets administrators through, and nobody else."""
+"""/keys and /audit. Only administrators pass the gate to these pages."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, get_args
-from urllib.parse import urlencode
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool.domain.access import KeyRecord, Scope
+from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from hp_tool.domain.access_store import AccessStore
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.units import SECONDS_PER_DAY
 from service import keys
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
-from service.dashboard.access.contexts import AuditPage, KeyRow, KeysPage, KeyState
-from service.dashboard.contexts import Tone
+from service.api.views import View
+from service.dashboard.contexts import ErrorFields, Page, Tone
 from service.dashboard.forms import Form
+from service.dashboard.links import address, next_href
+from service.dashboard.page_and_json import page_at
 from service.dashboard.rendering import render
-from service.dashboard.twins import page_at
 
-ROWS_A_PAGE = 100
+KeyState = Literal["valid", "expired", "revoked"]
+
+MAX_ROWS = 100
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 TONES: dict[KeyState, Tone] = {"valid": "good", "expired": "", "revoked": "bad"}
 
 router = APIRouter(tags=["dashboard"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRow(View):
+    """A key without its secret."""
+
+    id: str
+    owner: str
+    scope: ScopeName
+    state: KeyState
+    tone: Tone
+    requests_per_second: float | None
+    gpu_seconds_per_day: float | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoke_href: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysPage(Page):
+    """All keys, and the form that creates one."""
+
+    rows: tuple[KeyRow, ...]
+    next_href: str | None
+    scopes: tuple[ScopeName, ...]
+    fields: dict[str, str]
+    """The form as it was last sent."""
+    issued: str | None
+    """The key just created; shown once."""
+    error: ErrorFields | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage(Page):
+    """Audit log, newest entry first."""
+
+    owner: str
+    rows: tuple[AuditRecord, ...]
+    next_href: str | None
+
+
 @page_at(router, "/keys", template="keys.html", section="Keys")
 def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
-    """The keys as their page shows them."""
-    return _keys(store, cursor=cursor)
+    """API keys, as shown on their page."""
+    return _keys_page(store, cursor=cursor)
 
 
 @page_at(router, "/audit", template="audit.html", section="Keys")
 def audit_context(store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None) -> AuditPage:
-    """The audit log as its page shows it."""
-    page = store.audit(owner=owner or None, limit=ROWS_A_PAGE, cursor=cursor)
-    kept = {"owner": owner} if owner else {}
+    """Audit log, as shown on its page."""
+    page = store.audit(owner=owner or None, limit=MAX_ROWS, cursor=cursor)
     return AuditPage(
         title="Audit",
-        json_href=f"/audit.json?{urlencode(kept)}",
+        json_href=address("/audit.json", {"owner": owner}),
         owner=owner,
         rows=tuple(page.items),
-        next_href=f"/audit?{urlencode({**kept, 'cursor': page.next_cursor})}" if page.next_cursor else None,
+        next_href=next_href("/audit", page, {"owner": owner}),
     )
 
 
 @router.post("/keys", include_in_schema=False)
-def make_key(fields: Form, store: SystemStoreDep) -> Response:
-    """Make the key that the form describes. Its secret is in this answer and nowhere else."""
+def create_key(fields: Form, store: SystemStoreDep) -> Response:
+    """Create the key that the form describes. Only this response contains its secret."""
     try:
         days, scope = _number(fields, "lifetime_days"), fields.get("scope", "")
         if scope not in SCOPES:
-            raise InputError(f"{scope!r} is no scope; use one of {', '.join(SCOPES)}", field="scope")
+            raise InputError(f"{scope!r} is not a scope; use one of {', '.join(SCOPES)}", field="scope")
         _, token = keys.issue(
             store=store,
             owner=fields.get("owner", ""),
@@ -67,9 +108,9 @@ def make_key(fields: Form, store: SystemStoreDep) -> Response:
             gpu_seconds_per_day=_number(fields, "gpu_seconds_per_day"),
         )
     except HpToolError as error:
-        page = _keys(store, fields=fields, error=error)
+        page = _keys_page(store, fields=fields, error=error)
         return render("keys.html", page=page, section="Keys", status=HTTP_422_UNPROCESSABLE_CONTENT)
-    return render("keys.html", page=_keys(store, issued=token), section="Keys")
+    return render("keys.html", page=_keys_page(store, issued=token), section="Keys")
 
 
 @router.post("/keys/{key_id}/revoke", include_in_schema=False)
@@ -79,7 +120,7 @@ async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> Re
     return RedirectResponse("/keys", status_code=HTTP_303_SEE_OTHER)
 
 
-def _keys(
+def _keys_page(
     store: AccessStore,
     *,
     cursor: str | None = None,
@@ -87,12 +128,12 @@ def _keys(
     issued: str | None = None,
     error: HpToolError | None = None,
 ) -> KeysPage:
-    page = store.list_keys(limit=ROWS_A_PAGE, cursor=cursor)
+    page = store.list_keys(limit=MAX_ROWS, cursor=cursor)
     return KeysPage(
         title="Keys",
         json_href="/keys.json",
         rows=tuple(_row(record) for record in page.items),
-        next_href=f"/keys?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None,
+        next_href=next_href("/keys", page),
         scopes=SCOPES,
         fields=fields or {},
         issued=issued,
@@ -106,16 +147,11 @@ def _row(record: KeyRecord) -> KeyRow:
         state = "expired"
     if record.revoked_at is not None:
         state = "revoked"
-    return KeyRow(
-        id=record.id,
-        owner=record.owner,
+    return KeyRow.of(
+        record,
         scope=scope_name(record.scope),
         state=state,
         tone=TONES[state],
-        requests_per_second=record.requests_per_second,
-        gpu_seconds_per_day=record.gpu_seconds_per_day,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
         revoke_href=f"/keys/{record.id}/revoke" if state == "valid" else None,
     )
 

@@ -1,46 +1,45 @@
-"""Form to query and back. Nothing is checked here: a query's own door does that, and names the field at fault."""
+"""Convert between the form's values and a query. `schema.parse_query` validates the query and names the field at fault."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import yaml
 
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from service.dashboard.new.fields import Field, Kind, fields
+from service.dashboard.new_search.fields import Field, Kind, fields
 
 EXTRA = "extra"
-"""The form's last field: what it does not ask for, as YAML."""
+"""The form's last field: further fields of the query, as YAML."""
 
 
-def kind_of(values: Mapping[str, str]) -> Kind:
-    """What the form asks about."""
+def kind_of(values: Mapping[str, Any]) -> Kind:
+    """Kind of query that a form or a query's mapping describes."""
     return "inference" if values.get("kind") == "inference" else "training"
 
 
 def to_query(values: Mapping[str, str]) -> dict[str, Any]:
-    """The query that a form says, not yet validated. Raises InputError where its YAML is none."""
+    """The form's query, not yet validated. Raises InputError for invalid YAML."""
     query: dict[str, Any] = {"kind": kind_of(values)}
     if EXTRA in values:
         query |= _extra(values[EXTRA])
     known = fields(kind_of(values))
-    given = {name: _value(known[name], text) for name, text in values.items() if name in known}
-    if "cluster" in given:
-        described = next((name for name in given if name.startswith("cluster.")), None)
-        if described is not None:
-            raise InputError("name a registered cluster or describe one, not both", field="cluster")
-    return schema.lay(query, given)
+    filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
+    if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
+        raise InputError("name a registered cluster or describe one, not both", field="cluster")
+    return schema.lay(query, filled)
 
 
 def to_values(query: Mapping[str, Any]) -> dict[str, str]:
-    """The form's values for a query; what no field of the form can hold stands in its YAML."""
-    kind: Kind = "inference" if query.get("kind") == "inference" else "training"
+    """The form's values for a query; what its fields cannot hold goes into its YAML."""
+    kind = kind_of(query)
     values: dict[str, str] = {"kind": kind}
-    rest = _copy({name: value for name, value in query.items() if name != "kind"})
+    rest = deepcopy({name: value for name, value in query.items() if name != "kind"})
     for name, field in fields(kind).items():
-        text = _text(field, _taken(query, name))
+        text = _text(field, _at(query, name))
         if text is not None:
             values[name] = text
             _drop(rest, name)
@@ -66,7 +65,7 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _scalar(field: Field, text: str) -> Any:
-    """A number or a truth value where the field may hold one; the text itself where it is neither."""
+    """The text as a number or boolean if the field can hold one, else unchanged."""
     if field.text:
         return text
     if text in ("true", "false"):
@@ -80,7 +79,7 @@ def _scalar(field: Field, text: str) -> Any:
 
 
 def _text(field: Field, value: Any) -> str | None:
-    """A value as the field shows it; None where it cannot."""
+    """A value as the field shows it; None if it cannot."""
     if isinstance(value, list | tuple):
         parts = [_text(field, each) for each in value]
         return ", ".join(part for part in parts if part is not None) if field.several and value and None not in parts else None
@@ -89,7 +88,7 @@ def _text(field: Field, value: Any) -> str | None:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _taken(query: Mapping[str, Any], path: str) -> Any:
+def _at(query: Mapping[str, Any], path: str) -> Any:
     node: Any = query
     for name in path.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
@@ -97,13 +96,9 @@ def _taken(query: Mapping[str, Any], path: str) -> Any:
 
 
 def _drop(query: dict[str, Any], path: str) -> None:
-    """Take a path out, and mappings that it leaves empty."""
+    """Remove a path, and mappings that become empty."""
     name, _, rest = path.partition(".")
     if rest:
         _drop(query[name], rest)
     if not rest or not query[name]:
         del query[name]
-
-
-def _copy(value: Any) -> Any:
-    return {name: _copy(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value

@@ -1,1 +1,0 @@
-"""What measurements taught: per cluster the error before and after, its drift, outliers, and the runs behind it."""

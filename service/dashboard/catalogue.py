@@ -1,0 +1,321 @@
+"""/models, /gpus and /clusters: what a query can name, and the forms that add models and clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
+from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool import catalog
+from hp_tool.cost.parameters import active_parameters, total_parameters
+from hp_tool.domain.access import Scope
+from hp_tool.domain.hardware import GpuSpec, NodeType
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import RegistrationKind
+from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
+from service.api import catalog as api
+from service.api.catalog import NewRegistration
+from service.api.dependencies import PrincipalDep, StoreDep
+from service.api.views import View
+from service.dashboard import formats
+from service.dashboard.contexts import ErrorFields, Fact, Page
+from service.dashboard.forms import Form
+from service.dashboard.links import address
+from service.dashboard.page_and_json import page_at
+from service.dashboard.rendering import render
+from service.keys import Principal
+
+Section = Literal["models", "gpus", "clusters"]
+LEARNED_POSITIONS = 2048
+"""Rows assumed for a learned position embedding whose length the model leaves to the workload."""
+EXAMPLES: dict[RegistrationKind, str] = {
+    "model": """num_hidden_layers: 32
+hidden_size: 4096
+num_attention_heads: 32
+num_key_value_heads: 8
+intermediate_size: 14336
+vocab_size: 128256
+gated_mlp: true
+normalization: rmsnorm
+tie_word_embeddings: false""",
+    "cluster": """gpu: h100-sxm-80gb
+gpus_per_node: 8
+num_gpus: 64
+inter_node_bandwidth_bytes_per_second: 50.0e+9
+fabric: 8 x 400 Gb/s InfiniBand
+price_per_gpu_hour: 2.5""",
+}
+UNITS: dict[str, Callable[[float], str]] = {
+    "_bytes_per_second": formats.per_second,
+    "_flops_per_second": formats.tflops,
+    "_bytes": formats.gib,
+    "_w": lambda value: f"{formats.count(value)} W",
+}
+"""Formats of numbers by the end of their field's name."""
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow(View):
+    """A model's shape."""
+
+    name: str
+    href: str
+    parameters: float
+    active_parameters: float | None
+    """Per token; None for a dense model."""
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    num_experts: int | None
+    registered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRow(View):
+    """Main figures of a GPU's datasheet."""
+
+    name: str
+    href: str
+    memory_bytes: int
+    memory_bandwidth_bytes_per_second: float
+    bf16_flops_per_second: float | None
+    fp8_flops_per_second: float | None
+    nvlink_bandwidth_bytes_per_second: float | None
+    network_bandwidth_bytes_per_second: float
+    power_w: float
+    price_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRow(View):
+    """A server or cluster."""
+
+    name: str
+    href: str
+    gpu: str
+    gpus_per_node: int
+    num_gpus: int | None
+    network_bandwidth_bytes_per_second: float
+    fabric: str
+    price_per_gpu_hour: float | None
+    registered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEntry:
+    """The form that adds an entry, as it was last sent."""
+
+    name: str = ""
+    text: str = ""
+    example: str
+    error: ErrorFields | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsPage(Page):
+    """All models."""
+
+    rows: tuple[ModelRow, ...]
+    new: NewEntry | None
+    """None if the caller may not add any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusPage(Page):
+    """All GPUs."""
+
+    rows: tuple[GpuRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClustersPage(Page):
+    """All servers and clusters."""
+
+    rows: tuple[ClusterRow, ...]
+    new: NewEntry | None
+    """None if the caller may not add any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPage(Page):
+    """One model, GPU or cluster with all its known fields."""
+
+    section: Section
+    facts: tuple[Fact, ...]
+    source: str
+    explorer_href: str | None
+    remove_href: str | None
+    """None if the caller may not remove it."""
+
+
+@page_at(router, "/models", template="models.html", section="Models")
+def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
+    """Models, as shown on their page."""
+    return _models_page(store, new=_empty_form("model", principal))
+
+
+@page_at(router, "/gpus", template="gpus.html", section="GPUs")
+def gpus_context() -> GpusPage:
+    """GPUs, as shown on their page."""
+    rows = tuple(
+        GpuRow.of(
+            spec,
+            href=_href("gpus", spec.name),
+            bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
+            fp8_flops_per_second=spec.peak_flops_per_second.get("fp8"),
+            network_bandwidth_bytes_per_second=spec.inter_node_bandwidth_bytes_per_second,
+        )
+        for spec in api.gpus().items
+    )
+    return GpusPage(title="GPUs", json_href="/gpus.json", rows=rows)
+
+
+@page_at(router, "/clusters", template="clusters.html", section="Clusters")
+def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
+    """Clusters, as shown on their page."""
+    return _clusters_page(store, new=_empty_form("cluster", principal))
+
+
+@page_at(router, "/models/{name}", template="entry.html", section="Models")
+def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
+    """One model, as shown on its page."""
+    return _entry_page(api.model(name, store), section="models", removable=_owns(store, principal, kind="model", name=name))
+
+
+@page_at(router, "/gpus/{name}", template="entry.html", section="GPUs")
+def gpu_context(name: str) -> EntryPage:
+    """One GPU, as shown on its page."""
+    return _entry_page(catalog.gpu(name, field="name"), section="gpus", removable=False)
+
+
+@page_at(router, "/clusters/{name}", template="entry.html", section="Clusters")
+def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
+    """One cluster, as shown on its page."""
+    removable = _owns(store, principal, kind="cluster", name=name)
+    return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
+
+
+@router.post("/models", include_in_schema=False)
+def add_model(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
+    """Register the model in the form; on an error, show the form again with its message."""
+    return _add(fields, kind="model", register=partial(api.register_model, store=store, principal=principal), store=store)
+
+
+@router.post("/clusters", include_in_schema=False)
+def add_cluster(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
+    """Register the cluster in the form; on an error, show the form again with its message."""
+    return _add(fields, kind="cluster", register=partial(api.register_cluster, store=store, principal=principal), store=store)
+
+
+@router.post("/models/{name}/remove", include_in_schema=False)
+def remove_model(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
+    api.remove_model(name, store, principal.owner)
+    return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
+
+
+@router.post("/clusters/{name}/remove", include_in_schema=False)
+def remove_cluster(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
+    api.remove_cluster(name, store, principal.owner)
+    return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
+
+
+def _add(
+    fields: dict[str, str], *, kind: RegistrationKind, register: Callable[[NewRegistration], object], store: Store
+) -> Response:
+    form = NewEntry(name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind])
+    try:
+        register(NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text))))
+    except HpToolError as error:
+        page = PAGES[kind](store, new=replace(form, error=error.as_dict()))
+        return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
+    return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+
+
+def _empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None:
+    return NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None
+
+
+def _models_page(store: Store, *, new: NewEntry | None) -> ModelsPage:
+    listing = api.models(store)
+    registered = {entry.name for entry in listing.registered}
+    rows = tuple(
+        ModelRow.of(
+            spec,
+            href=_href("models", spec.name),
+            parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
+            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
+            num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
+            registered=spec.name in registered,
+        )
+        for spec in listing.items
+    )
+    return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=new)
+
+
+def _clusters_page(store: Store, *, new: NewEntry | None) -> ClustersPage:
+    listing = api.clusters(store)
+    registered = {entry.name for entry in listing.registered}
+    rows = tuple(
+        ClusterRow.of(
+            node,
+            href=_href("clusters", node.name),
+            network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
+            registered=node.name in registered,
+        )
+        for node in listing.items
+    )
+    return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=new)
+
+
+PAGES: dict[RegistrationKind, Callable[..., ModelsPage | ClustersPage]] = {"model": _models_page, "cluster": _clusters_page}
+
+
+def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool) -> EntryPage:
+    values: dict[str, Any] = schema.to_dict(spec)
+    source = str(values.pop("source", "") or "")
+    del values["name"]
+    facts = [_fact(name, value) for name, value in values.items() if value is not None]
+    if isinstance(spec, ModelSpec):
+        total = total_parameters(spec, sequence_length=LEARNED_POSITIONS)
+        facts.insert(0, Fact(name="parameters", value=formats.billions(total)))
+    control = {"models": "model", "gpus": "gpu"}.get(section)
+    href = _href(section, spec.name)
+    return EntryPage(
+        title=spec.name,
+        json_href=f"{href}.json",
+        section=section,
+        facts=tuple(facts),
+        source=source,
+        explorer_href=address("/explorer", {control: spec.name}) if control else None,
+        remove_href=f"{href}/remove" if removable else None,
+    )
+
+
+def _href(section: Section, name: str) -> str:
+    return f"/{section}/{quote(name, safe='')}"
+
+
+def _fact(field: str, value: Any) -> Fact:
+    """A field of a specification; its unit moves from the name to the value."""
+    unit = next((unit for unit in UNITS if field.endswith(unit)), "")
+    return Fact(
+        name=formats.words(field.removesuffix(unit)), value=formats.in_words(value, number=UNITS.get(unit, formats.count))
+    )
+
+
+def _owns(store: Store, principal: Principal, *, kind: RegistrationKind, name: str) -> bool:
+    records = store.list_registrations(kind=kind)
+    own = any(record.name == name.casefold() and record.owner == principal.owner for record in records)
+    return own and principal.scope >= Scope.SUBMIT

@@ -1,0 +1,275 @@
+"""/configurations: one configuration in full. Its query is part of the address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from fastapi import Query as QueryParameter
+
+from hp_tool import anatomy, training
+from hp_tool.anatomy import Placement, Schedule, StageAnatomy
+from hp_tool.answers import EstimateAnswer, estimate_answer
+from hp_tool.catalog import cluster
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Mend, Reason
+from hp_tool.domain.serving import InferenceEstimate, ServingMend
+from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
+from hp_tool.render.words import serving_arithmetic
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
+from service.api.dependencies import CalibrationsDep, FindDep
+from service.api.queries import read_query
+from service.api.views import View
+from service.dashboard import formats
+from service.dashboard.contexts import ErrorFields, Fact, Page, Tone
+from service.dashboard.explorer_settings import explorer_href
+from service.dashboard.figures import BarSpec, Stack, stack
+from service.dashboard.links import MAX_QUERY, address, compare_href, configuration_href, configuration_text
+from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
+from service.dashboard.page_and_json import error_status, page_at
+
+MAX_STAGES = 16
+"""Pipeline stages drawn; of more, the fullest and an even choice of the others."""
+SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
+QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixRow:
+    """A change that makes an infeasible configuration feasible, and its price."""
+
+    change: str
+    href: str
+    compare_href: str
+    figures: tuple[Metric, ...]
+    """The same ones for every fix."""
+    remaining: tuple[str, ...]
+    """Targets that it still misses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationView(View):
+    """Predictions for one configuration."""
+
+    kind: Literal["training", "inference"]
+    subject: str
+    """Model on cluster."""
+    heading: str
+    """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
+    details: str
+    verdict: str
+    tone: Tone
+    feasible: bool
+    reasons: tuple[Reason, ...]
+    mends: tuple[FixRow, ...]
+    metrics: tuple[Metric, ...]
+    confidence: float | None
+    """Of the metrics' ranges."""
+    memory: Stack | None
+    """By pipeline stage."""
+    shown_stages: int
+    num_stages: int
+    time: Stack | None
+    """Of a training step or a served request."""
+    provenance: tuple[Fact, ...]
+    query_text: str
+    href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationPage(Page):
+    """One configuration in full. If the query cannot be answered, `view` is None and `error` says why."""
+
+    view: ConfigurationView | None = None
+    schedule: Schedule | None = None
+    bubble_fraction: float | None = None
+    """Share of the bubble in the whole step, of which the drawing may show a part."""
+    placement: Placement | None = None
+    explorer_href: str | None = None
+    compare_href: str | None = None
+    """Comparison with the fastest configuration of the same query; None if this is it or none is feasible."""
+    error: ErrorFields | None = None
+
+
+@page_at(router, "/configurations", template="configuration.html", section="Explorer", status=error_status)
+def configuration_context(query: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ConfigurationPage:
+    """One configuration, as shown on its page."""
+    json_href = address("/configurations.json", {"query": query})
+    try:
+        return configuration_page(read_query(query.encode(), find=find), json_href=json_href, calibrations=calibrations)
+    except HpToolError as error:
+        return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
+
+
+def configuration_page(query: Query, *, json_href: str, calibrations: Calibrations | None) -> ConfigurationPage:
+    """Context of the page of the query's one configuration. Raises HpToolError."""
+    configuration = None if query.kind == "inference" else resolve_configuration(query)
+    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view)
+    if configuration is None or not isinstance(estimate, Estimate):
+        return page
+    problem, config = configuration.problem, configuration.config
+    page = replace(page, explorer_href=explorer_href(query, config), compare_href=_compare_with_fastest_href(query, config))
+    if estimate.time is None:
+        return page
+    return replace(
+        page,
+        schedule=anatomy.schedule(problem=problem, config=config, each=anatomy.stages(problem=problem, config=config)),
+        bubble_fraction=estimate.time.parts_s["pipeline_bubble"] / estimate.time.step_s,
+        placement=anatomy.placement(config=config, cluster=problem.cluster),
+    )
+
+
+def configuration_view(
+    query: Query,
+    *,
+    configuration: ResolvedConfiguration | None = None,
+    calibrations: Calibrations | None,
+    with_fixes: bool = True,
+) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
+    """Predictions for the query's one configuration, as pages show them, and the estimate behind them.
+
+    `configuration`: the training query's, if it was resolved earlier.
+    """
+    if configuration is None and query.kind == "training":
+        configuration = resolve_configuration(query)
+    answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
+    stages = (
+        configuration and answer.estimate.memory and anatomy.stages(problem=configuration.problem, config=configuration.config)
+    )
+    return _view(query, answer, stages or ()), answer.estimate
+
+
+def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) -> ConfigurationView:
+    """`stages`: pipeline stages of a legal training configuration."""
+    estimate, calibrated = answer.estimate, answer.calibrated_estimate
+    memory: Stack | None = None
+    if isinstance(estimate, InferenceEstimate):
+        config = estimate.parallel
+        assert config is not None
+        heading = serving_arithmetic(config, replicas=estimate.replicas)
+        details = f"up to {config.max_num_seqs} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+        metrics = serving_metrics(estimate)
+        if estimate.memory is not None:
+            parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
+            memory = stack([BarSpec(label="Fullest GPU", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes")
+        time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
+        num_stages, shown_stages = config.pipeline_parallel_size, 1
+    else:
+        assert estimate.parallel is not None
+        heading, details = formats.arithmetic(estimate.parallel), formats.details(estimate.parallel)
+        metrics = training_metrics(estimate, calibrated)
+        memory = _memory(stages) if stages else None
+        time = _time(estimate, calibrated)
+        num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
+    mapping = schema.query_mapping(query)
+    verdict, tone = _verdict(estimate)
+    return ConfigurationView.of(
+        estimate,
+        kind=query.kind,
+        subject=formats.subject(mapping),
+        heading=heading,
+        details=details,
+        verdict=verdict,
+        tone=tone,
+        mends=tuple(_fix_row(query, fix) for fix in estimate.mends),
+        metrics=metrics,
+        confidence=estimate.intervals.confidence if estimate.intervals else None,
+        memory=memory,
+        shown_stages=shown_stages,
+        num_stages=num_stages,
+        time=time,
+        provenance=_provenance(estimate, calibrated),
+        query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
+        href=configuration_href(query),
+    )
+
+
+def _verdict(estimate: Estimate | InferenceEstimate) -> tuple[str, Tone]:
+    if estimate.feasible:
+        return "fits", "good"
+    if estimate.memory is None:
+        return "not possible", "bad"
+    misses_target = any(reason.code == "target_missed" for reason in estimate.reasons)
+    if misses_target and estimate.memory.total_bytes <= estimate.memory.capacity_bytes:
+        return "misses a target", "warn"
+    return "does not fit", "bad"
+
+
+def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
+    grown = query if fix.num_gpus == cluster(query.cluster).num_gpus else query.with_num_gpus(fix.num_gpus)
+    return FixRow(
+        change=fix.change,
+        href=configuration_href(grown, parallel=fix.parallel),
+        compare_href=compare_href(configuration_text(query), configuration_text(grown, parallel=fix.parallel)),
+        figures=fix_metrics(fix),
+        remaining=tuple(reason.message for reason in fix.remaining),
+    )
+
+
+def _memory(stages: Sequence[StageAnatomy]) -> Stack:
+    fullest = max(stages, key=lambda stage: stage.total_bytes / stage.capacity_bytes).rank
+    chosen: Sequence[int] = range(len(stages))
+    if len(stages) > MAX_STAGES:
+        evenly = {round(k * (len(stages) - 1) / (MAX_STAGES - 2)) for k in range(MAX_STAGES - 1)}
+        chosen = sorted(evenly | {fullest})
+    rows = [
+        BarSpec(label=f"Stage {stage.rank}", note=_layers_of(stage), parts=stage.memory_bytes, limit=stage.capacity_bytes)
+        for stage in map(stages.__getitem__, chosen)
+    ]
+    return stack(rows, unit="bytes")
+
+
+def _layers_of(stage: StageAnatomy) -> str:
+    ends = [name for name, present in (("embedding", stage.holds_embedding), ("output", stage.holds_output)) if present]
+    number = f"{round(stage.layers, 2):g}"
+    return " + ".join([f"{number} layer{'s' if number != '1' else ''}", *ends])
+
+
+def _time(estimate: Estimate, calibrated: Estimate | None) -> Stack | None:
+    if estimate.time is None:
+        return None
+    rows = [BarSpec(label="One step", parts=estimate.time.parts_s)]
+    if calibrated is not None and calibrated.time is not None:
+        rows = [replace(rows[0], label="Cost model"), BarSpec(label="After calibration", parts=calibrated.time.parts_s)]
+    return stack(rows, unit="seconds")
+
+
+def _compare_with_fastest_href(query: Query, config: ParallelConfig) -> str | None:
+    if query.objective == "min_gpus":
+        return None
+    unrestricted = replace(query, parallel=type(query.parallel)())
+    best = training.recommend(query=unrestricted, top=1).recommendations
+    if not best or best[0].parallel == config:
+        return None
+    return compare_href(configuration_text(query), configuration_text(unrestricted, parallel=best[0].parallel))
+
+
+def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[Fact, ...]:
+    """Sources of the estimate's numbers, and those that calibration adds."""
+    added = calibrated.provenance if calibrated else {}
+    sources = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
+    if estimate.intervals is not None and estimate.intervals.source:
+        sources["intervals"] = estimate.intervals.source
+    texts = {name: _calibration(value) if name == "calibration" else formats.in_words(value) for name, value in sources.items()}
+    return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
+
+
+def _calibration(value: Any) -> str:
+    """Version of a stored calibration, its measurements, and its factors."""
+    if not isinstance(value, dict):
+        return formats.in_words(value)
+    shown_elsewhere = ("version", "measurements", "cluster_key", "created_at", "id", "framework", "model_family")
+    factors = {name: factor for name, factor in value.items() if name not in shown_elsewhere}
+    version, runs, cluster_key, created_at = map(value.get, shown_elsewhere[:4])
+    when = f" of {formats.moment(datetime.fromisoformat(created_at))}" if isinstance(created_at, str) else ""
+    return f"version {version}{when}, from {runs} runs on {cluster_key}; {formats.in_words(factors)}"

@@ -1,1 +1,0 @@
-"""One configuration on a page, and two side by side."""

@@ -1,0 +1,204 @@
+"""/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls are part of the address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from hp_tool import catalog, training
+from hp_tool.domain.parallel import ParallelConfig, RecomputeName
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Ranking, Recommendation
+from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
+from hp_tool.training import config_query
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.training.problem import resolve_training
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
+from service.api.queries import resolve
+from service.api.views import View
+from service.dashboard import formats
+from service.dashboard.configuration import ConfigurationView, configuration_view
+from service.dashboard.contexts import ErrorFields, Page
+from service.dashboard.explorer_settings import Control, Settings, controls
+from service.dashboard.figures import BarSpec, Stack, stack
+from service.dashboard.links import configuration_href, json_href
+from service.dashboard.page_and_json import page_at
+
+MAX_ROWS = 5
+"""Layouts listed, each with its fastest configuration."""
+TOP = 120
+"""Best configurations, among which the page finds layouts."""
+EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
+    ("Neither", False, "none"),
+    ("Sequence parallel", True, "none"),
+    ("Selective recomputation", False, "selective"),
+    ("Both", True, "selective"),
+    ("Full recomputation", False, "full"),
+)
+"""Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
+
+Resolve = Callable[[Query], Query]
+"""Replaces registered names by what they name, and refuses what only the operator may send."""
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastRow(View):
+    """The fastest configuration of one layout; if none fits, one of the nearest."""
+
+    rank: int
+    arithmetic: str
+    details: str
+    chosen: bool
+    """The controls show this one."""
+    step_s: float | None
+    tokens_per_second_per_gpu: float | None
+    mfu: float | None
+    memory_total_bytes: float | None
+    reasons: tuple[str, ...]
+    parallel: ParallelConfig
+    href: str
+    configuration_href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplorerPage(Page):
+    """The explorer. If the settings cannot be answered, `error` says why and the rest is empty."""
+
+    settings: Settings
+    models: tuple[str, ...]
+    gpus: tuple[str, ...]
+    precisions: tuple[str, ...]
+    controls: tuple[Control, ...] = ()
+    view: ConfigurationView | None = None
+    configuration_href: str | None = None
+    fastest: tuple[FastRow, ...] = ()
+    nothing_fits: bool = False
+    """`fastest` lists the nearest infeasible configurations instead."""
+    legal: int = 0
+    feasible: int = 0
+    effect_memory: Stack | None = None
+    """Memory with sequence parallelism and selective recomputation switched on and off."""
+    effect_time: Stack | None = None
+    error: ErrorFields | None = None
+
+
+@page_at(router, "/explorer", template="explorer.html", section="Explorer")
+def explorer_context(
+    settings: Annotated[Settings, Depends()], store: StoreDep, find: FindDep, calibrations: CalibrationsDep
+) -> ExplorerPage:
+    """The explorer, as shown on its page."""
+    registered = {record.name for record in store.list_registrations(kind="model")}
+    page = ExplorerPage(
+        title="Explorer",
+        json_href=json_href(settings.href),
+        settings=settings,
+        models=tuple(sorted({*catalog.models(), *registered})),
+        gpus=tuple(catalog.gpus()),
+        precisions=_precisions(settings.gpu),
+    )
+    try:
+        return _answered(page, settings, resolve=partial(resolve, find=find), calibrations=calibrations)
+    except HpToolError as error:
+        return replace(page, error=error.as_dict())
+
+
+def _answered(page: ExplorerPage, settings: Settings, *, resolve: Resolve, calibrations: Calibrations | None) -> ExplorerPage:
+    unrestricted = resolve(schema.parse_query(settings.workload()))
+    predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
+    identity = str(predictor.provenance.get("id")) if predictor is not None else None
+    ranking = _ranking(schema.to_json(unrestricted), _Calibration(id=identity, calibrations=calibrations))
+    parallel = settings.parallel()
+    if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
+        parallel = schema.to_dict(config_query(best[0].parallel))
+    query = resolve(schema.parse_query(settings.workload() | {"parallel": parallel}))
+    configuration = resolve_configuration(query)
+    config = configuration.config
+    view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    memory, time = _effects(query, config, settings)
+    rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
+    return replace(
+        page,
+        json_href=json_href(settings.at(config).href),
+        settings=settings.at(config),
+        controls=controls(settings, model=configuration.problem.model, config=config),
+        view=view,
+        configuration_href=configuration_href(query, parallel=config),
+        fastest=tuple(_row(row, query, settings, config) for row in rows),
+        nothing_fits=not ranking.recommendations,
+        legal=ranking.space.legal,
+        feasible=ranking.space.feasible,
+        effect_memory=memory,
+        effect_time=time,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calibration:
+    """The stored calibration that predictions use; part of a cache's key."""
+
+    id: str | None
+    calibrations: Calibrations | None = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _ranking(query: str, calibration: _Calibration) -> Ranking[Recommendation]:
+    """Best configurations of a query; cached, because each move of a slider asks for them again."""
+    return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibration.calibrations)
+
+
+def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
+    """The first row of each layout; other settings hardly change the throughput of the first places."""
+    first: dict[tuple[int, ...], Recommendation] = {}
+    for row in rows:
+        c = row.parallel
+        layout = (c.tensor_parallel_size, c.pipeline_parallel_size, c.context_parallel_size, c.expert_parallel_size)
+        first.setdefault(layout, row)
+    return list(first.values())[:MAX_ROWS]
+
+
+def _row(row: Recommendation, query: Query, settings: Settings, shown: ParallelConfig) -> FastRow:
+    estimate = row.calibrated_estimate or row.estimate
+    return FastRow.of(
+        row,
+        estimate,
+        arithmetic=formats.arithmetic(row.parallel),
+        details=formats.details(row.parallel),
+        chosen=row.parallel == shown,
+        step_s=estimate.time.step_s if estimate.time else None,
+        memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,
+        reasons=tuple(reason.message for reason in estimate.reasons),
+        href=settings.at(row.parallel).href,
+        configuration_href=configuration_href(query, parallel=row.parallel),
+    )
+
+
+def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[Stack | None, Stack | None]:
+    """Memory and time with sequence parallelism and recomputation switched on and off; None for an illegal configuration."""
+    sizes, times = [], []
+    for label, sequence_parallel, recompute in EFFECTS:
+        if sequence_parallel and shown.tensor_parallel_size == 1:
+            continue  # sequence parallelism divides work among tensor parallel ranks
+        changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
+        estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
+        if estimate.memory is None or estimate.time is None:
+            continue
+        href = settings.at(changed).href
+        limit = estimate.memory.capacity_bytes
+        sizes.append(BarSpec(label=label, parts=estimate.memory.parts_bytes, limit=limit, href=href))
+        times.append(BarSpec(label=label, parts=estimate.time.parts_s, href=href))
+    return (stack(sizes, unit="bytes"), stack(times, unit="seconds")) if sizes else (None, None)
+
+
+def _precisions(gpu: str) -> tuple[str, ...]:
+    try:
+        return tuple(catalog.gpu(gpu).peak_flops_per_second)
+    except HpToolError:
+        return ("bf16",)

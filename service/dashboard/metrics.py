@@ -1,0 +1,126 @@
+"""Figures of estimates, of fixes and of measured runs, with their units and ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.result import Estimate, Mend
+from hp_tool.domain.serving import InferenceEstimate, ServingMend
+
+MetricUnit = Literal["seconds", "bytes", "rate", "share", "change", "tflops", "days", "hours", "dollars", "joules", "count"]
+LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
+"""Units in which a smaller value is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One figure with its prediction interval."""
+
+    name: str
+    value: float | None
+    unit: MetricUnit
+    low: float | None = None
+    high: float | None = None
+    after_calibration: float | None = None
+    """The calibrated prediction; None without measurements on this cluster."""
+    note: str = ""
+
+
+def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[Metric, ...]:
+    """Figures of a legal training configuration; empty for an illegal one."""
+    if estimate.time is None or estimate.memory is None:
+        return ()
+    intervals, after = estimate.intervals, calibrated or Estimate(feasible=True)
+    step_s, memory_bytes = (intervals.step_s, intervals.memory_total_bytes) if intervals else (None, None)
+    step_after = after.time.step_s if after.time else None
+    memory_after = after.memory.total_bytes if after.memory else None
+    rate, rate_after = estimate.tokens_per_second_per_gpu, after.tokens_per_second_per_gpu
+    return _known(
+        _metric("Step time", "seconds", estimate.time.step_s, step_s, step_after),
+        _metric("Memory", "bytes", estimate.memory.total_bytes, memory_bytes, memory_after, note="of the fullest GPU"),
+        _metric("Tokens/s per GPU", "rate", rate, after=rate_after),
+        _metric("MFU", "share", estimate.mfu, after=after.mfu, note="model FLOPs of the peak"),
+        _metric("HFU", "share", estimate.hfu, after=after.hfu, note="including recomputation"),
+        _metric("Model TFLOP/s per GPU", "tflops", estimate.model_tflops_per_gpu),
+        _metric("Training", "days", estimate.calendar_days, after=after.calendar_days),
+        _metric("GPU-hours", "hours", estimate.gpu_hours, after=after.gpu_hours),
+        _metric("Cost", "dollars", estimate.cost, after=after.cost),
+        _metric("Energy", "joules", estimate.energy),
+    )
+
+
+def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
+    """Figures of a legal serving configuration; empty for an illegal one."""
+    intervals, rate = estimate.intervals, estimate.output_tokens_per_second_per_gpu
+    ttft_s, tpot_s, rates = (
+        (intervals.ttft_s, intervals.tpot_s, intervals.output_tokens_per_second_per_gpu) if intervals else (None, None, None)
+    )
+    return _known(
+        _metric("Time to first token", "seconds", estimate.ttft_s, ttft_s),
+        _metric("Time per output token", "seconds", estimate.tpot_s, tpot_s),
+        _metric("Request latency", "seconds", estimate.request_latency_s),
+        _metric("Output tokens/s per GPU", "rate", rate, rates),
+        _metric("Requests/s", "rate", estimate.request_rate_per_second),
+        _metric("Memory", "bytes", estimate.memory.total_bytes if estimate.memory else None),
+        _metric("Maximum concurrent requests", "count", estimate.max_concurrency),
+        _metric("Cost per million output tokens", "dollars", estimate.cost_per_million_output_tokens),
+    )
+
+
+def fix_metrics(fix: Mend | ServingMend) -> tuple[Metric, ...]:
+    """Figures of a fix of an infeasible configuration, and how they change."""
+    memory = _metric("Memory", "bytes", fix.memory_total_bytes)
+    if isinstance(fix, ServingMend):
+        return (
+            memory,
+            _metric("TTFT", "seconds", fix.ttft_s),
+            _metric("TPOT", "seconds", fix.tpot_s),
+            _metric("Output tokens/s per GPU", "rate", fix.output_tokens_per_second_per_gpu),
+            _metric("Throughput change", "change", fix.throughput_change_fraction),
+        )
+    return (
+        memory,
+        _metric("Step", "seconds", fix.step_s),
+        _metric("Step change", "change", fix.step_change_fraction),
+    )
+
+
+def measured_metrics(run: RunRecord) -> tuple[Metric, ...]:
+    """Measured figures of a run, under the names of the predicted ones; empty if it failed."""
+    measurement = run.measurement
+    if measurement is None or measurement.status != "ok":
+        return ()
+    rate, load = measurement.tokens_per_second_per_gpu, measurement.load
+    # A reduced run needs another amount of memory than the whole configuration.
+    peak_bytes = measurement.peak_memory_bytes if run.fidelity.is_whole else None
+    memory = _metric("Peak memory allocated", "bytes", peak_bytes)
+    if load is None:
+        return _known(
+            _metric("Step time", "seconds", measurement.objective_s), _metric("Tokens/s per GPU", "rate", rate), memory
+        )
+    return _known(
+        _metric("Time to first token", "seconds", load.ttft_s),
+        _metric("Time per output token", "seconds", load.tpot_s),
+        _metric("Request latency", "seconds", load.request_latency_s),
+        _metric("Output tokens/s per GPU", "rate", rate),
+        memory,
+    )
+
+
+def _known(*metrics: Metric) -> tuple[Metric, ...]:
+    return tuple(metric for metric in metrics if metric.value is not None)
+
+
+def _metric(
+    name: str,
+    unit: MetricUnit,
+    value: float | None,
+    interval: tuple[float, float] | None = None,
+    after: float | None = None,
+    *,
+    note: str = "",
+) -> Metric:
+    low, high = interval or (None, None)
+    return Metric(name=name, value=value, unit=unit, low=low, high=high, after_calibration=after, note=note)

@@ -1,0 +1,236 @@
+"""The cost model's answer to the form as the user types, and the query as YAML, command line and request."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from hp_tool.answers import RecommendAnswer, recommend_answer
+from hp_tool.domain.query import Kind, Query, Targets
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
+from hp_tool.queries.registered import Find
+from hp_tool.render.words import serving_arithmetic
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.tuning import resolve_search
+from hp_tool.units import GIB
+from service.api.queries import resolve
+from service.api.views import View
+from service.dashboard.contexts import ErrorFields
+from service.dashboard.formats import arithmetic, details, dotted
+from service.dashboard.links import configuration_href
+from service.dashboard.new_search.form import kind_of, to_query
+from service.dashboard.plots import Figure, Trace, line, markers
+
+MAX_ROWS = 8
+MAX_POINTS = 60
+"""Configurations drawn in the plot."""
+FRONT = {"color": "--series-3", "width": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewRow(View):
+    """A configuration's predictions: step time for training, latencies for serving."""
+
+    rank: int
+    arithmetic: str
+    details: str
+    href: str
+    """Page of the configuration."""
+    step_s: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    memory_bytes: float | None = None
+    capacity_bytes: float | None = None
+    reasons: tuple[str, ...] = ()
+    """Why it is infeasible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The query as text."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The cost model's answer to the fields filled in so far."""
+
+    kind: Kind
+    error: ErrorFields | None
+    """What is wrong or missing; the rest is then empty."""
+    rows: tuple[PreviewRow, ...] = ()
+    misses: tuple[PreviewRow, ...] = ()
+    """The nearest infeasible configurations, if none is feasible."""
+    legal: int = 0
+    feasible: int = 0
+    seconds: float = 0.0
+    rejections: tuple[tuple[str, int], ...] = ()
+    """Reasons why candidates were rejected, and how many for each."""
+    figure: Figure | None = None
+    """For plot.js."""
+    unsearchable: str | None = None
+    """Why profile runs cannot search this query; the predictions stand."""
+    commands: tuple[Command, ...] = ()
+
+
+def preview(values: Mapping[str, str], *, find: Find, calibrations: Calibrations | None, server: str) -> Preview:
+    """Answer to the form's values; an error in them is an answer too."""
+    try:
+        query = schema.parse_query(to_query(values))
+        resolved = resolve(query, find=find)
+        answer = recommend_answer(
+            resolved, top=MAX_POINTS, calibrations=calibrations, pareto=None if resolved.kind == "inference" else "memory"
+        )
+        figure = _figure(resolved, answer)
+    except HpToolError as error:
+        return Preview(kind=kind_of(values), error=error.as_dict())
+    # Links and commands use the query as typed, in which a registered name is still a name.
+    return Preview(
+        kind=query.kind,
+        error=None,
+        rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
+        misses=tuple(_row(query, row) for row in answer.nearest_misses),
+        legal=answer.space.legal,
+        feasible=answer.space.feasible,
+        seconds=answer.space.seconds,
+        rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
+        figure=figure,
+        unsearchable=_unsearchable(resolved),
+        commands=commands(query, server=server),
+    )
+
+
+def commands(query: Query, *, server: str) -> tuple[Command, ...]:
+    """The query as YAML, as a command line and as a request."""
+    mapping = schema.query_mapping(query)
+    body = json.dumps(mapping, ensure_ascii=False)
+    assignments = (f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in dotted(mapping).items())
+    settings = " ".join(f"--set {shlex.quote(assignment)}" for assignment in assignments)
+    posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in ("recommendations", "searches"))
+    return (
+        Command(label="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)),
+        Command(label="Command line", text=f"hp-tool recommend {settings}\nhp-tool tune --server {server} {settings}"),
+        Command(label="curl", text="\n".join(posts)),
+    )
+
+
+def _unsearchable(query: Query) -> str | None:
+    try:
+        resolve_search(query)
+    except HpToolError as error:
+        return error.message
+    return None
+
+
+def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
+    estimate: Estimate | InferenceEstimate
+    if isinstance(row, ServingRecommendation):
+        estimate, config, step_s = row.estimate, row.parallel, None
+        heading = serving_arithmetic(config, replicas=row.estimate.replicas)
+        limits = f"up to {config.max_num_seqs} concurrent requests and {config.max_num_batched_tokens} tokens per pass"
+        rate = row.estimate.output_tokens_per_second_per_gpu
+    else:
+        estimate = known = _estimate(row)
+        heading, limits = arithmetic(row.parallel), details(row.parallel)
+        step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
+    memory = estimate.memory
+    return PreviewRow.of(
+        row,
+        estimate,
+        arithmetic=heading,
+        details=limits,
+        href=configuration_href(query, parallel=row.parallel),
+        step_s=step_s,
+        tokens_per_second_per_gpu=rate,
+        memory_bytes=memory.total_bytes if memory else None,
+        capacity_bytes=memory.capacity_bytes if memory else None,
+        reasons=tuple(reason.message for reason in estimate.reasons),
+    )
+
+
+def _estimate(row: Recommendation) -> Estimate:
+    return row.calibrated_estimate or row.estimate
+
+
+def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
+    if query.kind == "training":
+        rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
+        return _training_figure(rows, front=answer.pareto or ()) if rows else None
+    # Without targets, so that the plot also shows configurations that miss them.
+    untargeted = recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+    serving_rows = [row for row in untargeted if isinstance(row, ServingRecommendation)]
+    return _serving_figure(serving_rows, targets=query.targets) if serving_rows else None
+
+
+def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommendation]) -> Figure:
+    """Throughput against memory, with the Pareto front and the device's memory."""
+    best = min(rows, key=lambda row: row.rank)
+    front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
+    limit = max((e.memory.capacity_bytes for e in map(_estimate, rows) if e.memory), default=0.0) / GIB
+    vertical = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
+    return {
+        "data": [
+            _candidates("Candidates", rows, marker={"color": "--series-1", "size": 6, "opacity": 0.6}),
+            line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), style=FRONT),
+            _candidates("Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}),
+        ],
+        "layout": {
+            "xaxis": {"title": "Memory per GPU, GiB"},
+            "yaxis": {"title": "Tokens/s per GPU"},
+            "shapes": [vertical | {"line": {"color": "--bad", "dash": "dash", "width": 1}}] if limit else [],
+        },
+    }
+
+
+def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, object]) -> Trace:
+    points = [_memory_and_rate(row) for row in rows]
+    text = [f"{arithmetic(row.parallel)}<br>{details(row.parallel)}" for row in rows]
+    hover = "%{x:.1f} GiB<br>%{y:,.0f} tokens/s per GPU"
+    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, hover=hover, marker=marker)
+
+
+def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
+    estimate = _estimate(row)
+    return (estimate.memory.total_bytes / GIB if estimate.memory else 0.0, estimate.tokens_per_second_per_gpu or 0.0)
+
+
+def _serving_figure(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> Figure:
+    """Throughput against both latencies; the region that meets a target is shaded."""
+    rate = [row.estimate.output_tokens_per_second_per_gpu for row in rows]
+    text = [serving_arithmetic(row.parallel, replicas=row.estimate.replicas) for row in rows]
+    data: list[Trace] = []
+    shapes: list[dict[str, Any]] = []
+    for axis, name, latencies, target in (
+        ("", "TTFT", [row.estimate.ttft_s for row in rows], targets.ttft_s if targets else None),
+        ("2", "TPOT", [row.estimate.tpot_s for row in rows], targets.tpot_s if targets else None),
+    ):
+        hover = f"{name} %{{x:.3g}} s<br>%{{y:,.0f}} tokens/s per GPU"
+        trace = markers(name, x=latencies, y=rate, text=text, hover=hover, marker={"color": "--series-1", "size": 7})
+        data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}"})
+        if target is not None:
+            region = {"x0": 0, "x1": target, "y0": 0, "y1": 1, "yref": f"y{axis} domain", "xref": f"x{axis}"}
+            style = {"type": "rect", "fillcolor": "--good", "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
+            shapes.append(style | region)
+    return {
+        "data": data,
+        "layout": {
+            "showlegend": False,
+            "xaxis": {"title": "TTFT, s", "domain": [0, 0.46], "rangemode": "tozero"},
+            "xaxis2": {"title": "TPOT, s", "domain": [0.54, 1], "rangemode": "tozero"},
+            "yaxis": {"title": "Output tokens/s per GPU"},
+            "yaxis2": {"anchor": "x2", "matches": "y", "showticklabels": False},
+            "shapes": shapes,
+        },
+    }

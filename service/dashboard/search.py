@@ -1,0 +1,231 @@
+"""/searches/ID: one search, its trials, logs and export, and the buttons that control it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse
+
+from hp_tool.domain.ports import Store
+from hp_tool.domain.query import Kind
+from hp_tool.domain.records import JsonObject, SearchRecord, SearchState
+from hp_tool.errors import InputError, NotFoundError
+from hp_tool.exchange.exports import TRAINING, export
+from hp_tool.formats.engines import ENGINES
+from service.api import search_actions
+from service.api.bodies import json_response
+from service.api.dependencies import StoreDep
+from service.api.search_actions import Action, apply_action
+from service.api.search_results import recommended
+from service.api.views import SearchView, View
+from service.dashboard.best import Best, leading_best, recommended_best
+from service.dashboard.contexts import Page, Quantity, Tone
+from service.dashboard.formats import subject
+from service.dashboard.forms import Form
+from service.dashboard.links import configuration_href
+from service.dashboard.page_and_json import page_at
+from service.dashboard.serving_runs import quantity, serves
+from service.dashboard.trials import TrialTable, trial_table
+
+SEARCH_TONES: dict[SearchState, Tone] = {
+    SearchState.QUEUED: "",
+    SearchState.RUNNING: "busy",
+    SearchState.PAUSED: "warn",
+    SearchState.SUCCEEDED: "good",
+    SearchState.FAILED: "bad",
+    SearchState.CANCELLED: "",
+}
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Button:
+    """A button that sends a POST request."""
+
+    label: str
+    href: str
+    tone: Literal["primary", "danger", ""] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPage(Page, View):
+    """One search. Its trials, which can be many, have an address of their own."""
+
+    id: str
+    kind: Kind
+    quantity: Quantity
+    trials_href: str
+    """JSON of its `TrialTable`."""
+    logs_href: str
+    """Prefix of a log's address; append the run's id."""
+    export_href: str | None
+    """Address of the best configuration for another tool, given as ?format=; None while there is none."""
+    export_formats: tuple[str, ...]
+    events_href: str | None
+    """Event stream of changes; None once the search has ended."""
+    state: SearchState
+    tone: Tone
+    ended: bool
+    requested: str | None
+    actions: tuple[Button, ...]
+    error: dict[str, Any] | None
+    best: Best | None
+    profile_runs: int
+    budget_runs: int
+    seconds_left: float | None
+    """Upper bound, at the pace so far, until a budget is used up."""
+    gpu_seconds: float
+    grid_gpu_seconds: float | None
+    """Cost of running every feasible configuration."""
+    expected_gain_fraction: float | None
+    """Expected relative gain of another run."""
+    waiting_for: str | None
+    """Problem with the runs folder that keeps runs from starting."""
+    stopped_because: str | None
+    worker: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    query_text: str
+
+
+@page_at(router, "/searches/{search_id}", template="search.html", section="Searches")
+def search_context(search_id: str, store: StoreDep) -> SearchPage:
+    """One search, as shown on its page."""
+    return search_page(store.get_search(search_id=search_id), store=store)
+
+
+@router.get("/searches/{search_id}/trials.json", response_model=TrialTable)
+def trials_json(search_id: str, store: StoreDep) -> Response:
+    """All profile runs of a search in columns, as its charts and its table show them."""
+    record = store.get_search(search_id=search_id)
+    return json_response(trial_table(record=record, runs=store.run_figures(search_id=search_id)))
+
+
+@router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
+def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
+    """The end of a profile run's log."""
+    run = store.get_run(search_id=search_id, run_id=run_id)
+    return PlainTextResponse((run.measurement and run.measurement.log_tail) or "No log was stored for this run.")
+
+
+@router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
+def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
+    """Redirect to the page of a run's configuration."""
+    query = store.get_search(search_id=search_id).query
+    run = store.get_run(search_id=search_id, run_id=run_id)
+    return RedirectResponse(configuration_href(query, parallel=run.parallel), status_code=303)
+
+
+@router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
+def export_text(search_id: str, store: StoreDep, format: str, download: bool = False) -> PlainTextResponse:
+    """The best configuration so far, exported for another tool."""
+    record = store.get_search(search_id=search_id)
+    rows = (record.result or {}).get("recommendations") or ()
+    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
+    if parallel is None:
+        raise NotFoundError("the search has no best configuration yet", field="search_id")
+    text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
+    headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
+    return PlainTextResponse(text, headers=headers)
+
+
+@router.post("/searches/{search_id}/budget", include_in_schema=False)
+def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
+    """Change how many profile runs the search may start."""
+    text = values.get("budget_runs", "")
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
+    search_actions.change_budget(store, search_id=search_id, budget_runs=int(text))
+    return RedirectResponse(f"/searches/{search_id}", status_code=303)
+
+
+def _handler(action: Action) -> Callable[..., RedirectResponse]:
+    def handle(search_id: str, store: StoreDep) -> RedirectResponse:
+        return RedirectResponse(f"/searches/{apply_action(store, search_id=search_id, action=action).id}", status_code=303)
+
+    return handle
+
+
+for _action in Action:  # the gate has checked by the Origin header that our own page sent the request
+    router.add_api_route(f"/searches/{{search_id}}/{_action}", _handler(_action), methods=["POST"], include_in_schema=False)
+
+
+def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
+    """Context of one search's page."""
+    view = SearchView.of(record)
+    account = view.progress | (view.summary or {})
+    export_formats = ENGINES if serves(view.query) else TRAINING
+    best = _best(record, store)
+    return SearchPage.of(
+        view,
+        kind="inference" if serves(view.query) else "training",
+        quantity=quantity(view.query),
+        title=subject(view.query),
+        json_href=f"/searches/{view.id}.json",
+        trials_href=f"/searches/{view.id}/trials.json",
+        logs_href=f"/searches/{view.id}/logs/",
+        export_href=f"/searches/{view.id}/export" if best else None,
+        export_formats=tuple(export_formats),
+        events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
+        tone=SEARCH_TONES[view.state],
+        ended=view.state.ended,
+        actions=_buttons(view),
+        best=best,
+        profile_runs=account.get("profile_runs", 0),
+        budget_runs=budget_runs_of(view.query),
+        seconds_left=seconds_left(view),
+        gpu_seconds=account.get("gpu_seconds", 0.0),
+        grid_gpu_seconds=account.get("grid_gpu_seconds"),
+        expected_gain_fraction=account.get("expected_gain_fraction"),
+        waiting_for=None if view.state.ended else account.get("waiting_for"),
+        stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
+        query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
+    )
+
+
+def _best(record: SearchRecord, store: Store) -> Best | None:
+    if (row := recommended(record)) is not None:
+        return recommended_best(row, query=record.query)
+    run_id = record.progress.get("best_run_id")
+    return leading_best(store.get_run(search_id=record.id, run_id=run_id), query=record.query) if run_id else None
+
+
+def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
+    """Upper bound: the rest of the budget that runs out first, at the pace so far; None if nothing is known."""
+    done, spent = view.progress.get("profile_runs", 0), view.progress.get("gpu_seconds", 0.0)
+    if view.state is not SearchState.RUNNING or view.started_at is None or not done:
+        return None
+    settings = view.query.get("search") or {}
+    used: float = done / max(done, budget_runs_of(view.query))
+    if settings.get("budget_gpu_seconds"):
+        used = max(used, min(1.0, spent / settings["budget_gpu_seconds"]))
+    elapsed = ((now or datetime.now(UTC)) - view.started_at).total_seconds()
+    return elapsed * (1 - used) / used
+
+
+def _buttons(view: SearchView) -> tuple[Button, ...]:
+    cancel = Button(label="Cancel", href=f"/searches/{view.id}/cancel", tone="danger")
+    pause = Button(label="Pause", href=f"/searches/{view.id}/pause")
+    resume = Button(label="Resume", href=f"/searches/{view.id}/resume", tone="primary")
+    again = Button(label="Run again", href=f"/searches/{view.id}/clone")
+    match view.state:
+        case SearchState.QUEUED | SearchState.RUNNING:
+            return (resume if view.requested == "pause" else pause, cancel)
+        case SearchState.PAUSED:
+            return (resume, cancel)
+        case SearchState.FAILED:
+            return (resume, again, cancel)
+        case _:
+            return (again,)
+
+
+def budget_runs_of(query: JsonObject) -> int:
+    """Maximum number of profile runs in a search's query."""
+    return int((query.get("search") or {}).get("budget_runs") or 0)
