@@ -129,7 +129,7 @@ def core_seconds(
     return matmuls + softmax, 2.0 * matmuls + softmax_backward
 
 
-# Context parallelism: how keys and values travel between the ranks that share a sequence, and what hides it.
+# Context parallelism: sending keys and values between the ranks that share a sequence, and hiding that.
 
 
 def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats) -> tuple[Floats, Floats]:

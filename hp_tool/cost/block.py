@@ -122,9 +122,7 @@ def windowed_length(model: ModelSpec, length: float) -> float:
     return share * seen + (1.0 - share) * length
 
 
-# Sizes that every block of a layer needs, worked out once per kind of candidate.
-#
-# Letters: T = s b / c tokens a rank sees, t tensor-parallel size, h hidden, e bytes an element.
+# Sizes that every block of a layer needs, computed once per kind of candidate.
 
 
 LAYER_AXES = (

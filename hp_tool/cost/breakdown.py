@@ -144,7 +144,7 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
 
 def _provenance(case: TrainingCase) -> dict[str, object]:
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
-    known: dict[str, object] = {
+    provenance: dict[str, object] = {
         "version": __version__,
         "model": model.name,
         "gpu": cluster.gpu.name,
@@ -157,12 +157,12 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
     }
     if workload.framework_version is not None:
-        known["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"
+        provenance["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"
     if isinstance(workload, VariableLengthWorkload):
-        known |= {
+        provenance |= {
             "sequence_lengths": workload.sequence_lengths,
             "packed": workload.packed,
             "row_fill": workload.tokens_per_row / workload.sequence_length,
             "attended_length": workload.attended_length,
         }
-    return known | simplified(model)
+    return provenance | simplified(model)

@@ -204,8 +204,8 @@ def recompute_from_codes(method: int, num_layers: int, modules: int) -> Recomput
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     codes = dict(zip(RECOMPUTE_COLUMNS, recompute_codes(config.recompute), strict=True))
-    said_apart = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
-    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in said_apart}
+    converted = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
+    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in converted}
     schedule = schedule_code(config.pipeline_schedule)
     return row | codes | {"pipeline_schedule": schedule}
 

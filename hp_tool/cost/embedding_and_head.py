@@ -101,14 +101,14 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]
     output = output + elementwise_seconds(loss_traffic, machine=case, kernels=10.0)
 
-    # Input gathered forward (with SP) and its gradient reduced backward; the loss reduces three fp32 numbers a token.
+    # The input is gathered forward (with SP), its gradient reduced backward; the loss reduces three fp32 numbers per token.
     wire = tokens * h * e * (t - 1.0) / t
     around = where(s.sharded, 3.0 * s.tensor.seconds(wire), s.tensor.seconds(2.0 * wire))
     inside = 3.0 * s.tensor.seconds(8.0 * tokens * (t - 1.0) / t)
     return HeadTime(embedding=embedding, output=output, output_communication=around + inside)
 
 
-# What the loss keeps of the logits on the last stage.
+# Logits that the loss keeps on the last stage.
 
 
 def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:

@@ -136,9 +136,9 @@ def _tensor_seconds(
     overlap = framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
     forward = where(s.sharded, 2.0 * gather, all_reduce)
-    # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
-    # shares the input-gradient matmuls with the gathering of inputs. Between nodes they are not: what pipelines them
-    # (Transformer Engine's Userbuffers) reaches as far as NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
+    # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
+    # shares the input-gradient matmuls with the gathering of inputs. Transformer Engine's Userbuffers, which pipeline them, do
+    # not reach beyond NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
     pipelined = framework.tensor_parallel_forward_overlap * s.sharded * group.in_domain
     again = 1.0 if trained else 0.0
     behind_inputs = minimum((again + pipelined) * gather, block.matmul)

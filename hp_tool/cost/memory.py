@@ -18,7 +18,7 @@ from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.zero import PREFETCHED_LAYERS
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
-"""They sum to the total."""
+"""Parts that sum to the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +28,27 @@ class Memory:
     parts: dict[str, Floats]
     """By MEMORY_PARTS."""
     layer_activations: Floats
-    """The transformer layers' share of `activations`."""
+    """Part of `activations` in the transformer layers."""
     worst_stage: Ints | Floats
     first_stage: Floats
-    """Allocated on the first stage, without `overhead`."""
+    """Bytes on the first stage, without `overhead`."""
     total: Floats
     host_bytes: Floats
-    """Most that one rank keeps in host memory."""
+    """Maximum over the ranks of bytes in host memory."""
     offloaded: Floats
-    """Activations that one micro-batch on a stage sends to the host."""
+    """Activation bytes that one micro-batch on a stage copies to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes on one stage, for all micro-batches under way."""
+    """Bytes on one stage, for all micro-batches in flight."""
 
     parts: dict[str, Floats]
     """By MEMORY_PARTS, without `overhead`."""
     layer_activations: Floats
     on_host: Floats
     offloaded: Floats
-    """Of one micro-batch."""
+    """For one micro-batch."""
 
 
 def memory(
@@ -60,7 +60,7 @@ def memory(
     states: StateCosts,
     micro_batches: Floats,
 ) -> Memory:
-    """Of the fullest stage. `layers` are the mean layers of the pipeline's representative stages."""
+    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative stages."""
     profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
@@ -111,7 +111,10 @@ def stage_memory(
     critical_layers: Floats,
     micro_batches: Floats,
 ) -> StageMemory:
-    """What states, micro-batches under way and a running layer take. `critical_layers` are those of the critical stage."""
+    """Bytes of states, micro-batches in flight and a running layer on one stage.
+
+    `critical_layers` is the number of layers on the critical stage.
+    """
     workload, framework = case.workload, case.profile.framework
     c, chunks = candidates, candidates.virtual_pipeline_parallel_size
     from_end = c.pipeline_parallel_size - 1 - stage.rank

@@ -11,8 +11,10 @@ from hp_tool.domain.model import ModelSpec
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
-    """Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activation(s) and activation (split); unfused,
-    the activated gate too.
+    """Activation bytes of the MLP block.
+
+    Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activations and activation (split); the activated
+    gate too if the activation is not fused.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)

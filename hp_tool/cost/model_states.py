@@ -209,7 +209,7 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-# What the ranks that hold the same parameters keep of them, and the seconds of one step.
+# Parameters divided over the ranks that hold the same ones, and the seconds of one step.
 
 
 def _divided(

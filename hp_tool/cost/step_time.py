@@ -132,7 +132,7 @@ def _offload_seconds(
     return 0.0
 
 
-# The critical stage: one micro-batch on the slowest stage, through its layers and what it holds of the model's ends.
+# The critical stage: one micro-batch through the layers and the model's ends on the slowest stage.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     waits: Floats = 0.0
     occupied, occupied_forward = total, forward
     if case.profile.framework.host_layer_s:
-        # A pass takes what its host takes; communication runs on meanwhile.
+        # A pass takes at least as long as its host; communication continues meanwhile.
         launched = launched_layers(layers, moe_fraction=pipeline.critical.expert_share, recomputed_fraction=whole)
         in_forward, in_backward = host_waits(
             case=case,
@@ -256,7 +256,7 @@ def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime
     return bubble
 
 
-# The host: a device can run no kernel before it was launched.
+# The host: a device runs no kernel before it is launched.
 
 
 MOE_LAUNCHES = 58.0 / 31.0

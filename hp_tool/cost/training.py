@@ -98,7 +98,7 @@ def training_costs(
     m = micro_batches(candidates, workload=case.workload)
     layers = model_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
     if model.architecture == "encoder_decoder":
-        # What is left is the decoder's: its head and its loss.
+        # From here on only the decoder's head and loss follow.
         candidates, case = counted_candidates(model, candidates), decoder_case(case)
     states = state_costs(case=case, candidates=candidates, pipeline=pipeline)
     fullest = memory(
@@ -128,7 +128,7 @@ def training_costs(
     )
 
 
-# The layers and ends of each candidate. They depend on few axes: each combination is costed once.
+# Layers and ends depend on few axes of the candidates: each combination is costed once.
 
 
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)

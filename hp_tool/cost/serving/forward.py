@@ -142,5 +142,5 @@ def _expert_exchange(case: ServingCase, candidates: ServingCandidates, tokens: F
 
 def _head_precision(case: ServingCase) -> Precision:
     """The output layer is not quantised."""
-    known = case.cluster.gpu.peak_flops_per_second
-    return next(name for name in WIDE_PRECISIONS if name in known)
+    supported = case.cluster.gpu.peak_flops_per_second
+    return next(name for name in WIDE_PRECISIONS if name in supported)
