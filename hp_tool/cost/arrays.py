@@ -1,7 +1,7 @@
-"""Arrays of candidates and plain numbers of one candidate: their types, and `where` and its like for both.
+"""Array types, and `where`, `maximum` and similar functions that take arrays of candidates or plain numbers of one.
 
-NumPy turns every number it is given into an array first, which costs fifty times the arithmetic; one estimate calls
-these a hundred times. Whatever goes in comes out: arrays, or plain numbers.
+NumPy turns every argument into an array first, which costs fifty times the arithmetic, and one estimate calls these functions a
+hundred times. They return what they get: arrays, or plain numbers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-"""Shape (n,) of n candidates, or what broadcasts to the shape of a grid."""
+"""Shape (n,) for n candidates, or any shape that broadcasts to a grid."""
 
 Ints = NDArray[np.signedinteger[Any]] | int
 Floats = NDArray[np.floating[Any]] | float
 Bools = NDArray[np.bool_] | bool
-"""The same, or a plain number: of one candidate alone, or the same for all."""
+"""The same, or a plain number: one candidate alone, or one value for all."""
 Numbers = Ints | Floats | Bools
 
 
@@ -32,7 +32,7 @@ def where(condition: Numbers, x: Ints, y: Ints) -> Ints: ...  # type: ignore[ove
 @overload
 def where(condition: Numbers, x: Numbers, y: Numbers) -> Floats: ...
 def where(condition: Numbers, x: Any, y: Any) -> Any:
-    """x where the condition holds, else y."""
+    """x if the condition holds, else y."""
     return np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
 
 
@@ -65,12 +65,12 @@ def sqrt(x: Numbers) -> Floats:
 
 
 def ceil(x: Numbers) -> Floats:
-    """The next whole number."""
+    """The smallest whole number that is not below x."""
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 
 
 def floor(x: Numbers) -> Floats:
-    """The whole number before."""
+    """The largest whole number that is not above x."""
     return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
@@ -80,12 +80,12 @@ def zeros_like(x: Numbers) -> Floats:
 
 
 def result(column: Numbers) -> FloatArray:
-    """The column as results declare it: there a plain number, of one candidate alone, passes for an array in the types."""
+    """The column, typed as an array: results declare arrays, and hold plain numbers for one candidate alone."""
     return cast(FloatArray, column)
 
 
 def results(columns: Mapping[str, Floats]) -> dict[str, FloatArray]:
-    """The same of named columns."""
+    """The columns by name, typed as arrays (see `result`)."""
     return cast(dict[str, FloatArray], columns)
 
 

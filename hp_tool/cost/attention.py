@@ -6,8 +6,8 @@ from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, w
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads, shapes
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, group_size, sharing, split
+from hp_tool.cost.parameters import attention_matrices, kv_heads, query_heads, shapes
 from hp_tool.cost.roofline import (
     additive_seconds,
     cast_traffic,
@@ -20,11 +20,13 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Norm input, matmul input and dropout mask (whole, or sharded by SP); Q, K, V and the core's output (split by heads);
-    with rotary positions the un-rotated keys and queries too, because V is a view of the storage they share (of latent
-    attention only the keys' part without rotation); latents. The core, which selective recomputation does not keep: the
-    scores of unfused attention, 5as^2b/t with dropout (softmax, mask, dropped softmax), 2as^2b/t without; of fused
-    attention the fp32 log-sum-exp, from which the backward pass rebuilds them, 4asb/t.
+    """Activation bytes of the attention block.
+
+    `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism); Q, K, V and the core's
+    output (split by heads); with rotary positions also the unrotated queries and keys, because V is a view of their storage
+    (with latent attention only the keys' part without rotation); latents. `core`, which selective recomputation drops: with
+    unfused attention the scores, 5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without; with fused
+    attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -54,16 +56,18 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 
 
 def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0) -> Floats:
-    """What selective recomputation does not keep: fp32 log-sum-exp of each query, or with unfused attention the scores."""
+    """Bytes that the attention core keeps: the fp32 log-sum-exp of each query, or the scores of unfused attention."""
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
     return s.tokens * (workload.sequence_length * keys_per_query) * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
 
 
 def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block. Elementwise forward: the norm reads and writes, the residual is added (two reads, a write, a
-    mask), rotary positions pass over queries and keys. Backward: the norm reads gradient and input and writes, the
-    residual's gradient is added.
+    """Seconds of the attention block.
+
+    Elementwise forward: the norm reads and writes, the residual addition reads two tensors, writes one and uses a mask, rotary
+    positions pass over queries and keys. Backward: the norm reads gradient and input and writes, the residual's gradient is
+    added.
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
@@ -94,7 +98,7 @@ def core_seconds(
 ) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of scores, softmax, dropout and the product with the values.
 
-    Cross attention has more or fewer keys than queries; `causal` is by default what the model's own attention is.
+    In cross attention `keys_per_query` is the number of keys per query; `causal` defaults to the model's own attention.
     """
     model, workload, profile = case.model, case.workload, case.profile
     gpu, length = case.cluster.gpu, float(workload.sequence_length)
@@ -125,18 +129,23 @@ def core_seconds(
     return matmuls + softmax, 2.0 * matmuls + softmax_backward
 
 
-# Context parallelism: how keys and values travel between the ranks that share a sequence, and what hides it.
+# Context parallelism: sending keys and values between the ranks that share a sequence, and hiding that.
 
 
 def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats) -> tuple[Floats, Floats]:
-    """(forward, backward) exposed seconds per layer and micro-batch.
+    """(forward, backward) exposed seconds of context-parallel communication per layer and micro-batch.
 
-    p2p (ring attention): keys and values of every other rank pass by, in c - 1 steps, each hidden behind the attention of
-    the step before; backward also carries their gradients. all_gather: keys and values are gathered first, which nothing
-    hides; backward gathers them again and reduce-scatters the gradients. a2a (Ulysses): queries, keys, values and the
-    output change from sequence to head shards, four all-to-alls of 1/c of a tensor each way. a2a+p2p: the former among u
-    neighbouring ranks, after which each holds u times the tokens of 1/u of the heads, and the ring over c / u. The causal
-    load is balanced by giving each rank one early and one late piece of the sequence (Megatron Core, TE).
+    - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden behind the attention of the
+      step before; the backward pass also sends their gradients.
+    - all_gather: keys and values are gathered first, and nothing hides that; the backward pass gathers them again and
+      reduce-scatters the gradients.
+    - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head shards, in four all-to-alls of 1/c
+      of a tensor each way.
+    - a2a+p2p: a2a among u neighbouring ranks, after which each holds u times the tokens of 1/u of the heads, then the ring over
+      c / u.
+
+    Each rank gets one early and one late piece of the sequence, which balances the causal load (Megatron Core, Transformer
+    Engine).
     """
     model = case.model
     c: Ints = candidates.context_parallel_size
@@ -166,7 +175,7 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
 
 
 def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:
-    """Ranks u of the inner, exchanging level of a2a+p2p."""
+    """Ranks u of the inner level of a2a+p2p, which exchange heads."""
     strategy = case.strategy
     size = group_size(ranks)
     if strategy.hierarchical_context_parallel_sizes is not None:

@@ -1,4 +1,6 @@
-"""What the two blocks of a layer (attention, MLP) report; a layer is their sum."""
+"""Results of the two blocks of a layer (attention, MLP), whose sum is a layer, and the sizes that both need. Letters:
+docs/cost-model.md.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from dataclasses import dataclass, fields
 from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.network import Ring, tensor_ring
 from hp_tool.cost.roofline import is_narrow, quantized_bytes
 from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.workload import TrainingWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +21,10 @@ class BlockTime:
     """Seconds per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
     matmul: Floats
-    """Weight matmuls of the forward pass; the input gradients take as long again."""
+    """Weight matmuls of the forward pass; the input gradients take the same time again."""
     weight_gradient: Floats
     core: Floats = 0.0
-    """Attention core, forward: what selective recomputation repeats."""
+    """Attention core, forward; selective recomputation repeats it."""
     core_backward: Floats = 0.0
     elementwise: Floats
     elementwise_backward: Floats
@@ -42,20 +44,20 @@ class BlockBytes:
     """Bytes per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
     saved: Floats
-    """Kept for the backward pass besides the attention core."""
+    """Kept for the backward pass, without the attention core."""
     core: Floats = 0.0
-    """Kept by unfused attention: the scores."""
+    """Kept by the attention core."""
     norm_output: Floats = 0.0
-    """Part of `saved` that recomputing the module layernorm does not keep; the same below for other modules."""
+    """Part of `saved` that is not kept if layernorm is recomputed; the fields below are the same for other modules."""
     mlp: Floats = 0.0
     moe: Floats = 0.0
-    """expert_activations and shared_experts are parts of it."""
+    """Includes expert_activations and shared_experts."""
     expert_activations: Floats = 0.0
     shared_experts: Floats = 0.0
     up_projected: Floats = 0.0
-    """Of latent attention: queries, keys and values."""
+    """Queries, keys and values of latent attention."""
     working: Floats
-    """Gradients and gathered inputs alive at the worst moment of the backward pass."""
+    """Gradients and gathered inputs at the peak of the backward pass."""
 
     def __add__(self, other: BlockBytes) -> BlockBytes:
         # The blocks' backward passes run one after the other: their working sets do not add up.
@@ -65,7 +67,7 @@ class BlockBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Seconds per layer and micro-batch; arrays of shape (n,). Communication is the exposed part."""
+    """Seconds per layer and micro-batch; shape (n,). Communication is the exposed part."""
 
     forward: Floats
     """Compute of the forward pass."""
@@ -73,7 +75,7 @@ class LayerTime:
     weight_gradient: Floats
     """Part of `backward` that may run later than the rest."""
     repeated: Floats
-    """What selective recomputation runs again: of `forward` the attention core, or what the named modules take."""
+    """What selective recomputation runs again: the attention core, or the named modules."""
     tensor: Floats
     """Tensor-parallel collectives of the forward pass."""
     tensor_backward: Floats
@@ -85,20 +87,20 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Bytes per layer and micro-batch; arrays of shape (n,), or (2, n) where the pipeline's ends have different layers."""
+    """Bytes per layer and micro-batch; shape (n,)."""
 
     saved: Floats
     """Kept for the backward pass without recomputation."""
     saved_selective: Floats
-    """Kept when the attention core, or the named modules, are recomputed."""
+    """Kept if the attention core or the named modules are recomputed."""
     waiting: Floats
-    """Kept for the weight gradients when the rest of the backward pass is over."""
+    """Kept for weight gradients that run after the rest of the backward pass."""
     saved_full: Floats
-    """Kept when the whole layer is recomputed: its input."""
+    """Kept if the whole layer is recomputed: its input."""
     repeated: Floats
-    """What selective recomputation brings back at a time: one block's worth of one layer."""
+    """What selective recomputation restores at a time: one block of one layer."""
     backward_working: Floats
-    """Gradients and gathered inputs alive at the worst moment of one layer's backward pass."""
+    """Gradients and gathered inputs at the peak of one layer's backward pass."""
 
 
 # Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv 2004.05150).
@@ -107,9 +109,9 @@ class LayerBytes:
 def windowed_length(model: ModelSpec, length: float) -> float:
     """Keys that fused attention computes for a token of a sequence of `length`, mean over layers, before the causal half.
 
-    A causal layer's query at place i sees min(i, w) keys: s w - w^2 / 2 scores a sequence, so w (2 - w / s) a token where full
-    attention has s. A bidirectional one sees w. With `sliding_window_layers` of L the mean is weighted. Ring exchange of
-    keys and values between context-parallel ranks, and unfused attention, which computes the scores it masks, stay whole.
+    The query at position i of a causal layer sees min(i, w) keys: s w - w^2 / 2 scores per sequence, so w (2 - w / s) per token
+    instead of s. A bidirectional layer sees w. The mean is weighted by `sliding_window_layers` of L. Ring exchange of keys and
+    values between context-parallel ranks, and unfused attention, which computes the scores it masks, are not reduced.
     """
     window = model.sliding_window
     if window is None or window >= length:
@@ -120,9 +122,7 @@ def windowed_length(model: ModelSpec, length: float) -> float:
     return share * seen + (1.0 - share) * length
 
 
-# Sizes that every block of a layer needs, worked out once per kind of candidate.
-#
-# Letters: T = s b / c tokens a rank sees, t tensor-parallel size, h hidden, e bytes an element.
+# Sizes that every block of a layer needs, computed once per kind of candidate.
 
 
 LAYER_AXES = (
@@ -133,35 +133,39 @@ LAYER_AXES = (
     "micro_batch_size",
     "sequence_parallel",
 )
-"""What everything inside a layer depends on, where ranks of a layer are neighbours."""
+"""Candidate fields that a layer's costs depend on if the ranks of a layer are neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Per kind of candidate, shape (k,) or numbers of one alone, and a few scalars."""
+    """Sizes of a layer per kind of candidate: shape (k,), or plain numbers."""
 
     t: Ints
     tokens: Floats
     attended: Floats
-    """Scores that fused attention computes for each token, before the causal half: s, less where rows are packed or
-    layers have a sliding window."""
+    """Scores that fused attention computes per token, before the causal half: s, less if rows are packed or layers have a
+    sliding window."""
     sharded: Bools
-    """Sequence parallelism on."""
+    """Whether sequence parallelism is on."""
     shards: Floats
-    """Ranks that share the work between the tensor-parallel regions: t with sequence parallelism, else 1."""
+    """Ranks that share the work between tensor-parallel regions: t with sequence parallelism, else 1."""
     h: float
     e: float
     mask: float
-    """Bytes of a dropout mask element, 0 without dropout."""
+    """Bytes of a dropout mask element; 0 without dropout."""
     saved_input: float
-    """Bytes an element of a matmul input kept for the weight gradient: quantised with its scales below 16 bits, else e."""
+    """Bytes per element of a matmul input that is kept for the weight gradient: below 16 bits the quantised element with its
+    scales, else e."""
+    tensor: Ring
+    """The tensor-parallel group's collectives."""
     facts: FrameworkFacts
-    """What the framework keeps."""
+    """What the framework keeps in memory."""
 
 
 def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
-    """What it depends on beside LAYER_AXES in the cluster's rank order: dimensions inside of tp, cp and ep spread their
-    groups over nodes.
+    """Candidate fields besides LAYER_AXES that a layer's costs depend on in the cluster's rank order.
+
+    Dimensions inside tp, cp and ep spread their groups over nodes.
     """
     order = cluster.rank_order.split("-")
     last = max(order.index(name) for name in ("tp", "cp", "ep"))
@@ -169,17 +173,12 @@ def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
     return tuple(sizes[name] for name in order[:last] if name in sizes)
 
 
-def activation_element_bytes(workload: TrainingWorkload) -> float:
-    """16-bit activations; 4 bytes where training.precision is fp32."""
-    return 4.0 if workload.precision == "fp32" else 2.0
-
-
 def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
-    """The sizes of each candidate."""
+    """The sizes of a layer of each candidate."""
     model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
-    e = activation_element_bytes(workload)
+    e = workload.activation_element_bytes
     return Shapes(
         t=t,
         tokens=workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size,
@@ -189,6 +188,7 @@ def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
         h=float(model.hidden_size),
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,
+        tensor=tensor_ring(case=case, candidates=candidates),
         facts=facts(workload.framework),
         saved_input=quantized_bytes(workload) if is_narrow(workload) else e,
     )

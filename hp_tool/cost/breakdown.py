@@ -1,8 +1,8 @@
-"""One row of the cost arrays as a typed estimate, with MFU, HFU, days and money."""
+"""One candidate's costs as a typed estimate, with MFU, HFU, days and money."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from hp_tool import __version__
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
@@ -22,13 +22,15 @@ from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
 def estimate_row(index: int, *, costs: TrainingCosts, candidates: Candidates, case: TrainingCase) -> Estimate:
-    """Row `index` of many in full."""
+    """The full estimate of row `index`."""
     return estimate_alone(case=case, costs=costs.row(index), candidate=candidates.row(index))
 
 
 def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: TrainingCase) -> Estimate:
-    """One candidate alone in full. Shares of peak count all devices of the cluster. What the intervals are widened for, because
-    nobody measured it, stands in `provenance` as unchecked.
+    """The full estimate of one candidate.
+
+    Shares of peak count all devices of the cluster. `provenance` lists as unchecked what no measurement covers; it widens the
+    intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     memory, config = _memory(costs), candidate.only_config()
@@ -41,7 +43,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, flops)
     busy = (parts["compute"] + parts["recompute"]) / step_s
-    return Estimate(
+    estimate = Estimate(
         feasible=bool(costs.feasible),
         reasons=_too_large(memory, host_capacity_bytes=costs.host_capacity_bytes),
         parallel=config,
@@ -55,34 +57,33 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, profile=case.profile, unchecked=unchecked),
         provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
-        **_whole_training(case, step_s=step_s, busy=busy),
+        goodput=goodput(case=case),
     )
+    return estimate if workload.total_tokens is None else _with_whole_training(estimate, case=case, step_s=step_s, busy=busy)
 
 
-def _whole_training(case: TrainingCase, *, step_s: float, busy: float) -> dict[str, Any]:
-    """What `total_tokens` take, as Estimate names it; goodput alone where the query does not say how many there are."""
-    cluster, workload = case.cluster, case.workload
-    kept = goodput(case=case)
-    if workload.total_tokens is None:
-        return {"goodput": kept}
+def _with_whole_training(estimate: Estimate, *, case: TrainingCase, step_s: float, busy: float) -> Estimate:
+    """The estimate with days, GPU-hours, cost and energy of `total_tokens`."""
+    cluster, workload, kept = case.cluster, case.workload, estimate.goodput
+    assert workload.total_tokens is not None
     seconds = workload.total_tokens / step_tokens(workload) * step_s
     days, gpu_hours = seconds / SECONDS_PER_DAY, seconds * cluster.num_gpus / SECONDS_PER_HOUR
     effective_days = None
     if kept is not None:
         effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
     price = cluster.price_per_gpu_hour
-    return {
-        "goodput": kept,
-        "days": days,
-        "effective_days": effective_days,
-        "gpu_hours": gpu_hours,
-        "cost": gpu_hours * price if price is not None else None,
-        "energy": seconds * cluster.num_gpus * _power_w(cluster, busy=busy),
-    }
+    return replace(
+        estimate,
+        days=days,
+        effective_days=effective_days,
+        gpu_hours=gpu_hours,
+        cost=gpu_hours * price if price is not None else None,
+        energy=seconds * cluster.num_gpus * _power_w(cluster, busy=busy),
+    )
 
 
 def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
-    """How a pipeline over two kinds of GPU is divided."""
+    """Provenance of a pipeline over two kinds of GPU: the layers per stage on each."""
     if not cluster.kinds:
         return {}
     layers = zip(cluster.kinds, costs.layers_by_kind, strict=True)
@@ -104,7 +105,7 @@ def _memory(costs: TrainingCosts) -> MemoryEstimate:
 
 
 def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
-    """Why it does not fit, on the device or else on the host; nothing where it does."""
+    """The reasons if the memory of the device, or else of the host, is exceeded; empty if it fits."""
     if memory.total_bytes > memory.capacity_bytes:
         return (memory_reason(needed=memory.total_bytes, available=memory.capacity_bytes, parts=memory.parts_bytes),)
     if memory.host_bytes > host_capacity_bytes:
@@ -113,8 +114,9 @@ def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[R
 
 
 def _recomputed_flops(candidate: Candidates, model: ModelSpec, flops: TokenFlops) -> tuple[float, float]:
-    """(forward FLOPs a token run again, the same as arXiv 2205.05198 counts them: its s/3h is three attention cores more
-    than the model's s/6h, where one core, s/18h, is what selective recomputation repeats).
+    """(forward FLOPs per token that run again, the same as arXiv 2205.05198 counts them).
+
+    The paper's s/3h is three attention cores more than the model's s/6h; selective recomputation repeats one core, s/18h.
     """
     if candidate.recompute_method == NONE:
         return 0.0, 0.0
@@ -130,10 +132,10 @@ def _recomputed_flops(candidate: Candidates, model: ModelSpec, flops: TokenFlops
 
 
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
-    """Mean power of one device and its share of the host: idle power, plus the rest of the board's for the busy share.
+    """Mean power of one device and its share of the host: idle power, plus the rest of the board's power for the busy share.
 
-    Busy is the share of the step in kernels of layers, ends and recomputation; a device that waits, communicates or updates
-    draws idle power here. Cooling and what switches and storage draw are not counted.
+    Busy is the share of the step in kernels of layers, ends and recomputation; a device that waits, communicates or updates is
+    counted at idle power. Cooling, switches and storage are not counted.
     """
     gpu = cluster.gpu
     idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
@@ -142,7 +144,7 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
 
 def _provenance(case: TrainingCase) -> dict[str, object]:
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
-    known: dict[str, object] = {
+    provenance: dict[str, object] = {
         "version": __version__,
         "model": model.name,
         "gpu": cluster.gpu.name,
@@ -155,12 +157,12 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
     }
     if workload.framework_version is not None:
-        known["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"
+        provenance["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"
     if isinstance(workload, VariableLengthWorkload):
-        known |= {
+        provenance |= {
             "sequence_lengths": workload.sequence_lengths,
             "packed": workload.packed,
             "row_fill": workload.tokens_per_row / workload.sequence_length,
             "attended_length": workload.attended_length,
         }
-    return known | simplified(model)
+    return provenance | simplified(model)

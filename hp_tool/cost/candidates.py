@@ -1,8 +1,8 @@
-"""Candidates: many configurations as a struct of arrays, one entry each; or one alone, as plain numbers.
+"""Candidates: many configurations as a struct of arrays, or one configuration as plain numbers.
 
-Formulas are written once and serve all forms, being elementwise. Arrays of shape (n,) make a million rows cheap; a grid,
-whose arrays broadcast to one shape, cheaper still: what does not depend on an axis is computed once for all its values;
-plain numbers make one candidate cheap.
+Formulas are elementwise, so each is written once for all forms. Arrays of shape (n,) make a million rows cheap. A grid, whose
+arrays broadcast to one shape, is cheaper still: what does not depend on an axis is computed once for all its values. Plain
+numbers make one candidate cheap.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import BoolArray, IntArray
+from hp_tool.cost.arrays import BoolArray, Bools, IntArray, anywhere
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, PipelineSchedule, Recompute, RecomputeModule, RecomputeName
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
@@ -27,19 +28,21 @@ MODULES: dict[RecomputeModule, int] = {
 """Bits of Candidates.recompute_modules."""
 CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
 PER_OP = 128
-"""In recompute_modules in place of modules: recomputation of operations, see `per_op`."""
+"""In recompute_modules instead of modules: recomputation per operation (recompute per_op)."""
 
 ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE = range(5)
 """Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on
 the same rank."""
 SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (None, "gpipe", "zb-h1", "zbv", "dualpipe")
-"""ParallelConfig's word for each code."""
+"""ParallelConfig's name of each code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """n configurations; every array has shape (n,), or is a plain number for one alone, or all broadcast to one grid of n,
-    numbered row by row. Fields are ParallelConfig's, recomputation split in code and layers.
+    """n configurations. Arrays have shape (n,), or broadcast to one grid of n, numbered row by row; one candidate has plain
+    numbers.
+
+    Fields are ParallelConfig's, with recomputation split into code and layers.
     """
 
     tensor_parallel_size: IntArray
@@ -55,9 +58,9 @@ class Candidates:
     recompute_method: IntArray
     """NONE, SELECTIVE (some modules), FULL_UNIFORM, FULL_BLOCK."""
     recompute_num_layers: IntArray
-    """Full only: layers per checkpoint (uniform) or recomputed layers per model chunk (block, 0: all)."""
+    """Full only: layers per checkpoint (uniform), or recomputed layers per model chunk (block; 0: all)."""
     recompute_modules: IntArray
-    """Selective only: sum of MODULES, or PER_OP; else 0."""
+    """Selective only: sum of MODULES, or PER_OP. Otherwise 0."""
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
     """0: the whole data-parallel group."""
@@ -69,7 +72,7 @@ class Candidates:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(n,), the grid's shape, or () for one alone."""
+        """(n,), the grid's shape, or () for one candidate."""
         if self.is_alone:
             return ()
         first = self.tensor_parallel_size.shape
@@ -79,14 +82,39 @@ class Candidates:
     def is_alone(self) -> bool:
         return not isinstance(self.tensor_parallel_size, np.ndarray)
 
+    @cached_property
+    def recomputes_layers(self) -> bool:
+        """Whether any candidate recomputes whole layers."""
+        return anywhere(self.recompute_method >= FULL_UNIFORM)
+
+    @cached_property
+    def names_modules(self) -> bool:
+        """Whether any candidate recomputes other modules than the attention core."""
+        return anywhere(self.recompute_modules > CORE_ATTN)
+
+    @cached_property
+    def names_schedules(self) -> bool:
+        """Whether any candidate has another pipeline schedule than 1F1B and its interleaving."""
+        return anywhere(self.pipeline_schedule)
+
+    @property
+    def splits_backward(self) -> Bools:
+        """Where weight gradients run apart from input gradients."""
+        return self.pipeline_schedule >= ZB_H1
+
+    @property
+    def is_folded(self) -> Bools:
+        """Where embedding and output layer are on the same rank: ZB-V's first rank, DualPipe's first and last."""
+        return self.pipeline_schedule >= ZBV
+
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
-        """The chosen rows, in the given order; of a grid too as rows, numbered as they are there."""
+        """The chosen rows in the order of `indices`; rows of a grid are numbered row by row."""
         if len(shape := self.shape) > 1:
             return self.at(np.unravel_index(np.arange(len(self))[indices], shape))
         return Candidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def at(self, places: Sequence[NDArray[np.intp]]) -> Candidates:
-        """The rows at these places of the grid, given by an index along each of its axes."""
+        """The rows at these places of the grid: one index array per axis."""
 
         def chosen(column: IntArray) -> IntArray:
             where = tuple(0 if extent == 1 else place for place, extent in zip(places, column.shape, strict=True))
@@ -95,16 +123,16 @@ class Candidates:
         return Candidates(**{f.name: chosen(getattr(self, f.name)) for f in fields(Candidates)})
 
     def row(self, index: int) -> Candidates:
-        """One of the rows alone."""
+        """One row as plain numbers."""
         numbers: dict[str, Any] = {f.name: int(getattr(self, f.name)[index]) for f in fields(self)}
         return Candidates(**numbers)
 
     def config(self, index: int) -> ParallelConfig:
-        """One row as a domain object."""
+        """One row as a configuration."""
         return self.row(index).only_config()
 
     def only_config(self) -> ParallelConfig:
-        """The one candidate there is, alone, as a domain object."""
+        """The one candidate as a configuration."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         codes = [values.pop(name) for name in RECOMPUTE_COLUMNS]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
@@ -119,13 +147,13 @@ class Candidates:
 
     @classmethod
     def from_configs(cls, configs: Iterable[ParallelConfig]) -> Candidates:
-        """Rows in the order given."""
+        """The configurations as rows, in order."""
         rows = [_row(config) for config in configs]
         return cls.from_columns({f.name: [row[f.name] for row in rows] for f in fields(cls)})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Candidates]) -> Candidates:
-        """The rows of all parts, in order; of at least one part."""
+        """The rows of all parts, in order; at least one part."""
         parts = [part.take(slice(None)) if len(part.shape) > 1 else part for part in parts]
         if len(parts) == 1:
             return parts[0]
@@ -137,16 +165,16 @@ class Candidates:
 
 
 def schedule_code(schedule: PipelineSchedule | None) -> int:
-    """The code of a schedule's name; 1f1b and interleaved are one, which virtual_pipeline_parallel_size tells apart."""
+    """The code of a schedule's name; 1f1b and interleaved share one, and virtual_pipeline_parallel_size tells them apart."""
     return ONE_F_ONE_B if schedule in ("1f1b", "interleaved") else SCHEDULE_NAMES.index(schedule)
 
 
 RECOMPUTE_COLUMNS = ("recompute_method", "recompute_num_layers", "recompute_modules")
-"""What recompute_codes gives."""
+"""Fields that recompute_codes returns."""
 
 
 def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int]:
-    """(recompute_method, recompute_num_layers, recompute_modules) of a domain value that a query may ask for."""
+    """(recompute_method, recompute_num_layers, recompute_modules) of a configuration's `recompute`."""
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
     if spec.granularity == "none":
         return NONE, 0, 0
@@ -160,7 +188,7 @@ def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int
 
 
 def recompute_from_codes(method: int, num_layers: int, modules: int) -> RecomputeName | Recompute:
-    """The shortest domain value with these codes."""
+    """The shortest `recompute` with these codes."""
     if method == NONE:
         return "none"
     if method == SELECTIVE:
@@ -176,8 +204,8 @@ def recompute_from_codes(method: int, num_layers: int, modules: int) -> Recomput
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     codes = dict(zip(RECOMPUTE_COLUMNS, recompute_codes(config.recompute), strict=True))
-    said_apart = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
-    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in said_apart}
+    converted = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
+    row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in converted}
     schedule = schedule_code(config.pipeline_schedule)
     return row | codes | {"pipeline_schedule": schedule}
 
@@ -189,10 +217,10 @@ MAX_TABLE = 1 << 22
 
 
 def unique_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, NDArray[np.intp] | None]:
-    """(unique, inverse): one candidate for each combination of the named axes, and for each row which one is its own (None for
-    at most one row). Of a grid `inverse` has an axis only for what the named axes vary along.
+    """(unique, inverse): one candidate for each combination of the named axes, and the index of its combination for each row.
 
-    Axes hold small integers, so combinations are numbered by mixed radix in a table: linear in n, without a sort.
+    `inverse` is None for at most one row; for a grid it has an axis only for what the named axes vary along. Axes hold small
+    integers, so combinations are numbered by mixed radix in a table: linear in n, without a sort.
     """
     if len(candidates) <= 1:
         return candidates, None

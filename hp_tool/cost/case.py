@@ -1,4 +1,4 @@
-"""What is predicted, besides the candidates: the model, the machine and the training."""
+"""The inputs of a prediction besides the candidates: model, machine and training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Devices and links, and how much of their datasheet rates programs reach."""
+    """Devices and links, and the share of their datasheet rates that programs reach."""
 
     cluster: ClusterSpec
     profile: EfficiencyProfile
@@ -21,7 +21,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCase(Machine):
-    """A training of a model on a machine: what holds for all candidates."""
+    """A training of a model on a machine: what is the same for all candidates."""
 
     model: ModelSpec
     workload: TrainingWorkload

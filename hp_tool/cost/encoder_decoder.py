@@ -1,7 +1,7 @@
-"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and what stands between them.
+"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and cross attention between them.
 
-Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules know decoders and encoders
-alone. The encoder sees training.sequence_length tokens a row, the decoder decoder_sequence_length.
+Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules support only decoders and
+encoders. The encoder sees training.sequence_length tokens per row, the decoder decoder_sequence_length.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
-from hp_tool.cost.matrices import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
-from hp_tool.cost.network import tensor_ring
+from hp_tool.cost.parameters import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -26,12 +25,12 @@ Columns = TypeVar("Columns", LayerBytes, LayerTime)
 
 
 def decoder_length(workload: TrainingWorkload) -> int:
-    """Tokens a row of the decoder."""
+    """Tokens per row of the decoder."""
     return workload.decoder_sequence_length or workload.sequence_length
 
 
 def decoder_case(case: TrainingCase) -> TrainingCase:
-    """The case as the decoder, its head and its loss see it: rows are as long as the decoder's."""
+    """The case as decoder, head and loss see it: with the decoder's row length."""
     return replace(case, workload=replace(case.workload, sequence_length=decoder_length(case.workload)))
 
 
@@ -41,7 +40,10 @@ def _encoder_tokens_per_decoder_token(case: TrainingCase) -> float:
 
 
 def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
-    """`full block` recomputes the first layers of the encoder and of the decoder: together so many of the stack."""
+    """The candidates with recompute_num_layers counted over the whole stack.
+
+    `full block` recomputes that many of the first layers of both encoder and decoder.
+    """
     count, decoder = candidates.recompute_num_layers, model.decoder_layers
     both = minimum(count, decoder) + minimum(count, model.total_layers - decoder)
     counted: Any = where(candidates.recompute_method == FULL_BLOCK, both, count)
@@ -49,8 +51,10 @@ def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
 
 
 def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Activations of the stack's mean layer. Each carries its share of what is kept once: the encoder's embedding mask, the
-    input of its final norm, and its output, from which every decoder layer computes keys and values.
+    """Activation bytes of the stack's mean layer.
+
+    Each layer carries its share of what is kept once: the encoder's embedding mask, the input of its final norm, and its
+    output, from which every decoder layer computes keys and values.
     """
     model = case.model
     encoder_layer = layer_bytes(case=case, candidates=candidates)
@@ -63,7 +67,7 @@ def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerByte
 
 
 def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Activations of one decoder layer: its own attention and MLP, and cross attention. The encoder's output is not counted."""
+    """Activation bytes of one decoder layer: its own attention and MLP, and cross attention, without the encoder's output."""
     decoder = decoder_case(case)
     own = layer_bytes(case=decoder, candidates=candidates)
     s = shapes(case=decoder, candidates=candidates)
@@ -86,22 +90,23 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
     own = layer_time(case=replace(decoder, model=other_stack), candidates=candidates)
     s = shapes(case=decoder, candidates=candidates)
     block = cross_time(case=decoder, s=s, ratio=ratio)
-    cross = as_layer_time(block, case=case, candidates=candidates, s=s, regions=1.0)
-    read, read_backward = memory_read_seconds(case=case, candidates=candidates, s=s, block=block, ratio=ratio)
+    cross = as_layer_time(block, case=case, s=s, regions=1.0)
+    read, read_backward = memory_read_seconds(case=case, s=s, block=block, ratio=ratio)
     cross = replace(cross, tensor=cross.tensor + read, tensor_backward=cross.tensor_backward + read_backward)
     decoder_layer = LayerTime(**{f.name: getattr(own, f.name) + getattr(cross, f.name) for f in fields(LayerTime)})
     return _mean(case.model, encoder_layer, decoder_layer)
 
 
 def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
-    """The decoder's head and loss, and the embeddings of both sides."""
+    """Seconds of the decoder's head and loss and of the embeddings of both sides."""
     ends = head_time(case=decoder_case(case), candidates=candidates)
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
 
 def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) -> tuple[float, float]:
-    """Forward FLOPs of one row of both sides: (projections and MLPs, scores and their product with the values); `causal` is
-    what the convention counts of the decoder's own scores.
+    """Forward FLOPs of one row of both sides: (projections and MLPs, scores and their product with the values).
+
+    `causal` is the share of the decoder's own scores that the convention counts.
     """
     encoder_tokens, decoder_tokens = float(workload.sequence_length), float(decoder_length(workload))
     matrices = 2.0 * float(entries(attention_matrices(model)) + entries(mlp_matrices(model)))
@@ -126,9 +131,11 @@ def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
 
 
 def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
-    """Norm input, query projection's input and dropout mask (whole, or sharded by SP), queries and the core's output (split
-    by heads), keys and values of the encoder's r T tokens. Their projection's input is the encoder's output, which all
-    layers share: it is not counted here.
+    """Activation bytes of one cross-attention block.
+
+    Kept are the norm input, the query projection's input and the dropout mask (whole, or sharded by sequence parallelism),
+    queries and the core's output (split by heads), and keys and values of the encoder's r T tokens. The input of their
+    projection is the encoder's output, which all layers share; it is not counted here.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -146,7 +153,7 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 
 
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
-    """Seconds of the block: no scores are masked causally; norm, residual and dropout as in self-attention."""
+    """Seconds of one cross-attention block: no scores are masked causally; norm, residual and dropout as in self-attention."""
     model, workload = case.model, case.workload
     precision = workload.precision
     fused, output = attention_matrices(model, tensor=s.t)
@@ -169,23 +176,20 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     )
 
 
-def memory_read_seconds(
-    *, case: TrainingCase, candidates: Candidates, s: Shapes, block: BlockTime, ratio: float
-) -> tuple[Floats, Floats]:
-    """Exposed (forward, backward) tensor-parallel seconds of the key/value projection's input, the encoder's output.
+def memory_read_seconds(*, case: TrainingCase, s: Shapes, block: BlockTime, ratio: float) -> tuple[Floats, Floats]:
+    """Exposed (forward, backward) tensor-parallel seconds of the encoder's output, the input of the key/value projection.
 
-    With SP it is gathered in either pass and its gradient reduce-scattered; without, the gradient is all-reduced. In the
-    backward pass both hide behind the weight-gradient matmuls as far as the framework's overlap goes.
+    With sequence parallelism it is gathered in both passes and its gradient reduce-scattered; without, the gradient is
+    all-reduced. The backward pass hides both behind the weight-gradient matmuls, by the framework's overlap.
     """
-    group = tensor_ring(case=case, candidates=candidates)
-    gather = group.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
-    backward = where(s.sharded, 2.0 * gather, group.seconds(2.0 * ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t))
+    gather = s.tensor.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
+    backward = where(s.sharded, 2.0 * gather, s.tensor.seconds(2.0 * ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t))
     hidden = case.profile.framework.tensor_parallel_overlap * minimum(backward, block.weight_gradient)
     return where(s.sharded, gather, 0.0), backward - hidden
 
 
 def cross_flops(model: ModelSpec, *, decoder_tokens: float, encoder_tokens: float) -> tuple[float, float]:
-    """Forward FLOPs of one row in one block: (projections, scores and their product with the values)."""
+    """Forward FLOPs of one row in one cross-attention block: (projections, scores and their product with the values)."""
     qk, v = model.qk_head_size, model.v_head_size
     read = model.hidden_size * model.kv_heads * (qk + v)
     own = float(entries(attention_matrices(model))) - read

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from hp_tool.cost.block import windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
-from hp_tool.cost.matrices import attention_matrices, entries, mlp_matrices
-from hp_tool.cost.parameters import active_expert_matrices, head_matrices
+from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, entries, head_matrices, mlp_matrices
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenFlops:
-    """Forward FLOPs of one token through the whole model, by where they are spent; a multiply-add counts two."""
+    """Forward FLOPs of one token through the whole model, by part; a multiply-add counts as two."""
 
     layers: float
     """Projections and MLP."""
@@ -23,24 +23,27 @@ class TokenFlops:
     """Scores and their product with the values, by the workload's convention (full or causal half)."""
     logits: float
     frozen: float = 0.0
-    """Of `layers` and `logits`, what passes through matrices that are not trained."""
+    """Part of `layers` and `logits` in matrices that are not trained."""
 
     @property
     def forward(self) -> float:
         return self.layers + self.attention + self.logits
 
-    @property
+    @cached_property
     def model(self) -> float:
-        """Forward and backward: three times the forward pass, without the weight gradients of frozen matrices. For a plain
-        GPT 72 L h^2 (1 + s/6h + V/12hL)."""
+        """FLOPs forward and backward: three forward passes minus the weight gradients of frozen matrices.
+
+        For a plain GPT 72 L h^2 (1 + s/6h + V/12hL).
+        """
         return 3.0 * self.forward - self.frozen
 
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """FLOPs a token. Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and
-    mixtures of experts (top-k, shared experts and router); embeddings and norms are not counted,
-    nor scores outside of a sliding window. Of an encoder-decoder model
-    tokens are those of both sides."""
+    """FLOPs per token; with an encoder-decoder model per token of both sides.
+
+    Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of experts (top-k, shared experts
+    and router). Embeddings, norms and scores outside a sliding window are not counted.
+    """
     visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
     if model.architecture == "encoder_decoder":
         return _two_sided_flops(model, workload)
@@ -61,7 +64,7 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """A row's FLOPs over its tokens on both sides; logits belong to the decoder's."""
+    """FLOPs of a row divided by its tokens on both sides; logits are the decoder's."""
     layers, attention = row_flops(model, workload, causal=0.5 if workload.attention_mask_flops == "causal" else 1.0)
     logits = 2.0 * model.hidden_size * model.vocab_size * decoder_length(workload)
     tokens = workload.tokens_per_row
@@ -69,5 +72,5 @@ def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops
 
 
 def step_tokens(workload: TrainingWorkload) -> float:
-    """Tokens of one optimizer step, B s; padding is none."""
+    """Tokens of one optimizer step, B s, without padding."""
     return float(workload.global_batch_size) * workload.tokens_per_row

@@ -1,4 +1,4 @@
-"""Goodput: the share of the calendar that a training keeps, with Poisson failures and periodic checkpoints."""
+"""Goodput: the share of wall-clock time that trains, with Poisson failures and periodic checkpoints."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419
 """Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100."""
 WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
 READ_BYTES_PER_NODE_SECOND = 1e12 / 384
-"""Saving and loading from a parallel file system, 384 nodes of 8 A100 (arXiv 2104.04473, section 5.10)."""
+"""Rates of saving to and loading from a parallel file system, 384 nodes of 8 A100 (arXiv 2104.04473, section 5.10)."""
 DIAGNOSIS_S = 600.0
-"""Detecting a failure and running the diagnostics, on average less (MegaScale, arXiv 2402.15627)."""
+"""Detecting a failure and running the diagnostics take less than this on average (MegaScale, arXiv 2402.15627)."""
 _MOST_MTBFS = 300.0
-"""Longer stretches without a failure than this many mean times are hopeless, and e to their power ends floating point."""
+"""Upper bound of a stretch without failure, in mean times between failures; beyond it the exponential overflows."""
 _LONG_CHECKPOINT = 30.0
-"""Mean times between failures in one checkpoint beyond which the best interval is M to thirteen digits."""
+"""Checkpoint length in mean times between failures, beyond which the best interval is M to thirteen digits."""
 _NEWTON_STEPS = 12
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
-    """Goodput of a training on the whole cluster; None where the workload says nothing of failures.
+    """Goodput of a training on the whole cluster; None if the workload has no `reliability`.
 
-    Failures of devices are independent, so the job's MTBF is a device's over their number; a failed node is replaced by a
-    spare. A checkpoint holds weights, master copy and optimizer states: 14 bytes a parameter with Adam, as Megatron-LM's
-    13.8 TB at 1.008e12 parameters (arXiv 2104.04473); what Muon saves of it is not subtracted. Not counted: planned
-    maintenance, evaluation. Checkpoints written in the background stop training for the copy alone: say so in checkpoint_s.
+    Failures of devices are independent, so the job's MTBF is a device's MTBF over their number; a failed node is replaced by a
+    spare. A checkpoint holds weights, master copy and optimizer states: 14 bytes per parameter with Adam, as Megatron-LM's 13.8
+    TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not subtracted. Planned maintenance and evaluation are not
+    counted. Checkpoints written in the background stop training only for the copy: set checkpoint_s to its time.
     """
     cluster, workload = case.cluster, case.workload
     spec = workload.reliability
@@ -61,7 +61,7 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
 def time_stretch(*, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
     """Wall time over solution time, exact for Poisson failures: M e^(R/M) (e^((tau + C)/M) - 1) / tau.
 
-    Letters: M mean time between failures, R restart, C checkpoint, tau training between checkpoints; seconds. Failures may hit
+    M is the mean time between failures, R the restart, C the checkpoint, tau the training between checkpoints. Failures may hit
     restarts and checkpoints too. Source: Daly, A higher order estimate of the optimum checkpoint interval for restart dumps
     (2006), the complete cost function.
     """
@@ -70,11 +70,11 @@ def time_stretch(*, interval_s: float, checkpoint_s: float, restart_s: float, mt
 
 
 def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
-    """The tau of least `time_stretch`, exact: with y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1,
-    so tau = M (1 + W(-e^(-1 - x))) with Lambert's W. Restart time does not move it.
+    """The tau that minimises `time_stretch`.
 
-    Newton's method on y + ln(1 - y) + x, which falls and is concave: from above the root, where both y^2/2 <= x and
-    ln(1 - y) >= -(1 + x) put the start, it comes down to it and never past.
+    With y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1, so tau = M (1 + W(-e^(-1 - x))) with
+    Lambert's W. The restart time does not matter. Newton's method on y + ln(1 - y) + x, which falls and is concave, descends
+    from above the root without passing it; y^2/2 <= x and ln(1 - y) >= -(1 + x) give the start.
     """
     x = min(checkpoint_s / mtbf_s, _LONG_CHECKPOINT)
     y = min(math.sqrt(2.0 * x), -math.expm1(-1.0 - x))

@@ -1,7 +1,7 @@
 """One transformer layer on one rank for one micro-batch: seconds forward and backward, and bytes kept in between.
 
-The accounting of bytes is arXiv 2205.05198 section 4, of tensor-parallel collectives its section 4.2, generalised to
-GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context parallelism and narrow matmuls.
+Bytes follow arXiv 2205.05198 section 4 and tensor-parallel collectives its section 4.2, generalised to GQA, latent attention,
+gated MLPs, fused attention, mixtures of experts, context parallelism and narrow matmuls.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
-from hp_tool.cost.network import tensor_ring
-from hp_tool.cost.recomputation import dropped_bytes, names_modules, per_op_bytes, repeated_seconds
+from hp_tool.cost.recomputation import dropped_bytes, per_op_bytes, repeated_seconds
+from hp_tool.domain.efficiency import FrameworkEfficiency
 
 
-def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False) -> LayerBytes:
-    """Activation bytes. For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte:
-    sbh(34+5as/h) alone, sbh(10+24/t+5as/(ht)) under TP, sbh(34+5as/h)/t with SP, 34sbh/t with selective
-    recomputation, 2sbh for full recomputation. With sequence parallelism the layer's input, and so what full
-    recomputation keeps, is itself sharded: 2sbh/t (Megatron Core).
+def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False, s: Shapes | None = None) -> LayerBytes:
+    """Activation bytes of one layer.
+
+    For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte: sbh(34+5as/h) on one device,
+    sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t with selective recomputation, 2sbh with full recomputation.
+    With sequence parallelism the layer's input, which full recomputation keeps, is sharded: 2sbh/t (Megatron Core).
     """
-    s = shapes(case=case, candidates=candidates)
+    s = s or shapes(case=case, candidates=candidates)
     attention: BlockBytes = attention_bytes(case=case, candidates=candidates, s=s)
     second = expert_bytes(case=case, candidates=candidates, s=s) if moe else mlp_bytes(model=case.model, s=s)
     both = attention + second
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s, moe=moe)
     saved_selective, repeated = both.saved, both.core
-    if names_modules(candidates):
+    if candidates.names_modules:
         dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
         saved_selective, repeated = both.saved + both.core - dropped[0] - dropped[1], maximum(*dropped)
         if anywhere(candidates.recompute_modules == PER_OP):
@@ -59,11 +60,11 @@ def layer_time(
     merged: bool = False,
     s: Shapes | None = None,
 ) -> LayerTime:
-    """Seconds of one layer. Weight matmuls run three times: forward, input gradient, weight gradient; the last is told apart
-    where `split_backward` asks for it.
+    """Seconds of one layer.
 
-    With `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow
-    from the workload where micro-batches differ.
+    Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward` reports separately. With
+    `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow from the
+    workload, for micro-batches that differ.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
@@ -80,10 +81,8 @@ def layer_time(
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
     regions = 1.0 if moe and not model.num_shared_experts else 2.0
     trained = workload.lora is None
-    layer = as_layer_time(
-        both, case=case, candidates=candidates, s=s, regions=regions, split_backward=split_backward, trained=trained
-    )
-    if names_modules(candidates):
+    layer = as_layer_time(both, case=case, s=s, regions=regions, split_backward=split_backward, trained=trained)
+    if candidates.names_modules:
         region = layer.tensor / regions
         again = repeated_seconds(
             case=case, candidates=candidates, s=s, attention=attention, second=second, region=region, moe=moe
@@ -99,16 +98,13 @@ def as_layer_time(
     block: BlockTime,
     *,
     case: TrainingCase,
-    candidates: Candidates,
     s: Shapes,
     regions: float,
     split_backward: bool = False,
     trained: bool = True,
 ) -> LayerTime:
-    """Blocks as a layer's seconds, with the collectives of their tensor-parallel regions (column-row matmul pairs)."""
-    tensor, tensor_backward = _tensor_seconds(
-        case=case, candidates=candidates, s=s, block=block, regions=regions, trained=trained
-    )
+    """A layer's seconds from its blocks', with the collectives of their tensor-parallel regions (column-row matmul pairs)."""
+    tensor, tensor_backward = _tensor_seconds(case.profile.framework, s=s, block=block, regions=regions, trained=trained)
     return LayerTime(
         forward=block.matmul + block.core + block.elementwise,
         backward=block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward,
@@ -124,28 +120,26 @@ def as_layer_time(
 
 
 def _tensor_seconds(
-    *, case: TrainingCase, candidates: Candidates, s: Shapes, block: BlockTime, regions: float, trained: bool
+    framework: FrameworkEfficiency, *, s: Shapes, block: BlockTime, regions: float, trained: bool
 ) -> tuple[Floats, Floats]:
     """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions` column-row matmul pairs.
 
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the
-    all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, which nothing hides;
-    the sharded inputs are gathered once more, wholly behind the input-gradient matmuls where those are longer
-    (arXiv 2205.05198 section 4.2.2), but only where the weights are trained; input gradients are reduce-scattered behind
-    the weight-gradient matmuls.
+    all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, exposed; if the weights are
+    trained, the sharded inputs are gathered once more behind the input-gradient matmuls, wholly if those are longer (arXiv
+    2205.05198 section 4.2.2); input gradients are reduce-scattered behind the weight-gradient matmuls.
     """
-    profile = case.profile
-    group = tensor_ring(case=case, candidates=candidates)
+    group = s.tensor
     wire = s.tokens * s.h * s.e * (s.t - 1.0) / s.t
     gather = regions * group.seconds(wire)
     all_reduce = regions * group.seconds(2.0 * wire)
-    overlap = profile.framework.tensor_parallel_overlap
+    overlap = framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
     forward = where(s.sharded, 2.0 * gather, all_reduce)
-    # Where forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
-    # shares the input-gradient matmuls with the gathering of inputs. Between nodes they are not: what pipelines them
-    # (Transformer Engine's Userbuffers) reaches as far as NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
-    pipelined = profile.framework.tensor_parallel_forward_overlap * s.sharded * group.in_domain
+    # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
+    # shares the input-gradient matmuls with the gathering of inputs. Transformer Engine's Userbuffers, which pipeline them, do
+    # not reach beyond NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
+    pipelined = framework.tensor_parallel_forward_overlap * s.sharded * group.in_domain
     again = 1.0 if trained else 0.0
     behind_inputs = minimum((again + pipelined) * gather, block.matmul)
     exposed_sharded = (2.0 + again) * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)

@@ -1,4 +1,4 @@
-"""Rules that follow from what a query says for all of its candidates: how context ranks communicate, what hides all-to-alls."""
+"""Which configurations frameworks accept: a bit per rule, computed for all candidates at once."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
 
 
 def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
-    """Ranks that exchange a sequence's shards for heads each want as many query and key/value heads (Transformer Engine,
-    context_parallel.py, AttnFuncWithCPAndQKVOA2A). Levels of a2a+p2p that no query names are chosen so that they do.
+    """Whether ranks that exchange sequence shards for heads cannot get equally many query and key/value heads each.
+
+    Source: Transformer Engine, context_parallel.py, AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p that the query leaves out are
+    chosen so that they divide.
     """
     kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
     ranks: Ints
@@ -54,8 +56,10 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
 
 
 def _overlap_broken(c: Candidates) -> Any:
-    """Megatron Core merges passes with experts on several ranks, interleaved 1F1B or no pipeline, and no full recomputation
-    (transformer_config.py, overlap_moe_expert_parallel_comm).
+    """Whether Megatron Core cannot merge forward and backward passes.
+
+    It needs experts on several ranks, interleaved 1F1B or no pipeline, and no full recomputation (transformer_config.py,
+    overlap_moe_expert_parallel_comm).
     """
     plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
     merged = plain & (c.pipeline_schedule == ONE_F_ONE_B) & (c.expert_parallel_size > 1)
@@ -63,8 +67,9 @@ def _overlap_broken(c: Candidates) -> Any:
 
 
 def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
-    """A layout fixes p v. Megatron Core runs it under 1F1B and its interleaving, and wants multi-token prediction in the last
-    chunk of its rank.
+    """Whether the pipeline does not have the layout's p v chunks and a schedule that runs them.
+
+    Megatron Core runs layouts under 1F1B and its interleaving, with multi-token prediction in the last chunk of its rank.
     """
     p, count = c.pipeline_parallel_size, len(layout.chunks)
     broken = (p * c.virtual_pipeline_parallel_size != count) | (c.pipeline_schedule != ONE_F_ONE_B)
@@ -73,7 +78,7 @@ def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
 
 
 def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -> Reason:
-    """One of STRATEGY_REASONS with numbers and the mend."""
+    """The reason for one of STRATEGY_REASONS, with numbers and the fix."""
     model, strategy = case.model, case.strategy
     t = config.tensor_parallel_size
     if name == EXCHANGE_OVERLAP:
@@ -110,7 +115,7 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
     )
 
 
-# Which configurations the frameworks accept: a bit per rule. `reasons` says in words what one of them broke.
+# The rules of all frameworks, a bit per rule; `legality_reasons` explains them for one configuration.
 
 
 REASONS = (
@@ -133,16 +138,16 @@ REASONS = (
 """Bit i of a legality code stands for REASONS[i]."""
 
 MEMORY = "memory"
-"""The reason of a legal configuration that does not fit."""
+"""Reason code of a legal configuration that does not fit."""
 
 
 def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
-    """0 where the framework would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    """0 if the framework accepts the configuration, else the broken rules as bits; shape of the candidates."""
     model, cluster, workload = case.model, case.cluster, case.workload
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
-    # Key/value heads are split, or whole copies are kept where there are fewer of them than ranks.
+    # Key/value heads are split, or copied whole if there are fewer heads than ranks.
     kv = model.kv_heads
     broken = (
         (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
@@ -158,7 +163,7 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
         _shards_broken(model, c),
         schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
-        # Megatron Core's schedules and context parallelism know no cross attention.
+        # Megatron Core's schedules and context parallelism do not support cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
         *strategy_broken(case=case, candidates=c),
     )
@@ -167,7 +172,7 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
 
 
 def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Every rank must get an equal piece, of the decoder's sequence too."""
+    """Whether the ranks cannot get equal pieces of the sequence, or of the decoder's sequence."""
     pieces = _sequence_pieces(c)
     broken: Bools = workload.sequence_length % pieces != 0
     if workload.decoder_sequence_length is not None:
@@ -176,14 +181,14 @@ def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _sequence_pieces(c: Candidates) -> Ints:
-    """Pieces a sequence is cut into: two for each context-parallel rank (balanced causal load), each sharded again by SP."""
+    """Pieces that a sequence is cut into: two per context-parallel rank (balanced causal load), each sharded again by SP."""
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
     pieces: Ints = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
     return pieces
 
 
 def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Some frameworks' 1F1B wants m >= p - 1."""
+    """Whether a framework whose 1F1B needs m >= p - 1 has fewer micro-batches."""
     if not facts(workload.framework).fills_pipeline:
         return False
     micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
@@ -192,8 +197,10 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
-    """Where the framework balances blocks: a stage without any; or interleaving, which it does not have. Elsewhere every chunk
-    holds the same number of layers, or the ends hold fewer, see `domain.pipeline_split`. Two kinds of GPU hold any number each.
+    """Whether the layers cannot be divided over the chunks.
+
+    If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise every chunk holds the same
+    number of layers, or the ends hold fewer (`domain.pipeline_split`). Two kinds of GPU may hold different numbers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -211,7 +218,9 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Experts must divide over e_p ranks, those (times e_t) over the ranks of one pipeline stage; a dense model has none."""
+    """Whether experts do not divide over e_p ranks, or those (times e_t) not over the ranks of one pipeline stage; dense models
+    have none.
+    """
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
         return (ep > 1) | (etp > 1)
@@ -222,7 +231,7 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def _shards_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Shard groups must divide the data-parallel group, and their replicas the ranks that hold the same experts."""
+    """Whether shard groups do not divide the data-parallel group, or their replicas not the ranks of the same experts."""
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
         return False
@@ -235,20 +244,20 @@ def _shards_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
-    """How many candidates broke each rule; one that broke two counts in both, and as often as its weight says."""
+    """Number of candidates that broke each rule; a candidate that broke two counts in both, as many times as its weight."""
     counted = np.bincount(codes, weights=weights)
     broken = np.flatnonzero(counted)
     counts = {name: int(counted[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}
 
 
-# Which configurations each pipeline schedule can run.
+# Rules of the pipeline schedules.
 
 
 def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
-    """Whether the schedule's own rule is broken, see RULES; 1F1B's and interleaving's are kept elsewhere."""
+    """Whether the schedule's rule in RULES is broken; those of 1F1B and interleaving are in `legality`."""
     schedule = c.pipeline_schedule
-    if not anywhere(schedule):
+    if not c.names_schedules:
         return False
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     uneven = num_layers % (p * v) != 0
@@ -269,17 +278,17 @@ RULES = {
     "dualpipe": "one model chunk per rank, equally many layers on each, an even pipeline_parallel_size, and an even number of "
     "micro-batches, at least 2 pipeline_parallel_size",
 }
-"""What each schedule wants besides two pipeline stages or more."""
+"""What each schedule needs besides at least two pipeline stages."""
 
 
 def least_micro_batches(config: ParallelConfig) -> int:
-    """Micro-batches below which the schedule does not fill."""
+    """The fewest micro-batches that fill the schedule."""
     p = config.pipeline_parallel_size
     return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p}.get(config.pipeline_schedule or "", 1)
 
 
 def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int) -> str:
-    """The rule of the configuration's schedule in words, and what the configuration has."""
+    """The rule of the configuration's schedule in words, with the configuration's numbers."""
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     return (
         f"pipeline_schedule {config.pipeline_schedule} needs at least 2 stages, {RULES[config.pipeline_schedule or 'gpipe']}; "

@@ -17,7 +17,7 @@ from hp_tool.units import gib
 
 
 def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
-    """The broken rules of one configuration, whose `legality` is `code`."""
+    """The reasons of one configuration whose `legality` is `code`."""
     reasons = []
     for bit, name in enumerate(REASONS):
         if not code >> bit & 1:
@@ -25,13 +25,13 @@ def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[R
         if name in STRATEGY_REASONS:
             reasons.append(explain_strategy(name, case=case, config=config))
             continue
-        message, needed, available = _TOLD[name](case, config)
+        message, needed, available = _EXPLANATIONS[name](case, config)
         reasons.append(Reason(code=name, message=message, needed=needed, available=available))
     return tuple(reasons)
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
-    """Why a legal configuration does not fit: the sum, and its parts from the largest down."""
+    """The reason for a legal configuration that does not fit: the sum, and its parts from the largest down."""
     largest = sorted(parts.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 0.01 * needed)
     return Reason(
@@ -40,7 +40,7 @@ def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -
 
 
 def host_memory_reason(*, needed: float, available: float) -> Reason:
-    """Why what is offloaded does not fit."""
+    """The reason for offloaded bytes that exceed host memory."""
     return Reason(
         code="host_memory",
         message=f"offloads {gib(needed)} a device, whose share of host memory is {gib(available)}; "
@@ -51,20 +51,20 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
 
 
 def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
-    """Whole ones."""
+    """Whole micro-batches of a replica in a step."""
     return case.workload.global_batch_size // max(config.data_parallel_size * config.micro_batch_size, 1)
 
 
 def _product(config: ParallelConfig) -> str:
-    """Where their number comes from."""
+    """Where the number of micro-batches comes from."""
     return f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
 
 
-_Told = tuple[str, float, float]
-"""What is wrong and mends it; what the configuration needs, and what there is."""
+_Explanation = tuple[str, float, float]
+"""The problem with its fix, what the configuration needs, and what is available."""
 
 
-def _heads(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t, heads = config.tensor_parallel_size, case.model.num_attention_heads
     return (
         f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
@@ -74,7 +74,7 @@ def _heads(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _hidden(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _hidden(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t, model = config.tensor_parallel_size, case.model
     return (
         f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and intermediate_size "
@@ -84,7 +84,7 @@ def _hidden(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _layers(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     layers, framework = case.model.num_hidden_layers, case.workload.framework
     if facts(framework).balances_blocks:
@@ -101,7 +101,7 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Told:
     return message, p * v, layers
 
 
-def _world_size(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _world_size(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     c, d, devices = config.context_parallel_size, config.data_parallel_size, case.cluster.num_gpus
     return (
@@ -112,7 +112,7 @@ def _world_size(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _batch(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _batch(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     d, b, batch = config.data_parallel_size, config.micro_batch_size, case.workload.global_batch_size
     return (
         f"data_parallel_size {d} x micro_batch_size {b} = {d * b} does not divide global_batch_size {batch}; "
@@ -122,7 +122,7 @@ def _batch(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _sequence(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _sequence(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     c, t, workload = config.context_parallel_size, config.tensor_parallel_size, case.workload
     pieces = c * (2 if c > 1 else 1) * (t if config.sequence_parallel else 1)
     decoder = workload.decoder_sequence_length
@@ -135,28 +135,28 @@ def _sequence(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _experts(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _experts(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     ep, etp = config.expert_parallel_size, config.expert_tensor_parallel_size
     t, c, d = config.tensor_parallel_size, config.context_parallel_size, config.data_parallel_size
-    mend = (
+    fix = (
         f"choose an expert_parallel_size that divides num_experts {case.model.num_experts} and, times "
         f"expert_tensor_parallel_size {etp}, the {t * c * d} ranks of a stage (tensor {t} x context {c} x data {d})"
         if case.model.num_experts
         else "the model has no experts; leave both at 1"
     )
     return (
-        f"expert_parallel_size {ep} x expert_tensor_parallel_size {etp} does not fit: {mend}",
+        f"expert_parallel_size {ep} x expert_tensor_parallel_size {etp} does not fit: {fix}",
         ep * etp,
         case.model.num_experts or 1,
     )
 
 
-def _interleaving(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _interleaving(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     return f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}", 2, p
 
 
-def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
         f"interleaving needs the number of micro-batches ({m} = {_product(config)}) to be a "
@@ -166,7 +166,7 @@ def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _few_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _few_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
         f"{case.workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} micro-batches, not "
@@ -176,7 +176,7 @@ def _few_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _shards(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _shards(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     size, d = config.data_parallel_shard_size, config.data_parallel_size
     return (
         f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
@@ -187,12 +187,12 @@ def _shards(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _schedule(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _schedule(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     rule = schedule_rule(config, num_layers=case.model.num_hidden_layers, micro_batches=_micro_batches(case, config))
     return rule, least_micro_batches(config), _micro_batches(case, config)
 
 
-def _kinds(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _kinds(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, kinds = config.pipeline_parallel_size, case.cluster.kinds
     shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
     whole = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
@@ -203,7 +203,7 @@ def _kinds(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Told:
+def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, c = config.pipeline_parallel_size, config.context_parallel_size
     return (
         f"{case.model.name} has an encoder and a decoder, which frameworks run without pipeline (pipeline {p}) and "
@@ -213,7 +213,7 @@ def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Told:
     )
 
 
-_TOLD: dict[str, Callable[[TrainingCase, ParallelConfig], _Told]] = {
+_EXPLANATIONS: dict[str, Callable[[TrainingCase, ParallelConfig], _Explanation]] = {
     "heads_not_divisible": _heads,
     "hidden_not_divisible": _hidden,
     "layers_not_divisible": _layers,
@@ -232,7 +232,7 @@ _TOLD: dict[str, Callable[[TrainingCase, ParallelConfig], _Told]] = {
 
 
 def _unevenly(layers: int) -> str:
-    """The numbers of stages that shorter ends make possible besides."""
+    """Numbers of stages that shorter ends allow in addition."""
     sizes = [1 << k for k in range(1, layers.bit_length() + 1)]
     sizes = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
     return f", or stages with one chunk each and shorter ends among {sizes}" if sizes else ""

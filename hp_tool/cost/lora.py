@@ -1,9 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved tensors and time of one layer.
 
-y = W x + B A x with A of rank x inputs and B of outputs x rank; W has no gradient. Laid out as Megatron Bridge's
-ParallelLinearAdapter: of a column-parallel W both A (by rank) and B (by outputs) are split by rows; of a row-parallel one
-A by columns and B by rows, so that B's outputs are gathered. Adapters run in 16 bits, and the local experts of a rank
-share one.
+y = W x + B A x with A of rank x inputs and B of outputs x rank; W has no gradient. The layout is that of Megatron Bridge's
+ParallelLinearAdapter: for a column-parallel W both A (by rank) and B (by outputs) are split by rows; for a row-parallel W, A by
+columns and B by rows, and B's outputs are gathered. Adapters run in 16 bits, and the local experts of a rank share one.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.moe import routed_tokens
-from hp_tool.cost.network import tensor_ring
+from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -31,23 +29,23 @@ ALIASES = {
     "kv_a_proj_with_mqa": "linear_kv_down_proj",
     "kv_b_proj": "linear_kv_up_proj",
 }
-"""Hugging Face's names of whole matrices, by Megatron Core's."""
+"""Hugging Face's names of whole matrices -> Megatron Core's."""
 PARTS = {
     "linear_qkv": (("q_proj", "linear_q"), ("k_proj", "linear_k"), ("v_proj", "linear_v")),
     "linear_q_proj": (("q_proj",),),
     "linear_fc1": (("gate_proj", "linear_fc1_gate"), ("up_proj", "linear_fc1_up")),
 }
-"""Names of the parts of fused matrices: Hugging Face's, and Megatron Bridge's canonical LoRA's."""
+"""Names of the parts of fused matrices: Hugging Face's, and those of Megatron Bridge's canonical LoRA."""
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One pair A and B on one rank."""
+    """One pair of A and B on one rank."""
 
     matrix: Matrix
     rows: Floats
-    """Outputs of W on this rank: those of the part it belongs to."""
+    """Outputs on this rank of W, or of the part of W that has the adapter."""
     rank: float
 
     @property
@@ -60,12 +58,12 @@ class Adapter:
 
     @property
     def parameters(self) -> Floats:
-        """r (k + n) / t of a matrix with k inputs and n outputs in all."""
+        """r (k + n) / t for a matrix with k inputs and n outputs in total."""
         return sum(rows * columns for rows, columns in self.matrices)
 
 
 def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
-    """The adapters that the targets name: one of a whole matrix, or one for each named part of it."""
+    """The adapters that the targets name: one for a whole matrix, or one for each named part of it."""
     targets = {ALIASES.get(name, name) for name in lora.target_modules or DEFAULT_TARGETS}
     rank = float(lora.rank)
     if matrix.module in targets:
@@ -86,13 +84,13 @@ def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[
 
 
 def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Floats:
-    """Of one layer on one rank: the routed experts', or all others'."""
+    """Adapter parameters of one layer on one rank: of routed experts, or of all other matrices."""
     matrices = (matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.routed == routed)
     return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
-    """Adapter parameters of the whole model that one token passes: the experts' once for each expert it is sent to."""
+    """Adapter parameters that one token passes in the whole model; an expert's once for each expert it is sent to."""
     alone = Candidates.alone(ParallelConfig())
 
     def layer(*, moe: bool, routed: bool) -> float:
@@ -107,9 +105,11 @@ def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
 
 
 def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockBytes:
-    """The layer's saved bytes when only adapters are trained. A frozen matrix keeps no input (torch and Transformer Engine
-    save it for the weight gradient alone); one with adapters keeps it in 16 bits for A, whole where sequence parallelism
-    gathers it first, and A's output for B. What attention or the activation function keeps anyway is counted there.
+    """The layer's saved bytes if only adapters are trained.
+
+    A frozen matrix keeps no input (torch and Transformer Engine save it only for the weight gradient). A matrix with adapters
+    keeps its input in 16 bits for A, whole if sequence parallelism gathers it first, and A's output for B. What attention or
+    the activation function keeps anyway is counted there.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -129,7 +129,7 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
 
 
 def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
-    """Bytes that training all weights keeps of a matrix's input, as attention_bytes, mlp_bytes and expert_bytes count it."""
+    """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes, mlp_bytes and expert_bytes."""
     whole = tokens * matrix.inputs
     if matrix.source in ("activation", "routed_input", "routed_activation"):
         return whole * s.saved_input
@@ -139,8 +139,10 @@ def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floa
 
 
 def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
-    """The layer's seconds when only adapters are trained: no weight gradients but theirs, their matmuls, and the sums of
-    both paths (forward reads two and writes one output; backward the same for the input's gradient).
+    """The layer's seconds if only adapters are trained.
+
+    The frozen matrices have no weight gradients; added are the adapters' matmuls with theirs, and the sums of both paths
+    (forward reads two tensors and writes one of the output's size; backward the same for the input's gradient).
     """
     workload = case.workload
     assert workload.lora is not None
@@ -158,20 +160,20 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
 
 
 def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; routed experts' not counted.
+    """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; those of routed experts are not
+    counted.
 
-    A's output is gathered (column-parallel) or all-reduced (row-parallel), and its gradient likewise; B's output of a
-    row-parallel matrix is gathered, with sequence parallelism its gradient too. Gathered inputs are the base layer's own.
+    A's output is gathered (column-parallel) or all-reduced (row-parallel), and so is its gradient; B's output of a row-parallel
+    matrix is gathered, with sequence parallelism also its gradient. Gathered inputs are the base layer's own.
     """
     workload = case.workload
     assert workload.lora is not None
-    group = tensor_ring(case=case, candidates=candidates)
     away = s.tokens * s.e * (s.t - 1.0) / s.t
     forward: Floats = 0.0
     backward: Floats = 0.0
     for matrix in rank_matrices(case.model, candidates, moe=moe):
         for one in adapters(matrix, workload.lora) if not matrix.routed else ():
-            inner = group.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
-            outer = group.seconds(away * one.rows) if matrix.division == "row" else 0.0
+            inner = s.tensor.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
+            outer = s.tensor.seconds(away * one.rows) if matrix.division == "row" else 0.0
             forward, backward = forward + inner + outer, backward + inner + outer * s.sharded
     return forward, backward

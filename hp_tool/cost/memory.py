@@ -14,11 +14,11 @@ from hp_tool.cost.model_states import StageStates, StateCosts
 from hp_tool.cost.optimizer import offload_activations
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
-from hp_tool.cost.schedules.bubble import chunks_in_flight, splits_backward, waiting_in_flight
+from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.zero import PREFETCHED_LAYERS
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
-"""They sum to the total."""
+"""Parts that sum to the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +28,27 @@ class Memory:
     parts: dict[str, Floats]
     """By MEMORY_PARTS."""
     layer_activations: Floats
-    """The transformer layers' share of `activations`."""
+    """Part of `activations` in the transformer layers."""
     worst_stage: Ints | Floats
     first_stage: Floats
-    """Allocated on the first stage, without `overhead`."""
+    """Bytes on the first stage, without `overhead`."""
     total: Floats
     host_bytes: Floats
-    """Most that one rank keeps in host memory."""
+    """Maximum over the ranks of bytes in host memory."""
     offloaded: Floats
-    """Activations that one micro-batch on a stage sends to the host."""
+    """Activation bytes that one micro-batch on a stage copies to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes on one stage, for all micro-batches under way."""
+    """Bytes on one stage, for all micro-batches in flight."""
 
     parts: dict[str, Floats]
     """By MEMORY_PARTS, without `overhead`."""
     layer_activations: Floats
     on_host: Floats
     offloaded: Floats
-    """Of one micro-batch."""
+    """For one micro-batch."""
 
 
 def memory(
@@ -60,7 +60,7 @@ def memory(
     states: StateCosts,
     micro_batches: Floats,
 ) -> Memory:
-    """Of the fullest stage. `layers` are the mean layers of the pipeline's representative stages."""
+    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative stages."""
     profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
@@ -82,10 +82,11 @@ def memory(
         if place >= len(pipeline.ends):
             between = pipeline.between(candidates)
             fuller, on_host = between & fuller, where(between, on_host, 0.0)
-        parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
-        layer_activations = where(fuller, each[place].layer_activations, layer_activations)
-        rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
         host = maximum(host, on_host)
+        if anywhere(fuller):
+            parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
+            layer_activations = where(fuller, each[place].layer_activations, layer_activations)
+            rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
     overhead = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * allocated
     return Memory(
         parts=parts | {"overhead": overhead},
@@ -110,14 +111,17 @@ def stage_memory(
     critical_layers: Floats,
     micro_batches: Floats,
 ) -> StageMemory:
-    """What states, micro-batches under way and a running layer take. `critical_layers` are those of the critical stage."""
+    """Bytes of states, micro-batches in flight and a running layer on one stage.
+
+    `critical_layers` is the number of layers on the critical stage.
+    """
     workload, framework = case.workload, case.profile.framework
     c, chunks = candidates, candidates.virtual_pipeline_parallel_size
     from_end = c.pipeline_parallel_size - 1 - stage.rank
     chunk = chunk_activations(candidates=c, layer=layer, layers=stage.chunk_layers)
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
-    if anywhere(splits_backward(c)):
+    if c.names_schedules:
         # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting

@@ -5,14 +5,16 @@ from __future__ import annotations
 from hp_tool.cost.arrays import where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import mlp_matrices, shapes
+from hp_tool.cost.parameters import mlp_matrices, shapes
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
-    """Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activation(s) and activation (split); unfused,
-    the activated gate too.
+    """Activation bytes of the MLP block.
+
+    Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activations and activation (split); the activated
+    gate too if the activation is not fused.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)

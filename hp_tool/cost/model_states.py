@@ -9,7 +9,6 @@ from hp_tool.cost.arrays import Floats, anywhere, maximum, where, zeros_like
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
-from hp_tool.cost.matrices import entries, rank_matrices
 from hp_tool.cost.network import dense_group, expert_group, group_ring, ring
 from hp_tool.cost.optimizer import (
     BytesPerParameter,
@@ -20,14 +19,16 @@ from hp_tool.cost.optimizer import (
     stage_bytes,
 )
 from hp_tool.cost.parameters import (
-    cross_parameters,
+    attention_parameters,
     embedding_parameters,
+    entries,
     expert_parameters,
     final_norm_weights,
     layer_parameters,
     moe_shared_parameters,
     norm_weights,
     output_parameters,
+    rank_matrices,
     special_parameters,
 )
 from hp_tool.cost.pipeline_stages import Pipeline
@@ -201,14 +202,14 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     """Parameters of one layer on one rank; of the larger kind where a model has both."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
-        return layer_parameters(model, tensor_parallel_size=t) + cross_parameters(model, tensor_parallel_size=t)
+        return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(model, tensor_parallel_size=t)
     if not model.num_experts:
         return layer_parameters(model, tensor_parallel_size=t)
     experts = expert_parameters(model) / (candidates.expert_parallel_size * candidates.expert_tensor_parallel_size)
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-# What the ranks that hold the same parameters keep of them, and the seconds of one step.
+# Parameters divided over the ranks that hold the same ones, and the seconds of one step.
 
 
 def _divided(

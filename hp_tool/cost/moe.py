@@ -18,8 +18,8 @@ from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring, group_size, sharing
+from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import TrainingWorkload

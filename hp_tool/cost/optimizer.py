@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
-from hp_tool.cost.block import activation_element_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
-from hp_tool.cost.matrices import Matrix, rank_matrices
 from hp_tool.cost.network import group_ring
+from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding
@@ -80,7 +79,7 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
         weights=weights,
         gradients=STATE_BYTES[workload.gradient_precision or "fp32"],
         optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
-        communicated_weights=min(weights, activation_element_bytes(workload)),
+        communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
         matrix_copies=2.0 * quantized - weights if quantized else 0.0,
         matrix_communicated=quantized - weights if quantized else 0.0,

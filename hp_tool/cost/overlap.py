@@ -31,11 +31,11 @@ def with_overlap(
         return framework
     changed: dict[str, Any] = {}
     for field, names in FRACTIONS.items():
-        wanted = getattr(overlap, field)
-        if wanted is None or (wanted and field == MERGED):
+        is_on = getattr(overlap, field)
+        if is_on is None or (is_on and field == MERGED):
             continue
-        shares = {name: (getattr(framework, name) or getattr(newest, name)) if wanted else 0.0 for name in names}
-        if wanted and not any(shares.values()):
+        shares = {name: (getattr(framework, name) or getattr(newest, name)) if is_on else 0.0 for name in names}
+        if is_on and not any(shares.values()):
             raise UnsupportedError(
                 f"training.overlap.{field}: true is not modelled: no measured run of {framework.framework} hides it; "
                 "leave it out",

@@ -236,8 +236,8 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
     for rank in range(stages):
         chunks, dense = _chunks(layout, model, rank, stages)
         contents = (dense, *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks))
-        known = kinds.get(contents)
-        kinds[contents] = known._replace(ranks=known.ranks + 1) if known else _kind(model, chunks, dense, rank, stages)
+        kind = kinds.get(contents)
+        kinds[contents] = kind._replace(ranks=kind.ranks + 1) if kind else _kind(model, chunks, dense, rank, stages)
     return list(kinds.values())
 
 

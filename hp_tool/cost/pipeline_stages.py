@@ -11,7 +11,6 @@ import numpy as np
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.schedules.bubble import is_folded
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_split import missing_layers
@@ -98,7 +97,7 @@ class Pipeline:
 
     def between(self, c: Candidates) -> Bools:
         """Where there are stages between the ends, so that stages[2:] mean something."""
-        return (c.pipeline_parallel_size > 2) & (is_folded(c) ^ True)
+        return (c.pipeline_parallel_size > 2) & (c.is_folded ^ True)
 
 
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
@@ -127,7 +126,7 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     first, last = (StageLayers(count=count, expert_share=share) for count, share in zip(counts, shares, strict=True))
     stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
     lighter = (fewer_first > 0) | (first.expert_share < critical.expert_share)
-    if anywhere(lighter & (p > 2) & (is_folded(c) ^ True)):
+    if anywhere(lighter & (p > 2) & (c.is_folded ^ True)):
         count = maximum(p - 2, 1)
         between = pipeline_part(
             model, c, first_rank=1, layers_before=each - fewer_first, stages=count, layers=each, embedding=0, output=0
@@ -182,8 +181,9 @@ def pipeline_part(
 
 def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
     """The layers of the mirrored stage as DualPipe keeps them beside a stage's own; none under other schedules."""
-    dual = c.pipeline_schedule == DUALPIPE
-    return StageLayers(count=dual * layers.count, expert_share=layers.expert_share) if anywhere(dual) else None
+    if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
+        return None
+    return StageLayers(count=(c.pipeline_schedule == DUALPIPE) * layers.count, expert_share=layers.expert_share)
 
 
 def _stage_layers(model: ModelSpec, layers: Floats, *, before: Floats, extra: Floats | Ints = 0) -> StageLayers:
@@ -205,9 +205,9 @@ def _whole_ends(
     alone: Bools = p == 1
     embedding: tuple[Bools, Bools] = (True, alone)
     output: tuple[Bools, Bools] = (alone, True)
-    if anywhere(c.pipeline_schedule):
+    if c.names_schedules:
         embedding = (True, alone | (c.pipeline_schedule == DUALPIPE))
-        output = (alone | is_folded(c), c.pipeline_schedule != ZBV)
+        output = (alone | c.is_folded, c.pipeline_schedule != ZBV)
     return _ends(model, c, layers, ranks=(0, p - 1 - output_from_end), embedding=embedding, output=output)
 
 

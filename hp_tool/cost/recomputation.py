@@ -23,8 +23,10 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import (
+from hp_tool.cost.moe import routed_tokens
+from hp_tool.cost.parameters import (
     Matrix,
+    active_expert_matrices,
     attention_matrices,
     entries,
     kv_heads,
@@ -33,10 +35,7 @@ from hp_tool.cost.matrices import (
     shapes,
     shared_expert_matrices,
 )
-from hp_tool.cost.moe import routed_tokens
-from hp_tool.cost.parameters import active_expert_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
-from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.domain.model import ModelSpec
 
 
@@ -48,7 +47,7 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
-    if not anywhere(method >= FULL_UNIFORM):
+    if not candidates.recomputes_layers:
         return plain
     blocked = where(count > 0, minimum(count, layers), layers)
     block = blocked * layer.saved_full + (layers - blocked) * layer.saved
@@ -62,19 +61,18 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
     """
     method = candidates.recompute_method
     core = where(method == SELECTIVE, layer.repeated, 0.0)
-    if not anywhere(method >= FULL_UNIFORM):
+    if not candidates.recomputes_layers:
         return core
     at_once: Floats = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
-    split = splits_backward(candidates)
-    if anywhere(split):
-        at_once = where(split & (method >= FULL_UNIFORM), layers, at_once)
+    if candidates.names_schedules:
+        at_once = where(candidates.splits_backward & (method >= FULL_UNIFORM), layers, at_once)
     return core + at_once * layer.saved
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
     """Share of layers whose whole forward pass is run again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
-    if not anywhere(method >= FULL_UNIFORM):
+    if not candidates.recomputes_layers:
         return zeros_like(method)
     blocked = where(count > 0, minimum(count / layers_per_chunk, 1.0), 1.0)
     return where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)
@@ -94,14 +92,9 @@ def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Flo
 # transformer_config.py, transformer_layer.py, moe/ and multi_latent_attention.py of Megatron Core 0.16.
 
 
-def names_modules(c: Candidates) -> bool:
-    """Whether any candidate recomputes other modules than the attention core."""
-    return anywhere(c.recompute_modules > CORE_ATTN)
-
-
 def layer_axes(c: Candidates) -> tuple[str, ...]:
     """What everything inside a layer of these candidates depends on."""
-    return (*LAYER_AXES, "recompute_modules") if names_modules(c) else LAYER_AXES
+    return (*LAYER_AXES, "recompute_modules") if c.names_modules else LAYER_AXES
 
 
 def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:

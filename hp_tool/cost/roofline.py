@@ -19,9 +19,9 @@ def peak_flops(gpu: GpuSpec, *, precision: Precision) -> float:
     """Dense peak of the datasheet. Raises InputError where the hardware has none for this precision."""
     peak = gpu.peak_flops_per_second.get(precision)
     if peak is None:
-        known = ", ".join(sorted(gpu.peak_flops_per_second))
+        supported = ", ".join(sorted(gpu.peak_flops_per_second))
         raise InputError(
-            f"{gpu.name} does not support {precision}; it supports {known}",
+            f"{gpu.name} does not support {precision}; it supports {supported}",
             field="training.precision",
             code="precision_unsupported",
         )

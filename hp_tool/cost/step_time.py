@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where, zeros_like
-from hp_tool.cost.block import LayerTime, activation_element_bytes
+from hp_tool.cost.arrays import Floats, maximum, minimum, where, zeros_like
+from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
@@ -14,7 +14,7 @@ from hp_tool.cost.network import dense_group, send_seconds
 from hp_tool.cost.optimizer import activation_seconds
 from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
-from hp_tool.cost.schedules.bubble import is_folded, share_of_ends, split_bubble_share, splits_backward
+from hp_tool.cost.schedules.bubble import share_of_ends, split_bubble_share
 from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.model import ModelSpec
@@ -35,7 +35,7 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     c = candidates
     t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
-    message = tokens * case.model.hidden_size * activation_element_bytes(workload) / t
+    message = tokens * case.model.hidden_size * workload.activation_element_bytes / t
     (stages,) = dense_group(c, "pp", order=cluster.rank_order)
     crosses = stages.size * stages.stride > cluster.nvlink_domain_size
     seconds = send_seconds(message, machine=case, distance=stages.stride, crosses=crosses)
@@ -132,7 +132,7 @@ def _offload_seconds(
     return 0.0
 
 
-# The critical stage: one micro-batch on the slowest stage, through its layers and what it holds of the model's ends.
+# The critical stage: one micro-batch through the layers and the model's ends on the slowest stage.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     waits: Floats = 0.0
     occupied, occupied_forward = total, forward
     if case.profile.framework.host_layer_s:
-        # A pass takes what its host takes; communication runs on meanwhile.
+        # A pass takes at least as long as its host; communication continues meanwhile.
         launched = launched_layers(layers, moe_fraction=pipeline.critical.expert_share, recomputed_fraction=whole)
         in_forward, in_backward = host_waits(
             case=case,
@@ -230,8 +230,8 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     )
     critical = where(c.pipeline_parallel_size > 1.0, maximum(longer, 0.0), both)
     communication = where(output >= embedding, minimum(critical, collectives), 0.0)
-    if anywhere(is_folded(c)):
-        folded, share = is_folded(c), share_of_ends(c)
+    if c.names_schedules:
+        folded, share = c.is_folded, share_of_ends(c)
         critical = where(folded, share * both, critical)
         communication = where(folded, share * collectives, communication)
     return EndsTime(both=both, critical=critical, communication=communication)
@@ -248,15 +248,15 @@ def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime
     else:
         others = (p - 1.0) * stage.occupied + ends.both - pipeline.fewer * stage.occupied_layer - ends.critical
     bubble: Floats = others / c.virtual_pipeline_parallel_size
-    if anywhere(splits_backward(c)):
+    if c.names_schedules:
         late = pipeline.critical.count * layer.weight_gradient
         share = split_bubble_share(c, forward=stage.forward, whole=stage.total, weight_gradient=late)
         # Folded ranks hold equally much, ends included.
-        bubble = where(splits_backward(c), where(is_folded(c), (p - 1.0) * stage.occupied, others) * share, bubble)
+        bubble = where(c.splits_backward, where(c.is_folded, (p - 1.0) * stage.occupied, others) * share, bubble)
     return bubble
 
 
-# The host: a device can run no kernel before it was launched.
+# The host: a device runs no kernel before it is launched.
 
 
 MOE_LAUNCHES = 58.0 / 31.0

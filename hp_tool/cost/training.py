@@ -7,14 +7,15 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, anywhere, result, results
-from hp_tool.cost.block import LayerBytes, LayerTime, spreading_axes
+from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, result, results
+from hp_tool.cost.block import LayerBytes, LayerTime, shapes, spreading_axes
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
@@ -25,10 +26,7 @@ from hp_tool.cost.model_states import state_costs
 from hp_tool.cost.moe import merged_share, merges_passes
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
 from hp_tool.cost.recomputation import layer_axes
-from hp_tool.cost.schedules.bubble import splits_backward
 from hp_tool.cost.step_time import micro_batches, step_seconds, time_parts
-
-_TOTALS = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "step_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,39 +61,28 @@ class TrainingCosts:
         return fits & (self.host_bytes <= self.host_capacity_bytes) if math.isfinite(self.host_capacity_bytes) else fits
 
     def rows(self, shape: tuple[int, ...]) -> TrainingCosts:
-        """Of a grid of this shape: a row for each of its candidates."""
+        """The costs of a grid of this shape as rows, one for each of its candidates."""
 
-        def each(column: FloatArray) -> FloatArray:
-            return column if column.shape == (math.prod(shape),) else np.broadcast_to(column, shape).ravel()
+        def row_each(column: Any) -> Any:
+            if not isinstance(column, np.ndarray) or column.shape == (math.prod(shape),):
+                return column
+            return np.broadcast_to(column, shape).ravel()
 
-        return TrainingCosts(
-            memory_parts={name: each(column) for name, column in self.memory_parts.items()},
-            parts={name: each(column) for name, column in self.parts.items()},
-            capacity_bytes=self.capacity_bytes,
-            layers_by_kind=self.layers_by_kind,
-            host_bytes=each(self.host_bytes) if isinstance(self.host_bytes, np.ndarray) else self.host_bytes,
-            host_capacity_bytes=self.host_capacity_bytes,
-            **{name: each(getattr(self, name)) for name in _TOTALS},
-        )
+        return self.each(row_each)
 
     def row(self, index: int) -> TrainingCosts:
-        """One of the rows alone."""
+        """The costs of one row as plain numbers."""
+        return self.each(lambda column: column[index].item() if isinstance(column, np.ndarray) else column)
 
-        def numbers(columns: dict[str, Any]) -> dict[str, Any]:
-            return {
-                name: column[index].item() if isinstance(column, np.ndarray) else column for name, column in columns.items()
-            }
+    def each(self, change: Callable[[Any], Any]) -> TrainingCosts:
+        """The costs with every column changed."""
 
-        capacity = self.capacity_bytes
-        return TrainingCosts(
-            memory_parts=numbers(self.memory_parts),
-            parts=numbers(self.parts),
-            capacity_bytes=float(capacity[index] if isinstance(capacity, np.ndarray) else capacity),
-            layers_by_kind=tuple(column[index].item() for column in self.layers_by_kind),
-            host_bytes=numbers({"host": self.host_bytes})["host"],
-            host_capacity_bytes=self.host_capacity_bytes,
-            **numbers({name: getattr(self, name) for name in _TOTALS}),
-        )
+        def changed(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: change(column) for name, column in value.items()}
+            return tuple(change(column) for column in value) if isinstance(value, tuple) else change(value)
+
+        return TrainingCosts(**{f.name: changed(getattr(self, f.name)) for f in fields(self)})
 
 
 def training_costs(
@@ -111,7 +98,7 @@ def training_costs(
     m = micro_batches(candidates, workload=case.workload)
     layers = model_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
     if model.architecture == "encoder_decoder":
-        # What is left is the decoder's: its head and its loss.
+        # From here on only the decoder's head and loss follow.
         candidates, case = counted_candidates(model, candidates), decoder_case(case)
     states = state_costs(case=case, candidates=candidates, pipeline=pipeline)
     fullest = memory(
@@ -141,7 +128,7 @@ def training_costs(
     )
 
 
-# The layers and ends of each candidate. They depend on few axes: each combination is costed once.
+# Layers and ends depend on few axes of the candidates: each combination is costed once.
 
 
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
@@ -177,21 +164,27 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
             time=_spread(mean_layer_time(case=case, candidates=unique), inverse),
             head=_spread(both_heads(case=case, candidates=unique), inverse),
         )
-    split = anywhere(splits_backward(candidates))
-    times = _spread(layer_time(case=case, candidates=unique, split_backward=split), inverse)
-    sparse = None
+    s = shapes(case=case, candidates=unique)
+
+    def layer(*, moe: bool = False, merged: bool = False) -> LayerTime:
+        split = candidates.names_schedules
+        time = layer_time(case=case, candidates=unique, moe=moe, split_backward=split, merged=merged, s=s)
+        return _spread(time, inverse)
+
+    times, sparse = layer(), None
     if model.num_experts:
-        sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True), inverse)
-        sparse_times = _spread(layer_time(case=case, candidates=unique, split_backward=split, moe=True), inverse)
+        sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True, s=s), inverse)
+        sparse_times = layer(moe=True)
         if merges_passes(workload):
-            merged = _spread(layer_time(case=case, candidates=unique, split_backward=split, moe=True, merged=True), inverse)
-            sparse_times = _mix(sparse_times, merged, merged_share(candidates, micro_batches=micro_batches))
+            sparse_times = _mix(
+                sparse_times, layer(moe=True, merged=True), merged_share(candidates, micro_batches=micro_batches)
+            )
         times = _mix(times, sparse_times, pipeline.critical.expert_share)
     return ModelLayers(
-        dense=_spread(layer_bytes(case=case, candidates=unique), inverse),
+        dense=_spread(layer_bytes(case=case, candidates=unique, s=s), inverse),
         sparse=sparse,
         time=times,
-        head=_spread(head_time(case=case, candidates=unique), inverse),
+        head=_spread(head_time(case=case, candidates=unique, s=s), inverse),
     )
 
 

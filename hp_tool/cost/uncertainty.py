@@ -73,7 +73,7 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
     return tuple(name for name, is_used in used.items() if is_used)
 
 
-# What an estimate counts in a simpler form than the model has: said in its provenance, never silently.
+# Parts of a model that an estimate counts in a simpler form; its provenance lists them.
 
 
 def simplified(model: ModelSpec) -> dict[str, object]:

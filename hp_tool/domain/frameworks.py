@@ -6,6 +6,7 @@ How fast they do it is in their efficiency profile (`domain.efficiency`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,8 @@ class FrameworkFacts:
     wide_weights: bool = False
     """Weights are kept in fp32 and gathered in 16 bits; no master copy is needed."""
     balances_blocks: bool = False
-    """Pipeline stages are filled with layers and the output layer by their number of weights (`cost.balanced`), instead of
-    holding the same number of layers each."""
+    """Pipeline stages are filled with layers and the output layer by their number of weights (`cost.pipeline_stages`), instead
+    of holding the same number of layers each."""
     fills_pipeline: bool = False
     """Its 1F1B refuses fewer than p - 1 micro-batches."""
 
@@ -53,6 +54,7 @@ FACTS = {
 }
 
 
+@cache
 def facts(framework: str) -> FrameworkFacts:
     """The framework's facts; Megatron Core's where nothing else is known."""
     return FACTS.get(framework) or FACTS["megatron-core"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from annotated_types import Interval
@@ -59,7 +60,7 @@ class ReliabilitySpec(Strict):
     """Seconds from a failure to training again; None: ten minutes, and the time to load the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingWorkload(Strict):
     """One training run's batch, precision and software."""
 
@@ -127,33 +128,38 @@ class TrainingWorkload(Strict):
     reliability: ReliabilitySpec | None = None
     """Failures and checkpoints: adds goodput and effective_days, counted by max_days and max_cost. {}: published rates."""
 
-    @property
+    @cached_property
+    def activation_element_bytes(self) -> float:
+        """Bytes of one activation element: 2, or 4 if precision is fp32."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @cached_property
     def freezes_embedding(self) -> bool:
-        """By name, or with everything else under adapters."""
+        """Whether the embedding is not trained: frozen by name, or with all other weights under adapters."""
         return self.lora is not None or "embedding" in self.frozen
 
-    @property
+    @cached_property
     def freezes_output_layer(self) -> bool:
-        """By name, or with everything else under adapters."""
+        """The same for the output layer."""
         return self.lora is not None or "output_layer" in self.frozen
 
-    @property
+    @cached_property
     def tokens_per_row(self) -> float:
         """Tokens in one of the batch's global_batch_size rows that are no padding; of both sides where there are two."""
         return float(self.sequence_length + (self.decoder_sequence_length or 0))
 
-    @property
+    @cached_property
     def attended_length(self) -> float:
         """Tokens of the sequence that a token belongs to, mean over tokens: model FLOPs of attention grow with it."""
         return float(self.sequence_length)
 
-    @property
+    @cached_property
     def computed_attention_length(self) -> float:
         """Scores that fused attention computes for each place of a row, before the causal half."""
         return float(self.sequence_length)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VariableLengthWorkload(TrainingWorkload):
     """A workload whose sequence_lengths were looked up; rows hold one sequence and padding, or are packed."""
 
@@ -162,15 +168,15 @@ class VariableLengthWorkload(TrainingWorkload):
     row_squares: float
     """Sum of l^2 over the sequences of a row, mean over rows."""
 
-    @property
+    @cached_property
     def tokens_per_row(self) -> float:
         return self.row_tokens
 
-    @property
+    @cached_property
     def attended_length(self) -> float:
         return self.row_squares / self.row_tokens
 
-    @property
+    @cached_property
     def computed_attention_length(self) -> float:
         # Padding is computed like anything else; packed sequences attend to themselves alone.
         return self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)

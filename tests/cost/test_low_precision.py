@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import model
-from hp_tool.cost.matrices import entries, layer_matrices
 from hp_tool.cost.optimizer import bytes_per_parameter, stage_bytes
+from hp_tool.cost.parameters import entries, layer_matrices
 from hp_tool.cost.roofline import cast_traffic, quantized_bytes
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate

@@ -1,3 +1,1 @@
-"""Sequences of unequal length: what packing leaves of attention, how unevenly it falls, and what dynamic context
-parallelism wins.
-"""
+"""Sequences of unequal length: attention after packing, imbalance between replicas, and dynamic context parallelism."""

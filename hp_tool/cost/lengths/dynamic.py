@@ -1,9 +1,9 @@
-"""Dynamic context parallelism: each packed micro-batch takes as many ranks as its sequences need, not the most any needs.
+"""Dynamic context parallelism: each packed micro-batch takes as many ranks as its own sequences need.
 
-After the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at most s/c tokens; a sequence goes to the
-smallest group of ranks that holds it; the data x context parallel ranks are divided anew for every micro-batch, and work,
-not the number of micro-batches, is balanced over them. Static context parallelism packs rows of s tokens and cuts every
-sequence of a row into c pieces, so short ones travel round the ring with too little attention to hide behind.
+Modelled on the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at most s/c tokens; a sequence goes to the
+smallest group of ranks that holds it; the data x context parallel ranks are divided anew for every micro-batch, and work rather
+than the number of micro-batches is balanced over them. Static context parallelism packs rows of s tokens and cuts every
+sequence of a row into c pieces, so that short ones travel round the ring with too little attention to hide behind.
 
 Gains are upper bounds: gathering lengths, moving sequences between ranks and switching communicators cost nothing here.
 Megatron Core may also give a sequence more ranks than it needs; that is not modelled.
@@ -29,32 +29,32 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, UnsupportedError
 
 STEPS = 8
-"""Optimizer steps whose data is drawn and scheduled."""
+"""Optimizer steps whose data is sampled and scheduled."""
 MAX_SEQUENCES = 1 << 18
-"""Sequences a step that are scheduled one by one."""
+"""Sequences per step that are scheduled one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextComparison:
-    """Mean seconds a step of the same sequences, scheduled three ways."""
+    """Mean seconds per step of the same sequences, scheduled in three ways."""
 
     packed_s: float
     """Static size; packed rows go to the replicas in order of arrival."""
     balanced_s: float
     """Static size; the same rows, balanced over the replicas by their seconds."""
     dynamic_s: float
-    """Size by micro-batch, balanced."""
+    """Size per micro-batch, balanced."""
     token_share: dict[int, float]
-    """Share of tokens by the context-parallel size that the dynamic schedule gave them."""
+    """Share of tokens by context-parallel size in the dynamic schedule."""
 
     @property
     def gain(self) -> float:
-        """What the choice of sizes alone brings: balanced static seconds over dynamic ones. Never below 1."""
+        """Speed-up from dynamic sizes alone: balanced static seconds over dynamic ones. Never below 1."""
         return self.balanced_s / self.dynamic_s
 
     @property
     def gain_over_packing(self) -> float:
-        """What both bring, against packing alone: the comparison that published speed-ups make."""
+        """Speed-up from balancing and dynamic sizes together, which published speed-ups report."""
         return self.packed_s / self.dynamic_s
 
 
@@ -68,16 +68,15 @@ class _MicroBatches:
     seconds: FloatArray
     """On the critical stage."""
     between_s: FloatArray
-    """On a stage between the pipeline's ends: what fills and drains the pipeline."""
+    """On a stage between the pipeline's ends; decides how long the pipeline fills and drains."""
 
 
 def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthDistribution) -> ContextComparison:
-    """Schedule the same drawn sequences with static and with dynamic context-parallel sizes.
+    """Mean seconds of the same sampled sequences with static and with dynamic context-parallel sizes.
 
-    A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c, c/2, c/4, ...; the
-    schedule with the best smallest size is taken at every step, the static one where none is better. Raises InputError
-    where micro_batch_size is not 1 (a packed row is a micro-batch), replicas do not divide the rows, or there are too many
-    sequences to schedule.
+    A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c, c/2, c/4, ...; each step
+    takes the schedule with the best smallest size, or the static one if none is better. Raises InputError if micro_batch_size
+    is not 1 (a packed row is a micro-batch), replicas do not divide the rows, or there are too many sequences to schedule.
     """
     if clock.case.workload.global_batch_size % clock.config.data_parallel_size:
         raise InputError(
@@ -109,7 +108,7 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
 
 
 def _sizes(clock: MicroBatchClock) -> list[int]:
-    """c and its halves: groups that nest, so that ranks can be divided anew without moving anyone."""
+    """c and its halves: nested groups, so that ranks can be divided anew without moving data."""
     sizes = [clock.config.context_parallel_size]
     while sizes[-1] % 2 == 0:
         sizes.append(sizes[-1] // 2)
@@ -119,13 +118,13 @@ def _sizes(clock: MicroBatchClock) -> list[int]:
 def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: int) -> tuple[IntArray, IntArray]:
     """(lengths, row of each) of the sequences of one step: those in the first global_batch_size packed rows."""
     batch, capacity = clock.case.workload.global_batch_size, clock.case.workload.sequence_length
-    wanted = batch * capacity / short.mean
-    if wanted > MAX_SEQUENCES:
+    expected = batch * capacity / short.mean
+    if expected > MAX_SEQUENCES:
         raise InputError(
-            f"a step holds about {wanted:,.0f} sequences; at most {MAX_SEQUENCES:,} are scheduled one by one",
+            f"a step holds about {expected:,.0f} sequences; at most {MAX_SEQUENCES:,} are scheduled one by one",
             field="training.global_batch_size",
         )
-    count = int(1.1 * wanted) + 16
+    count = int(1.1 * expected) + 16
     while True:
         lengths = short.sample(count, seed=seed)
         packed = best_fit(lengths, capacity=capacity)
@@ -136,7 +135,9 @@ def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: 
 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
-    """Every sequence on the smallest group that holds it, of at least `smallest` ranks; packed by group size."""
+    """Micro-batches with every sequence on the smallest group that holds it, of at least `smallest` ranks; packed by group
+    size.
+    """
     share = clock.case.workload.sequence_length // clock.config.context_parallel_size
     allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
     needed = allowed[np.searchsorted(allowed * share, lengths)]
@@ -150,7 +151,7 @@ def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock
 
 
 def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock) -> _MicroBatches:
-    """The micro-batches that the rows are, each on `size` ranks."""
+    """The rows as micro-batches, each on `size` ranks."""
     wide = lengths.astype(np.float64)
     tokens, squares = (np.bincount(rows, weights=wide**power).astype(np.float64) for power in (1, 2))
     sizes = np.full(len(tokens), size, dtype=np.int64)
@@ -159,14 +160,16 @@ def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClo
 
 
 def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Seconds until the last replica is done, rows dealt out in turn."""
+    """Seconds until the last replica is done, with rows dealt out in turn."""
     seconds, between = (column.reshape(-1, clock.config.data_parallel_size) for column in (rows.seconds, rows.between_s))
     return float((seconds.sum(axis=0) + clock.fill * between.max(axis=0)).max())
 
 
 def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Seconds until the last rank is done: larger groups first, longest micro-batch first, each to the group that ends
-    earliest (the LPT rule). Groups nest, so the ranks of a group always end together and nobody waits inside one.
+    """Seconds until the last rank is done under the LPT rule.
+
+    Larger groups first, longest micro-batch first, each to the group that ends earliest. Groups nest, so the ranks of a group
+    always end together and none waits inside one.
     """
     ranks = clock.config.data_parallel_size * clock.config.context_parallel_size
     load, longest = np.zeros(ranks), np.zeros(ranks)
@@ -188,7 +191,7 @@ _ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
-    """What a configuration's stages take for packed micro-batches; workload.sequence_length is the static row."""
+    """Seconds of packed micro-batches on a configuration's stages; workload.sequence_length is the static row."""
 
     case: TrainingCase
     config: ParallelConfig
@@ -202,8 +205,8 @@ class MicroBatchClock:
     def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n,) seconds, forward, backward and recomputation, of the critical stage, and of one between the ends.
 
-        `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks, `squares` the sum of l^2
-        over its sequences. Embedding and output layer grow with the tokens.
+        `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks, `squares` the sum of l^2 over
+        its sequences. Embedding and output layer grow with the tokens.
         """
         columns = {name: np.full(len(sizes), value) for name, value in dataclasses.asdict(self._alone).items()}
         candidates = Candidates(**columns | {"context_parallel_size": sizes})
@@ -220,11 +223,11 @@ class MicroBatchClock:
 
     @property
     def fill(self) -> float:
-        """(p-1)/v: how often the longest micro-batch counts once more while the pipeline fills and drains."""
+        """(p-1)/v: additional runs of the longest micro-batch while the pipeline fills and drains."""
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
 
     def once_a_step_s(self) -> float:
-        """Seconds of a step that do not depend on how sequences are arranged; of the bubble, the ends and transfers."""
+        """Seconds of a step that do not depend on the order of sequences; of the bubble, only the ends and transfers."""
         parts = training_costs(case=self.case, candidates=self._alone).parts
         row = float(self.case.workload.sequence_length)
         _, between = self.seconds(

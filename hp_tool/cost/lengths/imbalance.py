@@ -1,4 +1,4 @@
-"""What unequal rows cost: replicas wait for the one whose sequences attend most, and pipelines for the longest micro-batch."""
+"""Costs of unequal rows: replicas wait for the one with the longest attention, pipelines for the longest micro-batch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.workload import TrainingWorkload
 
 PART = "length_imbalance"
-"""Name of the part that `with_imbalance` adds to the step time."""
+"""Name of the step-time part that `with_imbalance` adds."""
 MAX_BATCH = 1 << 20
-"""Rows a step for which batches can be drawn."""
+"""Rows per step for which batches can be sampled."""
 _DRAWN_ROWS = 1 << 19
 _MAX_DRAWS = 64
 
 
 def with_imbalance(costs: TrainingCosts, *, rows: Rows, case: TrainingCase, candidates: Candidates) -> TrainingCosts:
-    """The costs of mean rows, and one more part: the expected seconds that the slowest replica needs beyond the mean.
+    """The costs with one more part: the expected seconds that the slowest replica needs beyond the mean row's.
 
-    A row's attention is proportional to the sum of l^2 over its sequences; everything else depends on its places alone,
-    padding or not. Rows come in random order. What a slower rank's longer attention may hide of its context-parallel
-    communication is not counted; a layer of multi-token prediction counts as one of the stage's.
+    A row's attention is proportional to the sum of l^2 over its sequences; everything else depends only on its length, padding
+    included. Rows come in random order. Context-parallel communication that a slower rank's longer attention might hide is not
+    counted; a layer of multi-token prediction counts as one of the stage's.
     """
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
     extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
@@ -40,12 +40,12 @@ def with_imbalance(costs: TrainingCosts, *, rows: Rows, case: TrainingCase, cand
 
 @functools.lru_cache(maxsize=1 << 14)
 def expected_extra(rows: Rows, *, batch: int, replicas: int, micro_batch: int, lockstep: int = 1, fill: float = 0.0) -> float:
-    """E[max over replicas of (sum over their micro-batches + fill x their longest)] - (m + fill) x mean, in tokens of
-    attended length; never below zero.
+    """E[max over replicas of (sum over their micro-batches + fill x their longest)] - (m + fill) x mean, in tokens of attended
+    length; never below zero.
 
     `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum and p-1 times the longest
-    (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep` replicas wait for each other at every
-    micro-batch. The expectation is over batches drawn with a fixed seed, the same draws for every division of the batch.
+    (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep` replicas wait for each other at every micro-batch.
+    The expectation is over batches sampled with a fixed seed, the same for every division of the batch.
     """
     drawn = _draws(rows, batch)
     total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)
@@ -56,7 +56,7 @@ def expected_extra(rows: Rows, *, batch: int, replicas: int, micro_batch: int, l
 
 @functools.lru_cache(maxsize=4)
 def _draws(rows: Rows, batch: int) -> FloatArray:
-    """(draws, batch) attended length of each row of some batches, drawn independently from the sampled rows."""
+    """(draws, batch) attended length of each row of some batches, sampled independently from the rows."""
     draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
     index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
     return np.asarray(np.sort(rows.squares)[index] / rows.row_tokens)
@@ -97,7 +97,7 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
 
 
 def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """What one more token of attended length adds to one micro-batch on one stage: forward, backward and recomputation."""
+    """Seconds that one more token of attended length adds to a micro-batch on a stage: forward, backward and recomputation."""
     model = case.model
     s = shapes(case=case, candidates=candidates)
 

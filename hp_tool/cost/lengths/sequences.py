@@ -1,4 +1,4 @@
-"""Sequences of a data set: how long they are, and how they are packed into rows."""
+"""Sequences of a data set: their lengths, and how they are packed into rows."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, IntArray
 
 BINS = 1024
-"""Lengths that stand for a continuous distribution; neighbouring ones differ by about one per cent."""
+"""Lengths that represent a continuous distribution; neighbours differ by about one per cent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthDistribution:
-    """Shares of sequences by length. Two orders of the same sequences are the same distribution."""
+    """Shares of sequences by length, independent of their order."""
 
     name: str
     lengths: IntArray
-    """(k,) distinct lengths in tokens, rising, at least 1."""
+    """(k,) distinct lengths in tokens, ascending, at least 1."""
     shares: FloatArray
     """(k,) of all sequences; sums to 1."""
 
     @classmethod
     def from_counts(cls, *, name: str, lengths: Iterable[int], counts: Iterable[float]) -> LengthDistribution:
-        """From lengths and how often each occurs, in any order; a length may stand more than once."""
-        given = np.fromiter(lengths, dtype=np.int64)
+        """The distribution of these lengths and counts, in any order; lengths may repeat."""
+        values = np.fromiter(lengths, dtype=np.int64)
         weights = np.fromiter(counts, dtype=np.float64)
-        distinct, inverse = np.unique(given, return_inverse=True)
+        distinct, inverse = np.unique(values, return_inverse=True)
         # Summed from small to large: the order of the input must not show in the last digit.
         order = np.lexsort((weights, inverse))
         totals = np.bincount(inverse[order], weights=weights[order], minlength=len(distinct))
@@ -42,7 +42,7 @@ class LengthDistribution:
     def log_normal_mixture(
         cls, *, name: str, components: Iterable[tuple[float, float, float]], shortest: int, longest: int
     ) -> LengthDistribution:
-        """From (share, median in tokens, standard deviation of the logarithm) of each component, within the limits."""
+        """The distribution of (share, median in tokens, standard deviation of the logarithm) per component, within limits."""
         edges = np.geomspace(shortest, longest, BINS + 1)
         middles = np.maximum(np.rint(np.sqrt(edges[:-1] * edges[1:])), 1).astype(np.int64)
         counts = np.zeros(BINS)
@@ -53,13 +53,13 @@ class LengthDistribution:
         return cls.from_counts(name=name, lengths=middles.tolist(), counts=counts.tolist())
 
     def cut(self, longest: int) -> LengthDistribution:
-        """The same with every longer sequence cut to `longest` tokens, as fine-tuning does; the rest of it is dropped."""
+        """The distribution with longer sequences truncated to `longest` tokens, as in fine-tuning; the rest is dropped."""
         cut = np.minimum(self.lengths, longest)
         return LengthDistribution.from_counts(name=self.name, lengths=cut.tolist(), counts=self.shares.tolist())
 
     @property
     def mean(self) -> float:
-        """Tokens a sequence, E[l]."""
+        """Tokens per sequence, E[l]."""
         return float(self.shares @ self.lengths)
 
     @property
@@ -73,7 +73,7 @@ class LengthDistribution:
         return self.mean_square / self.mean
 
     def sample(self, count: int, *, seed: int) -> IntArray:
-        """(count,) lengths drawn independently; the same for the same seed."""
+        """(count,) lengths sampled independently, determined by the seed."""
         return np.random.default_rng(seed).choice(self.lengths, size=count, p=self.shares)
 
 
@@ -81,26 +81,26 @@ class LengthDistribution:
 
 
 SAMPLE = 1 << 16
-"""Sequences packed to learn what rows look like."""
+"""Sequences that are packed to estimate how full rows get."""
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """Rows and what is in them."""
+    """Sequences packed into rows."""
 
     row_of: IntArray
     """(n,) the row of each sequence."""
     tokens: IntArray
-    """(r,) tokens of each row that are no padding."""
+    """(r,) tokens of each row without padding."""
     squares: FloatArray
-    """(r,) sum of l^2 over the row's sequences: what its attention costs."""
+    """(r,) sum of l^2 over the row's sequences, to which its attention is proportional."""
 
 
 def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
-    """Each sequence in the order given goes into the fullest row that still takes it (best-fit bin packing).
+    """The sequences, in order, each in the fullest row with room for it (best-fit bin packing).
 
-    Data pipelines differ in how far they look ahead; offline packing by histogram fills rows as well as this does.
+    Data pipelines differ in how far they look ahead; offline packing by histogram fills rows equally well.
     """
     row_of = np.empty(len(lengths), dtype=np.int64)
     shortest = int(lengths.min(initial=capacity))
@@ -130,16 +130,16 @@ class Rows:
 
     row_tokens: int
     mean_tokens: float
-    """Tokens of a row that are no padding."""
+    """Tokens of a row without padding."""
     mean_squares: float
     """Sum of l^2 over a row's sequences."""
     squares: FloatArray
-    """(r,) the same of sampled rows, scaled to that mean."""
+    """(r,) the same for sampled rows, scaled to that mean."""
 
 
 @functools.lru_cache(maxsize=16)
 def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """One sequence a row, padded to row_tokens: kernels compute the padding too, so all rows cost the same."""
+    """One sequence per row, padded to row_tokens: kernels compute the padding too, so all rows cost the same."""
     short = distribution.cut(row_tokens)
     return Rows(
         row_tokens=row_tokens,
@@ -151,7 +151,7 @@ def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
 
 @functools.lru_cache(maxsize=16)
 def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """As many sequences a row as fit. How full rows get is seen on a sample; E[l^2]/E[l] is exact."""
+    """Rows with as many sequences as fit. Row fill is estimated on a sample; E[l^2]/E[l] is exact."""
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
     whole = slice(0, max(len(packed.tokens) - 1, 1))  # the sample ended in the last row

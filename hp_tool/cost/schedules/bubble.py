@@ -8,19 +8,9 @@ norm of all ranks, so that the fill of a "zero bubble" schedule counts here, and
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
 from hp_tool.cost.network import Axis, Group, dense_group
-
-
-def splits_backward(c: Candidates) -> Bools:
-    """Weight gradients run apart from input gradients."""
-    return c.pipeline_schedule >= ZB_H1
-
-
-def is_folded(c: Candidates) -> Bools:
-    """Embedding and output layer are on the same rank: ZB-V's first, DualPipe's first and last."""
-    return c.pipeline_schedule >= ZBV
 
 
 def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats) -> Floats:
@@ -56,7 +46,7 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
     interleaved = plain + from_end + (v - 1) * p
     chunks = minimum(where(v > 1, interleaved, plain), m * v)
     schedule = c.pipeline_schedule
-    if not anywhere(schedule):
+    if not c.names_schedules:
         return chunks
     chunks = where(schedule == GPIPE, m, chunks)
     return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, chunks))
@@ -79,7 +69,7 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
     (arXiv 2412.19437 table 2): they reduce their gradients together, and ZeRO shards over both. The distance is the
     farthest pair's.
     """
-    if not anywhere(c.pipeline_schedule == DUALPIPE):
+    if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return group
     (stages,) = dense_group(c, "pp", order=order)
     pair = Axis(1 + (c.pipeline_schedule == DUALPIPE), stages.stride * maximum(c.pipeline_parallel_size - 1, 1))

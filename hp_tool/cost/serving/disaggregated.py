@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
-from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.parameters import cached_width
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, tokens_per_pass
 from hp_tool.cost.serving.forward import forward_seconds
@@ -74,8 +74,8 @@ def pool_costs(
     memory = serving_bytes(decode, decoders, memory_fraction=decode.engine.memory_fraction)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
-    held = seen_tokens(decode.model, length + decode.engine.kv_reserved_output_fraction * output)
-    most = np.minimum(np.maximum(rooms / held, 1.0), decoders.max_num_seqs)
+    cached = seen_tokens(decode.model, length + decode.engine.kv_reserved_output_fraction * output)
+    most = np.minimum(np.maximum(rooms / cached, 1.0), decoders.max_num_seqs)
     first = serving_bytes(prefill, prefillers, memory_fraction=prefill.engine.memory_fraction)
     one = seen_tokens(prefill.model, length)
     fits = (rooms >= seen_tokens(decode.model, length + output)) & (first.kv_capacity >= one * first.kv_per_token)

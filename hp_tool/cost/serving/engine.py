@@ -94,10 +94,10 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
     # A full cache holds requests of all ages: on average a share of their output.
-    held = seen_tokens(case.model, length + engine.kv_reserved_output_fraction * output)
+    cached = seen_tokens(case.model, length + engine.kv_reserved_output_fraction * output)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     fits = rooms >= seen_tokens(case.model, length + output)
-    by_cache = np.maximum(rooms / held, 1.0)
+    by_cache = np.maximum(rooms / cached, 1.0)
     most = np.minimum(by_cache, c.max_num_seqs)
     running = np.minimum(in_flight, most)
 

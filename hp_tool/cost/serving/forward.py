@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.matrices import (
+from hp_tool.cost.network import send_seconds
+from hp_tool.cost.parameters import (
     attention_matrices,
     entries,
     expert_matrices,
@@ -15,7 +16,6 @@ from hp_tool.cost.matrices import (
     shapes_by_source,
     shared_expert_matrices,
 )
-from hp_tool.cost.network import send_seconds
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import (
@@ -142,5 +142,5 @@ def _expert_exchange(case: ServingCase, candidates: ServingCandidates, tokens: F
 
 def _head_precision(case: ServingCase) -> Precision:
     """The output layer is not quantised."""
-    known = case.cluster.gpu.peak_flops_per_second
-    return next(name for name in WIDE_PRECISIONS if name in known)
+    supported = case.cluster.gpu.peak_flops_per_second
+    return next(name for name in WIDE_PRECISIONS if name in supported)

@@ -59,7 +59,8 @@ def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d = config.expert_parallel_size, config.attention_data_parallel_size
     used = t * p * config.data_parallel_size
-    told: dict[str, tuple[str, float, float]] = {
+    # In the order of REASONS.
+    explanations: dict[str, tuple[str, float, float]] = {
         "heads_not_divisible": (
             f"tensor_parallel_size {t} does not divide num_attention_heads {model.num_attention_heads} (and "
             f"num_key_value_heads {model.kv_heads}); choose a common divisor or a multiple of the key/value heads",
@@ -97,7 +98,8 @@ def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig
             1,
         ),
     }
-    names = [name for bit, name in enumerate(REASONS) if code >> bit & 1]
     return tuple(
-        Reason(code=name, message=told[name][0], needed=float(told[name][1]), available=float(told[name][2])) for name in names
+        Reason(code=name, message=message, needed=float(needed), available=float(available))
+        for bit, (name, (message, needed, available)) in enumerate(explanations.items())
+        if code >> bit & 1
     )

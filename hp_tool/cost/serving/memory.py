@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray, result
-from hp_tool.cost.matrices import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
+from hp_tool.cost.parameters import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import expert_weights
 
@@ -37,17 +37,17 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fr
     """Memory before any request; `memory_fraction` of the device is the engine's."""
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers = np.ceil(case.model.num_hidden_layers / p)
-    held, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
+    weights, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
     logits = LOGIT_BYTES * candidates.max_num_seqs * case.model.vocab_size / t
     overhead = np.full(len(candidates), case.engine.reserve_bytes)
     capacity = memory_fraction * case.cluster.gpu.memory_bytes
     return ServingBytes(
-        weights=result(held),
+        weights=result(weights),
         activations=working,
         logits=logits,
         overhead=overhead,
         kv_per_token=layers * cached_width(case.model, t) * case.kv_element_bytes,
-        kv_capacity=capacity - held - working - logits - overhead,
+        kv_capacity=capacity - weights - working - logits - overhead,
         capacity=capacity,
     )
 

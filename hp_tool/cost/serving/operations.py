@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.cost.matrices import Shape, cached_width
 from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, line, local_bandwidth, ring
+from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops

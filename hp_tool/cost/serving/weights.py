@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hp_tool.cost.arrays import Floats, Ints
-from hp_tool.cost.matrices import query_heads
+from hp_tool.cost.parameters import query_heads
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
@@ -29,15 +29,15 @@ _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
 def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, Precision]:
     """(bytes of one weight, precision of the matmul). Raises InputError where the hardware cannot multiply in it."""
     stored, compute = _FORMATS[precision]
-    known = gpu.peak_flops_per_second
-    if compute in known:
+    supported = gpu.peak_flops_per_second
+    if compute in supported:
         return stored, compute
     if compute in _WEIGHT_ONLY or compute == "bf16":
         for wide in ("bf16", "fp16", "fp32"):
-            if wide in known and (wide != "fp32" or gpu.kind == "cpu"):
+            if wide in supported and (wide != "fp32" or gpu.kind == "cpu"):
                 return (stored if compute in _WEIGHT_ONLY or stored < 2.0 else 2.0), wide
     raise InputError(
-        f"{gpu.name} does not support {precision}; it supports {', '.join(sorted(known))}",
+        f"{gpu.name} does not support {precision}; it supports {', '.join(sorted(supported))}",
         field="inference.precision",
         code="precision_unsupported",
     )
