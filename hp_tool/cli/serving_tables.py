@@ -16,8 +16,7 @@ from hp_tool.cli.tables import (
     print_table,
     wide_console,
 )
-from hp_tool.domain.pools import PoolRecommendation
-from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import duration, gib
 

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
-from hp_tool.domain.reliability import Goodput
-from hp_tool.domain.result import Estimate, Reason, Recommendation
+from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.render.words import arithmetic, configuration_cells
 from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
 

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from hp_tool.domain.microbenchmark import Operation, OperationTimes
+from hp_tool.domain.measurement import Operation, OperationTimes
 from hp_tool.domain.requests import BenchmarkRequest
 from hp_tool.errors import InputError
 from hp_tool.profiler.clock import slowest, synchronize

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
+from hp_tool.domain.profiling import unprofiled, unprofiled_sizes, unserved, unserved_sizes
 from hp_tool.domain.requests import InferenceRequest
-from hp_tool.domain.serving_runs import unserved, unserved_sizes
 from hp_tool.errors import InputError, UnsupportedError
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from hp_tool.cost.legality import MEMORY
-from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
 from hp_tool.serving.limits import missed_targets
-from hp_tool.serving.problem import ServingProblem
+from hp_tool.serving.problem import CostedRows, ServingProblem
 from hp_tool.serving.tails import goodput, tails
 from hp_tool.units import SECONDS_PER_HOUR, gib
 
@@ -26,9 +23,10 @@ _UNMEASURED = 2.0
 """Intervals widen by this if the GPU's or the engine version's constants are borrowed from another."""
 
 
-def estimate_row(row: int, *, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> InferenceEstimate:
+def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
     """The estimate of one legal configuration; without latencies where the model does not fit."""
-    memory = _memory(row, costs, problem)
+    costs, candidates, problem = rows.costs, rows.candidates, rows.problem
+    memory = _memory(rows, row)
     schedulers, fits = int(candidates.schedulers[row]), bool(costs.fits[row])
     static = InferenceEstimate(
         feasible=False,
@@ -36,17 +34,17 @@ def estimate_row(row: int, *, costs: ServingCosts, candidates: ServingCandidates
         replicas=int(candidates.replicas[row]),
         memory=memory,
         max_concurrency=int(costs.max_running[row]) * schedulers if fits else 0,
-        max_concurrency_without_preemption=_without_preemption(row, costs, candidates, problem) if fits else 0,
+        max_concurrency_without_preemption=_without_preemption(rows, row) if fits else 0,
         provenance=_provenance(problem),
     )
     if not fits or not costs.sustained[row]:
-        reason = _overloaded(row, costs, problem) if fits else _too_large(row, costs, memory, problem)
+        reason = _overloaded(rows, row) if fits else _too_large(rows, row, memory)
         return replace(static, reasons=(reason,))
     ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
     throughput = float(costs.output_tokens_per_second_per_gpu[row])
     latency = float(costs.request_latency_s[row])
     price = problem.cluster.price_per_gpu_hour
-    reasons = missed_targets(row, costs=costs, candidates=candidates, problem=problem)
+    reasons = missed_targets(rows, row)
     return replace(
         static,
         feasible=not reasons,
@@ -61,40 +59,48 @@ def estimate_row(row: int, *, costs: ServingCosts, candidates: ServingCandidates
         running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
         kv_cache_limited=bool(costs.kv_limited[row]),
         cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
-        tails=tails(row, costs=costs, candidates=candidates, problem=problem),
-        goodput=goodput(row, costs=costs, candidates=candidates, problem=problem),
+        tails=tails(rows, row),
+        goodput=goodput(rows, row),
         intervals=_intervals(ttft, tpot, throughput, problem),
     )
 
 
-def _memory(row: int, costs: ServingCosts, problem: ServingProblem) -> ServingMemory:
-    parts = costs.bytes
+def _memory(rows: CostedRows, row: int) -> ServingMemory:
+    problem, parts = rows.problem, rows.costs.bytes
     whole = problem.case.input_length + problem.engine.kv_reserved_output_fraction * problem.case.output_length
     tokens = seen_tokens(problem.model, whole)
     room = float(parts.kv_capacity[row])
-    used = min(float(costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
-    names = ("weights", "activations", "logits", "overhead")
-    fixed: dict[str, Any] = {f"{name}_bytes": float(getattr(parts, name)[row]) for name in names}
+    used = min(float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
+    weights, activations, logits, overhead = (
+        float(column[row]) for column in (parts.weights, parts.activations, parts.logits, parts.overhead)
+    )
     return ServingMemory(
-        total_bytes=sum(fixed.values()) + used,
+        total_bytes=weights + activations + logits + overhead + used,
         capacity_bytes=parts.capacity,
+        weights_bytes=weights,
         kv_cache_bytes=used,
-        **fixed,
+        activations_bytes=activations,
+        logits_bytes=logits,
+        overhead_bytes=overhead,
         kv_cache_capacity_bytes=max(room, 0.0),
     )
 
 
-def _without_preemption(row: int, costs: ServingCosts, candidates: ServingCandidates, problem: ServingProblem) -> int:
+def _request_bytes(rows: CostedRows, row: int) -> float:
+    """Keys and values of one whole request, prompt and answer."""
+    case = rows.problem.case
+    return seen_tokens(case.model, case.input_length + case.output_length) * float(rows.costs.bytes.kv_per_token[row])
+
+
+def _without_preemption(rows: CostedRows, row: int) -> int:
     """Requests that find room for prompt and answer even if all are at their last token."""
-    length = seen_tokens(problem.model, problem.case.input_length + problem.case.output_length)
-    rooms = max(float(costs.bytes.kv_capacity[row]), 0.0) / (length * float(costs.bytes.kv_per_token[row]))
-    return int(min(rooms, float(candidates.max_num_seqs[row]))) * int(candidates.schedulers[row])
+    fitting = max(float(rows.costs.bytes.kv_capacity[row]), 0.0) / _request_bytes(rows, row)
+    return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(rows.candidates.schedulers[row])
 
 
-def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: ServingProblem) -> Reason:
+def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
     """Weights, working set and one whole request are the least an engine needs."""
-    length = seen_tokens(problem.model, problem.case.input_length + problem.case.output_length)
-    one = length * float(costs.bytes.kv_per_token[row])
+    one = _request_bytes(rows, row)
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
     message = (
@@ -105,10 +111,11 @@ def _too_large(row: int, costs: ServingCosts, memory: ServingMemory, problem: Se
     return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
 
 
-def _overloaded(row: int, costs: ServingCosts, problem: ServingProblem) -> Reason:
+def _overloaded(rows: CostedRows, row: int) -> Reason:
     """Full batches, and still requests come faster than they leave."""
+    problem = rows.problem
     wanted = problem.request_rate_per_second or 0.0
-    reached = float(costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.case.output_length
+    reached = float(rows.costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.case.output_length
     message = (
         f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
         f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"

@@ -35,7 +35,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
         reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
         estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
     else:
-        estimate = estimate_row(0, costs=problem.costs(candidate), candidates=candidate, problem=problem)
+        estimate = estimate_row(problem.costed(candidate), 0)
     if estimate.feasible or not with_fixes:
         return estimate
     return replace(estimate, mends=fixes(query=query, problem=problem, infeasible=estimate))

@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
-from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
@@ -18,8 +16,8 @@ from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
 from hp_tool.serving.breakdown import estimate_row
 from hp_tool.serving.limits import bounded_values, meets_targets
-from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.space.serving import serving_space
+from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
+from hp_tool.serving.rank import query_space
 
 MAX_FIXES = 5
 MAX_CHANGES = 3
@@ -35,12 +33,9 @@ AXES = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbours:
+class Neighbours(CostedRows):
     """Legal configurations around a given one, costed; arrays of shape (n,)."""
 
-    problem: ServingProblem
-    candidates: ServingCandidates
-    costs: ServingCosts
     changes: IntArray
     """Axes that differ."""
     directions: IntArray
@@ -56,7 +51,7 @@ class Neighbours:
     @property
     def acceptable(self) -> BoolArray:
         """Fits and keeps to every target."""
-        return self.fits & meets_targets(self.costs, candidates=self.candidates, problem=self.problem)
+        return self.fits & meets_targets(self)
 
     def best(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Highest throughput first, of equals the nearest; one row of those that move the same axes in the same directions."""
@@ -68,7 +63,7 @@ class Neighbours:
     def miss(self) -> FloatArray:
         """By how much the worst target is missed: its value by its limit."""
         worst = np.zeros(len(self.candidates))
-        for _, limit, values in bounded_values(self.costs, candidates=self.candidates, problem=self.problem):
+        for _, limit, values in bounded_values(self):
             worst = np.maximum(worst, values / limit)
         return worst
 
@@ -128,13 +123,8 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     limits: dict[str, Any] = {
         name: tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in powers})) for name, powers in LIMITS.items()
     }
-    candidates = serving_space(
-        query=dataclasses.replace(ParallelQuery(), **limits),
-        model=problem.model,
-        num_gpus=problem.cluster.num_gpus,
-        engine=problem.engine,
-        concurrency=(problem.concurrency or 1,),
-    ).candidates
+    query = dataclasses.replace(ParallelQuery(), **limits)
+    candidates = query_space(query, problem=problem, concurrency=(problem.concurrency or 1,)).candidates
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]
@@ -150,7 +140,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
 
 def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingMend:
     """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
-    after = estimate_row(row, costs=near.costs, candidates=near.candidates, problem=near.problem)
+    after = estimate_row(near, row)
     assert infeasible.parallel is not None and after.parallel is not None and after.memory is not None
     assert after.ttft_s is not None and after.tpot_s is not None and after.request_latency_s is not None
     assert after.output_tokens_per_second_per_gpu is not None

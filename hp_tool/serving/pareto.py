@@ -29,7 +29,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         raise InputError("a front needs inference.concurrency, the most it may use", field="inference.concurrency")
     if problem.case.output_length < 2:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
-    candidates = query_space(query=query, problem=problem, concurrency=_loads(problem.concurrency)).candidates
+    candidates = query_space(query.parallel, problem=problem, concurrency=_loads(problem.concurrency)).candidates
     n = len(candidates)
     tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
     for rows, costs, met in costed_chunks(candidates, problem=problem):
@@ -39,11 +39,11 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     chosen = candidates.take(kept[undominated(tpot[kept], throughput[kept])])
     if len(chosen) == 0:
         return ()
-    costs = problem.costs(chosen)
+    costed = problem.costed(chosen)
     front = []
     for row in range(len(chosen)):
         loaded = dataclasses.replace(problem, concurrency=int(chosen.concurrency[row]))
-        estimate = estimate_row(row, costs=costs, candidates=chosen, problem=loaded)
+        estimate = estimate_row(dataclasses.replace(costed, problem=loaded), row)
         front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
     return tuple(front)
 

@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.catalog.efficiency import efficiency
-from hp_tool.catalog.engines import engine_efficiency
+from hp_tool.catalog.efficiency import efficiency, engine_efficiency
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
@@ -71,10 +70,23 @@ class ServingProblem:
             )
         return serving_costs(case=self.case, candidates=candidates, memory_headroom_fraction=headroom)
 
+    def costed(self, candidates: ServingCandidates) -> CostedRows:
+        """Legal candidates with their costs."""
+        return CostedRows(problem=self, candidates=candidates, costs=self.costs(candidates))
+
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
         case = dataclasses.replace(self.case, cluster=self.cluster.with_num_gpus(num_gpus))
         return dataclasses.replace(self, case=case)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRows:
+    """Legal candidates of a problem with their costs; arrays of shape (n,)."""
+
+    problem: ServingProblem
+    candidates: ServingCandidates
+    costs: ServingCosts
 
 
 def resolve_serving(query: Query) -> ServingProblem:

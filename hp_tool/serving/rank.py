@@ -12,6 +12,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.serving.breakdown import OVERLOADED, estimate_row
@@ -42,7 +43,7 @@ class CostedSpace:
 
 def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk."""
-    space = query_space(query=query, problem=problem, concurrency=(problem.concurrency or 1,))
+    space = query_space(query.parallel, problem=problem, concurrency=(problem.concurrency or 1,))
     n = len(space.candidates)
     score = np.empty(n)
     fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
@@ -57,10 +58,10 @@ def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:
     return CostedSpace(candidates=space.candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
 
 
-def query_space(*, query: Query, problem: ServingProblem, concurrency: tuple[int, ...]) -> ServingSpace:
-    """The legal candidates of a query under each concurrency."""
+def query_space(parallel: ParallelQuery, *, problem: ServingProblem, concurrency: tuple[int, ...]) -> ServingSpace:
+    """The legal candidates of a query's `parallel` under each concurrency."""
     return serving_space(
-        query=query.parallel,
+        query=parallel,
         model=problem.model,
         num_gpus=problem.cluster.num_gpus,
         engine=problem.engine,
@@ -74,8 +75,8 @@ def costed_chunks(candidates: ServingCandidates, *, problem: ServingProblem) -> 
         rows = slice(first, first + CHUNK)
         chunk = candidates.take(rows)
         bounds.check(done=len(chunk))
-        costs = problem.costs(chunk)
-        yield rows, costs, meets_targets(costs, candidates=chunk, problem=problem)
+        costed = problem.costed(chunk)
+        yield rows, costed.costs, meets_targets(costed)
 
 
 def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:
@@ -93,12 +94,8 @@ def recommendations(chosen: ServingCandidates, *, problem: ServingProblem) -> tu
     """The chosen candidates in full, ranked in their order."""
     if len(chosen) == 0:
         return ()
-    costs = problem.costs(chosen)
+    rows = problem.costed(chosen)
     return tuple(
-        ServingRecommendation(
-            rank=row + 1,
-            parallel=chosen.config(row),
-            estimate=estimate_row(row, costs=costs, candidates=chosen, problem=problem),
-        )
+        ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate_row(rows, row))
         for row in range(len(chosen))
     )

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
-from hp_tool.domain.program import Program
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.errors import InputError
 from hp_tool.exchange import exports

@@ -17,6 +17,7 @@ from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
+from hp_tool.serving.problem import CostedRows
 from hp_tool.training.nearest_infeasible import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, rank
@@ -100,16 +101,15 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
 
 def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
     candidates = tuning.search.candidates
-    corrected = _corrected(tuning, latencies)
+    predicted = CostedRows(problem=tuning.problem, candidates=candidates, costs=tuning.costs)
+    corrected = replace(predicted, costs=_corrected(tuning, latencies))
     return tuple(
         ServingRecommendation(
             rank=place + 1,
             parallel=candidates.config(row),
-            estimate=estimate_row(row, costs=tuning.costs, candidates=candidates, problem=tuning.problem),
+            estimate=estimate_row(predicted, row),
             measurement=latencies.measured.get(row),
-            calibrated_estimate=_with_intervals(
-                estimate_row(row, costs=corrected, candidates=candidates, problem=tuning.problem), row, latencies
-            ),
+            calibrated_estimate=_with_intervals(estimate_row(corrected, row), row, latencies),
         )
         for place, row in enumerate(rows)
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster
-from hp_tool.catalog.engines import engine_profiles
+from hp_tool.catalog.efficiency import engine_profiles
 from hp_tool.cost.matrices import attention_matrices, cached_width, entries, layer_matrices, shapes_by_source
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.serving.candidates import ServingCandidates

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.program import Program
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query
