@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hp_tool import serving, training
-from hp_tool.domain.pools import PoolRecommendation
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation, SpaceSummary
-from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.errors import UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.training.calibrated import Calibrations

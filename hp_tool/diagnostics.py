@@ -161,7 +161,7 @@ def clusters() -> Iterator[Check]:
     """Whether each cluster whose entry says how runs reach it, and each launcher with a file of options, takes runs."""
     from hp_tool import launchers
     from hp_tool.catalog import library
-    from hp_tool.catalog.cluster_runs import RUNS
+    from hp_tool.catalog.hardware import RUNS
     from hp_tool.launchers.options import config_path
     from hp_tool.tuning.clusters import cluster_launcher
 

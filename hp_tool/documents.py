@@ -53,9 +53,10 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
     try:
         document = json.loads(text) if origin.suffix == ".json" else load_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"{origin} is not valid {'JSON' if origin.suffix == '.json' else 'YAML'}: {error}") from error
+        form = "JSON" if origin.suffix == ".json" else "YAML"
+        raise InputError(f"{origin} is not valid {form}: {error}", code="syntax") from error
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise InputError(f"{origin} must hold a mapping of names to values")
+        raise InputError(f"{origin} must hold a mapping of names to values", code="syntax")
     return document
 
 

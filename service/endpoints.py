@@ -17,13 +17,12 @@ from hp_tool.errors import (
     InputError,
     LauncherError,
     LimitError,
-    MissingExtraError,
     NotFoundError,
     StoreError,
     UnsupportedError,
 )
 from hp_tool.queries import schema
-from service.api.views import MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
+from service.api.views import STATUS_BY_CLASS, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
 from service.retries import AWAY
 
 if TYPE_CHECKING:
@@ -35,15 +34,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
-    401: InputError,
-    403: InputError,
-    404: NotFoundError,
-    409: ConflictError,
-    413: InputError,
-    422: InputError,
-    501: MissingExtraError,
-    502: LauncherError,
-    503: StoreError,
+    **{status: kind for kind, status in STATUS_BY_CLASS if kind is not LimitError},  # which also needs a wait
+    **dict.fromkeys((401, 403, 413), InputError),
 }
 ERROR_BY_CODE: dict[str, type[HpToolError]] = {
     **{kind.code: kind for kind in (InputError, NotFoundError, UnsupportedError, ConflictError, LauncherError, StoreError)},

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hp_tool.cli.db import JsonOption, UrlOption
+from hp_tool.cli.db import UrlOption
+from hp_tool.cli.queries import JsonOption
 
 if TYPE_CHECKING:
     from hp_tool.domain.access_store import AccessStore

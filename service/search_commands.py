@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hp_tool.cli.db import JsonOption, UrlOption
+from hp_tool.cli.db import UrlOption
+from hp_tool.cli.queries import JsonOption
 
 if TYPE_CHECKING:
     from hp_tool.domain.access_store import AccessStore
@@ -67,14 +68,15 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Let a search that has not ended spend more or less; what is left out stays. Its worker follows within seconds."""
+    from hp_tool.domain.fields import check_bounds
+    from hp_tool.domain.query import SearchSettings
     from hp_tool.errors import InputError
-    from hp_tool.queries import ranges, schema
+    from hp_tool.queries import schema
     from hp_tool.tuning import daily_limits
 
     if runs is None and gpu_seconds is None:
         raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
-    for name, value in (("budget_runs", runs), ("budget_gpu_seconds", gpu_seconds)):
-        ranges.check_range(value, ranges.BUDGET_RANGES[name], field=name)
+    check_bounds(SearchSettings, {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds})
 
     def in_store(store: AccessStore) -> SearchRecord:
         limits = daily_limits(store.get_search(search_id=search).query)

@@ -45,7 +45,7 @@ ISOLATED = FLOORS[2]
 """Rooms that `training`, `serving` and `tuning` wire together through ports; they do not import each other."""
 
 PURE = {
-    "domain": set(),
+    "domain": {"annotated_types"},
     "cost": {"numpy"},
     "space": {"numpy"},
     "calibration": {"numpy", "scipy", "sklearn", "threadpoolctl"},

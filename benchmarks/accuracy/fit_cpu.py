@@ -17,7 +17,7 @@ from dataclasses import asdict
 import numpy as np
 
 from benchmarks.accuracy.fit_gpus import Floats, write
-from hp_tool.calibration.kernel_fits import CPU, fit_memory, fit_roofline, robust_fit
+from hp_tool.calibration.microbenchmarks import CPU, fit_memory, fit_roofline, robust_fit
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import Precision
 

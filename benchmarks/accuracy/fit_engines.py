@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.serving_runs import Batch, ServingRun, batches, cached_series, predict, runs
-from hp_tool.catalog.engines import FOLDER
+from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.domain.serving import EngineEfficiency
 
 Floats = NDArray[np.float64]

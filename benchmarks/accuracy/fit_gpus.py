@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
-from hp_tool.calibration.kernel_fits import Bounds, fit_additive_roofline, robust_fit, short
+from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, robust_fit, short
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import GpuSpec
 

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_engines import FEWEST_RUNS, by_version, fit
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict, runs
-from hp_tool.catalog.engines import engine_efficiency, engine_profiles
+from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles
 
 CHOSEN_WITHIN = 1e-9
 

@@ -11,7 +11,6 @@ from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.schedules.execution import (
-    Kind,
     Operation,
     Order,
     Span,
@@ -152,9 +151,7 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> _Passes:
 
 def _rank_of(name: str, stage: int, *, p: int) -> int:
     """The rank that runs a stage; of DualPipe's two, the first."""
-    if name == "zbv":
-        return min(stage, 2 * p - 1 - stage)
-    return stage % p
+    return min(stage, 2 * p - 1 - stage) if name == "zbv" else stage % p
 
 
 def _seconds(name: str, work: Sequence[_Passes], *, p: int, v: int) -> Callable[[Operation], float]:
@@ -186,12 +183,10 @@ def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float) -
 
 def _span(span: Span, *, name: str, p: int) -> ScheduleSpan:
     first = span.block[0]
-    kinds: tuple[Kind, ...] = tuple(operation.kind for operation in span.block)
-    chunk = int(first.stage >= p) if name == "zbv" else first.stage // p
     return ScheduleSpan(
-        kind=first.kind if len(kinds) == 1 else "F+B",
+        kind=first.kind if len(span.block) == 1 else "F+B",
         micro_batch=first.micro_batch,
-        chunk=chunk,
+        chunk=int(first.stage >= p) if name == "zbv" else first.stage // p,
         start_s=span.start_s,
         end_s=span.end_s,
     )

@@ -1,8 +1,7 @@
 """Learning from what ran: predicted parts and measured numbers in, corrected predictions with intervals out. Pure."""
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
-from hp_tool.calibration.evidence import Evidence
-from hp_tool.calibration.features import allocated_bytes, layer_passes, residual_features
+from hp_tool.calibration.evidence import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.memory import MemoryPrediction
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import CPU_PRIOR, GPU_PRIOR, Prior, prior_for

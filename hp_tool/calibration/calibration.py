@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from hp_tool.calibration.evidence import Evidence, FloatArray
 from hp_tool.calibration.memory import MemoryFit, MemoryPrediction, fit_memory
-from hp_tool.calibration.memory_residual import MemoryResidual
 from hp_tool.calibration.prediction import StepPrediction
 from hp_tool.calibration.prior import GPU_PRIOR, Prior
-from hp_tool.calibration.residual import ResidualFit
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 3
@@ -62,27 +60,7 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready payload, readable by `from_dict` of this and later versions."""
-        return {
-            "version": PAYLOAD_VERSION,
-            "measurement_ids": list(self.measurement_ids),
-            "prior": asdict(self.prior),
-            "step_time": {
-                "x": self.step_time.x.tolist(),
-                "covariance": self.step_time.covariance.tolist(),
-                "residual_log_sd": self.step_time.residual_log_sd,
-                "degrees_of_freedom": self.step_time.degrees_of_freedom,
-                "residual": None if self.step_time.residual is None else self.step_time.residual.to_dict(),
-            },
-            "memory": {
-                "factor": self.memory.factor,
-                "overhead_bytes": self.memory.overhead_bytes,
-                "covariance": self.memory.covariance.tolist(),
-                "residual_log_sd": self.memory.residual_log_sd,
-                "degrees_of_freedom": self.memory.degrees_of_freedom,
-                "residual": None if self.memory.residual is None else self.memory.residual.to_dict(),
-            },
-            "summary": self.summary(),
-        }
+        return {"version": PAYLOAD_VERSION, **_payload(self), "prior": asdict(self.prior), "summary": self.summary()}
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:
@@ -90,20 +68,33 @@ class Calibration:
         if payload.get("version") not in READABLE_VERSIONS:
             raise ValueError(f"calibration payload has version {payload.get('version')!r}, expected {PAYLOAD_VERSION}")
         prior = Prior(**payload["prior"])
-        step_time, memory = dict(payload["step_time"]), dict(payload["memory"])
-        for piece in (step_time, memory):
-            piece["covariance"] = np.asarray(piece["covariance"], dtype=np.float64)
-        residual = step_time.pop("residual", None)  # payloads of version 1 have none
-        step_time["residual"] = None if residual is None else ResidualFit.from_dict(residual)
-        alike = memory.pop("residual", None)  # nor those of version 2 of memory
-        memory["residual"] = None if alike is None else MemoryResidual.from_dict(alike)
-        step_time["x"] = np.asarray(step_time["x"], dtype=np.float64)
         return Calibration(
             prior=prior,
-            step_time=StepTimeFit(prior=prior, **step_time),
-            memory=MemoryFit(prior=prior, **memory),
+            step_time=_read(StepTimeFit, {**payload["step_time"], "prior": prior}),
+            memory=_read(MemoryFit, {**payload["memory"], "prior": prior}),
             measurement_ids=tuple(payload["measurement_ids"]),
         )
+
+
+def _payload(value: Any) -> Any:
+    """A fit as JSON: arrays and tuples as lists, dataclasses as mappings; all share one prior, which is left out."""
+    if is_dataclass(value):
+        return {each.name: _payload(getattr(value, each.name)) for each in fields(value) if each.name != "prior"}
+    return value.tolist() if isinstance(value, np.ndarray) else list(value) if isinstance(value, tuple) else value
+
+
+def _read(kind: Any, payload: Mapping[str, Any]) -> Any:
+    """The dataclass `kind` that `_payload` wrote; a field that an earlier version did not write has its default."""
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], value) for name, value in payload.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if get_origin(hint) is np.ndarray:
+        return np.asarray(value, dtype=np.float64)
+    if isinstance(value, Mapping):
+        return _read(next(each for each in (hint, *get_args(hint)) if is_dataclass(each)), value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def fit_calibration(*, evidence: Evidence | None = None, prior: Prior = GPU_PRIOR) -> Calibration:

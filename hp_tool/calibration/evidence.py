@@ -1,4 +1,4 @@
-"""What the calibration learns from: predictions and what was measured for them, as arrays of n rows."""
+"""What the calibration learns from: predictions and measurements as arrays of n rows, and the features that relate them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.training import TrainingCosts
+
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+_COLUMNS = (
+    "layer_passes",
+    "memory_bytes",
+    "capacity_bytes",
+    "measured_step_s",
+    "measured_memory_bytes",
+    "out_of_memory",
+)
+"""Arrays of Evidence with one value per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +47,10 @@ class Evidence:
     """(n,) the run ended because memory did: it needs more than capacity_bytes, how much more is unknown."""
 
     features: Mapping[str, FloatArray] = field(default_factory=dict)
-    """See `features.residual_features`, each (n,); without them only the multipliers learn."""
+    """See `residual_features`, each (n,); without them only the multipliers learn."""
 
     def __post_init__(self) -> None:
-        arrays = (
-            *self.parts_s.values(),
-            *self.features.values(),
-            self.layer_passes,
-            self.memory_bytes,
-            self.capacity_bytes,
-            self.measured_step_s,
-            self.measured_memory_bytes,
-            self.out_of_memory,
-        )
+        arrays = (*self.parts_s.values(), *self.features.values(), *(getattr(self, name) for name in _COLUMNS))
         if any(array.shape != (len(self),) for array in arrays):
             raise ValueError("every column of Evidence has one value per measurement id")
 
@@ -55,19 +59,11 @@ class Evidence:
 
     def take(self, rows: NDArray[np.intp]) -> Evidence:
         """Some of the rows."""
-        columns = (
-            "layer_passes",
-            "memory_bytes",
-            "capacity_bytes",
-            "measured_step_s",
-            "measured_memory_bytes",
-            "out_of_memory",
-        )
         return Evidence(
             measurement_ids=tuple(self.measurement_ids[row] for row in rows),
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
             features={name: values[rows] for name, values in self.features.items()},
-            **{name: getattr(self, name)[rows] for name in columns},
+            **{name: getattr(self, name)[rows] for name in _COLUMNS},
         )
 
     @staticmethod
@@ -89,24 +85,113 @@ class Evidence:
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:
         """All rows of all pieces in order; a part or feature that a piece does not name is zero there."""
 
-        def columns(attribute: str) -> dict[str, FloatArray]:
+        def table(attribute: str) -> dict[str, FloatArray]:
             names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
             return {
                 name: np.concatenate([getattr(piece, attribute).get(name, np.zeros(len(piece))) for piece in pieces])
                 for name in names
             }
 
-        def column(attribute: str) -> NDArray[np.generic]:
-            return np.concatenate([getattr(piece, attribute) for piece in (Evidence.empty(), *pieces)])
-
         return Evidence(
             measurement_ids=tuple(i for piece in pieces for i in piece.measurement_ids),
-            parts_s=columns("parts_s"),
-            layer_passes=column("layer_passes").astype(np.float64),
-            memory_bytes=column("memory_bytes").astype(np.float64),
-            capacity_bytes=column("capacity_bytes").astype(np.float64),
-            measured_step_s=column("measured_step_s").astype(np.float64),
-            measured_memory_bytes=column("measured_memory_bytes").astype(np.float64),
-            out_of_memory=column("out_of_memory").astype(np.bool_),
-            features=columns("features"),
+            parts_s=table("parts_s"),
+            features=table("features"),
+            **{name: np.concatenate([getattr(piece, name) for piece in (Evidence.empty(), *pieces)]) for name in _COLUMNS},
         )
+
+
+MICRO_BATCHES = "micro_batches"
+"""A feature that is also a count: what a stall is paid for."""
+
+
+def allocated_bytes(costs: TrainingCosts) -> FloatArray:
+    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside of it."""
+    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
+
+
+def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
+    """(n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer that a rank waits for in a step.
+
+    m = B / (d b) micro-batches and the bubble's (p-1)/v, each through the L/p layers of a stage.
+    """
+    micro_batches = case.workload.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
+    bubble = (candidates.pipeline_parallel_size - 1) / candidates.virtual_pipeline_parallel_size
+    return np.asarray((micro_batches + bubble) * case.model.total_layers / candidates.pipeline_parallel_size)
+
+
+def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str, FloatArray]:
+    """Columns of shape (n,), one for each thing that kernels, fabrics and schedules treat differently.
+
+    Sizes count in doublings: half as many GPUs differ as much at 8 as at 512. Groups that leave a node are a category
+    of their own. Model and cluster are features too, so that what other models taught on other node counts is near where
+    it should be and no nearer.
+    """
+    c, model, cluster = candidates, case.model, case.cluster
+    tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
+    context, data, micro = (np.asarray(x) for x in (c.context_parallel_size, c.data_parallel_size, c.micro_batch_size))
+    same = np.ones(len(tensor))
+    node = cluster.nvlink_domain_size
+    many_nodes = cluster.num_gpus > node
+    return {
+        "tensor_parallel": np.log2(tensor),
+        "pipeline_parallel": np.log2(pipeline),
+        "context_parallel": np.log2(context),
+        "data_parallel": np.log2(data),
+        "expert_parallel": np.log2(c.expert_parallel_size),
+        "micro_batch": np.log2(micro),
+        "chunks": np.log2(c.virtual_pipeline_parallel_size),
+        "replicated_optimizer": same * (c.zero_stage == 0),
+        "sharded_weights": same * (c.zero_stage >= 2),
+        "recompute": same * (c.recompute_method > 0),
+        "tensor_crosses_nodes": same * (tensor * context > node),
+        "pipeline_crosses_nodes": same * ((pipeline > 1) & many_nodes),
+        "devices": same * np.log2(cluster.num_gpus),
+        "hidden_size": same * np.log2(model.hidden_size),
+        "layers": same * np.log2(model.num_hidden_layers),
+        "experts": same * float(bool(model.num_experts)),
+        MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
+    }
+
+
+SCALES = {
+    "replicated_optimizer": 1.0,
+    "sharded_weights": 1.0,
+    "recompute": 1.0,
+    "tensor_crosses_nodes": 0.5,
+    "pipeline_crosses_nodes": 0.5,
+    "experts": 0.25,
+    "hidden_size": 1.5,
+    "layers": 3.0,
+    "micro_batch": 3.0,
+    MICRO_BATCHES: 4.0,
+}
+"""Distance along a feature at which two configurations have lost sight of each other; two doublings for those not named.
+Guesses of physics, the same for every cluster: the fit scales them together by one factor."""
+DEFAULT_SCALE = 2.0
+SAME = 1e-6
+"""Distance below which two configurations are one."""
+
+
+def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
+    """(n, k) points in units of the scales; a feature that is missing is zero."""
+    rows = len(next(iter(features.values()), ()))
+    columns = [features.get(name, np.zeros(rows)) / SCALES.get(name, DEFAULT_SCALE) for name in names]
+    return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
+
+
+def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
+    """Of measurements from elsewhere, the `limit` timed ones nearest to these configurations; the others teach them least.
+
+    What ran out of memory stays only where the very same configuration of the same model on the same cluster is among
+    these: a factor on predicted memory that explains the worst failure of another model would refuse what fits here.
+    """
+    if not evidence.features or not features:
+        return evidence
+    from scipy.spatial import KDTree
+
+    names = sorted(features)
+    distance, _ = KDTree(scaled(features, names)).query(scaled(evidence.features, names))
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    nearest = timed[np.argsort(distance[timed], kind="stable")[:limit]]
+    same = np.flatnonzero(evidence.out_of_memory & (distance < SAME))
+    return evidence.take(np.sort(np.concatenate([nearest, same])))

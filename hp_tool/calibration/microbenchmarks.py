@@ -1,19 +1,23 @@
-"""Which operations tell a machine's constants, and the constants that their times tell."""
+"""The operations to time on a machine, and the constants of its kernels and links that fit their times.
+
+Each fit is robust least squares on log ratios. It takes what an operation would take at the datasheet's rates, in seconds, so
+that constants are fractions of it, and returns the constants and each row's relative error.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
-from hp_tool.calibration import kernel_fits
-from hp_tool.calibration.kernel_fits import Bounds, Floats
 from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
-from hp_tool.domain.microbenchmark import Collective, Operation, OperationTimes
+from hp_tool.domain.measurement import Collective, Operation, OperationTimes
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
@@ -72,7 +76,7 @@ def fit_machine(times: Sequence[OperationTimes], *, cluster: ClusterSpec, start:
     Kernels of the median rank; collectives of the slowest, since nobody leaves one before it.
     """
     gpu = cluster.gpu
-    bounds = kernel_fits.CPU if gpu.kind == "cpu" else kernel_fits.GPU
+    bounds = CPU if gpu.kind == "cpu" else GPU
     fits = _Fits(times=times, gpu=gpu, bounds=bounds)
     matmul = fits.matmuls()
     local = gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second
@@ -110,9 +114,7 @@ class _Fits:
             m, n, k = _shapes(rows)
             traffic = ELEMENT_BYTES[precision] * (m * k + n * k + m * n)
             peak = self.gpu.peak_flops_per_second[precision]
-            roof, errors = kernel_fits.fit_roofline(
-                2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds
-            )
+            roof, errors = fit_roofline(2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
             found[precision] = roof
             self._note(f"matmul {precision}", errors)
         return found
@@ -126,7 +128,7 @@ class _Fits:
         peak = np.array([self.gpu.peak_flops_per_second[each.operation.precision] for each in rows])
         element = np.array([ELEMENT_BYTES[each.operation.precision] for each in rows])
         traffic = element * b * s * d * (2 * heads + 2 * kv_heads)
-        roof, errors = kernel_fits.fit_additive_roofline(
+        roof, errors = fit_additive_roofline(
             2 * b * heads * s**2 * d / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds
         )
         self._note("attention", errors)
@@ -140,9 +142,7 @@ class _Fits:
         elements = np.array([np.prod(each.operation.shape, dtype=float) for each in rows])
         element = np.array([ELEMENT_BYTES[each.operation.precision] * _PASSES[each.operation.name] for each in rows])
         kernels = np.array([_KERNELS[each.operation.name] for each in rows])
-        found, errors = kernel_fits.fit_memory(
-            self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds
-        )
+        found, errors = fit_memory(self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds)
         self._note("memory-bound kernels", errors)
         return found
 
@@ -154,7 +154,7 @@ class _Fits:
         peers = np.array([float(each.operation.group_size) for each in rows])
         size = np.array([each.operation.shape[0] * travels[each.operation.name] for each in rows])  # type: ignore[index]
         seconds = np.array([max(each.seconds_per_rank) for each in rows])
-        link, errors = kernel_fits.fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds)
+        link, errors = fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds)
         self._note(what, errors)
         return link
 
@@ -174,3 +174,85 @@ def _shapes(rows: Sequence[OperationTimes]) -> Floats:
 
 def _median_rank(rows: Sequence[OperationTimes]) -> Floats:
     return np.array([np.median(each.seconds_per_rank) for each in rows])
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What fractions and overheads (seconds) may be, and where a fit starts."""
+
+    fraction: tuple[float, float, float]
+    """(least, start, most)"""
+    overhead_s: tuple[float, float, float]
+
+    def of(self, kinds: str) -> tuple[list[float], list[float], list[float]]:
+        """(start, least, most) of several constants: `f` a fraction, `o` an overhead."""
+        chosen = [self.fraction if kind == "f" else self.overhead_s for kind in kinds]
+        low, start, high = zip(*chosen, strict=True)
+        return list(start), list(low), list(high)
+
+
+CPU = Bounds(fraction=(0.001, 0.5, 5.0), overhead_s=(1e-7, 1e-5, 1e-1))
+"""A core's datasheet is a guess, its caches beat the memory's bandwidth, and others may share it."""
+GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
+
+
+def robust_fit(residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]) -> Floats:
+    """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
+    found: Floats = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start).x
+    return found
+
+
+def _fit(predicted_s: Callable[[Floats], Floats], seconds: Floats, *, kinds: str, bounds: Bounds) -> tuple[Floats, Floats]:
+    """(constants x, each row's relative error) of `predicted_s(x)`; `kinds` of the constants as for `Bounds.of`."""
+
+    def residuals(x: Floats) -> Floats:
+        return np.asarray(np.log(predicted_s(x) / seconds))
+
+    x = robust_fit(residuals, *bounds.of(kinds))
+    return x, np.asarray(np.abs(np.expm1(residuals(x))))
+
+
+def fit_roofline(flops_s: Floats, bytes_s: Floats, seconds: Floats, *, bounds: Bounds) -> tuple[Roofline, Floats]:
+    """t = overhead + max(FLOPs / (x peak), bytes / (y bandwidth))."""
+    x, errors = _fit(lambda x: x[2] + np.maximum(flops_s / x[0], bytes_s / x[1]), seconds, kinds="ffo", bounds=bounds)
+    return _roofline(x), errors
+
+
+def fit_additive_roofline(flops_s: Floats, bytes_s: Floats, seconds: Floats, *, bounds: Bounds) -> tuple[Roofline, Floats]:
+    """t = overhead + FLOPs / (x peak) + bytes / (y bandwidth): kernels that alternate between the two, as attention does."""
+    x, errors = _fit(lambda x: x[2] + flops_s / x[0] + bytes_s / x[1], seconds, kinds="ffo", bounds=bounds)
+    return _roofline(x), errors
+
+
+def fit_memory(bytes_s: Floats, kernels: Floats, seconds: Floats, *, bounds: Bounds) -> tuple[tuple[float, float], Floats]:
+    """((share of memory bandwidth, seconds per kernel), errors): t = kernels overhead + bytes / (x bandwidth)."""
+    x, errors = _fit(lambda x: x[1] * kernels + bytes_s / x[0], seconds, kinds="fo", bounds=bounds)
+    return (short(x[0]), short(x[1])), errors
+
+
+def fit_link(peers: Floats, wire_s: Floats, seconds: Floats, *, bounds: Bounds) -> tuple[Link, Floats]:
+    """t = latency + latency_per_peer (n - 1) + wire / (x bandwidth). One group size cannot tell the two latencies apart: each
+    is then given half of their sum, because a single message is half of the shortest ring.
+    """
+    apart = len(np.unique(peers)) > 1
+
+    def predicted_s(x: Floats) -> Floats:
+        latency = x[1] + x[2] * (peers - 1) if apart else x[1]
+        return np.asarray(latency + wire_s / x[0])
+
+    x, errors = _fit(predicted_s, seconds, kinds="foo" if apart else "fo", bounds=bounds)
+    fixed, per_peer = (x[1], x[2]) if apart else (x[1] / 2, x[1] / 2 / (peers[0] - 1))
+    link = Link(bandwidth_fraction=short(x[0]), latency_s=short(fixed), latency_per_peer_s=short(per_peer), ramp_bytes=0.0)
+    return link, errors
+
+
+def short(value: float) -> float:
+    """Four digits: more would pretend to a precision that no timing has."""
+    return float(f"{value:.4g}")
+
+
+def _roofline(x: Floats) -> Roofline:
+    return Roofline(peak_fraction=short(x[0]), bandwidth_fraction=short(x[1]), overhead_s=short(x[2]))

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.domain.microbenchmark import OperationTimes
+from hp_tool.domain.measurement import OperationTimes
 
 MIN_SLOWDOWN = 1.1
 """Less is not worth a service call."""

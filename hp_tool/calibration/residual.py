@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from hp_tool.calibration.evidence import FloatArray
-from hp_tool.calibration.features import MICRO_BATCHES, scaled
+from hp_tool.calibration.evidence import MICRO_BATCHES, FloatArray, scaled
+from hp_tool.calibration.fitting import NUGGET, Parameters, Process, most_likely
 from hp_tool.calibration.prior import Prior
-from hp_tool.calibration.process import NUGGET, Parameters, Process, most_likely
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
@@ -32,8 +30,6 @@ ROUNDS = 3
 """Turns of fitting the process and asking which runs are slow."""
 _HYPERPRIOR_LOG_SD = np.array([0.3, 0.4, 0.3])
 """Of amplitude, length and noise; the prior has their medians."""
-_ARRAYS, _NUMBERS = ("points", "residual", "slow", "log_stall"), ("amplitude", "length", "noise", "share", "scale")
-"""What of a fit is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +96,6 @@ class ResidualFit:
             slow_probability=probability,
             stall_s=np.exp(slow @ self.log_stall / slow.sum(axis=1)),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-        return {"names": list(self.names), **arrays, **{name: getattr(self, name) for name in _NUMBERS}}
-
-    @staticmethod
-    def from_dict(payload: Mapping[str, Any]) -> ResidualFit:
-        """The fit that `to_dict` wrote."""
-        values: dict[str, Any] = dict(payload)
-        for name in _ARRAYS:
-            values[name] = np.asarray(values[name], dtype=np.float64)
-        values["names"] = tuple(values["names"])
-        return ResidualFit(**values)
 
 
 def fit_residual(

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hp_tool.calibration.evidence import Evidence, FloatArray
-from hp_tool.calibration.features import MICRO_BATCHES
+from hp_tool.calibration.evidence import MICRO_BATCHES, Evidence, FloatArray
+from hp_tool.calibration.fitting import maximum_a_posteriori, weights
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import Prior
 from hp_tool.calibration.residual import ResidualFit, fit_residual, judge
-from hp_tool.calibration.robust import maximum_a_posteriori, weights
 
 GROUPS = ("compute", "communication", "memory_bound")
 _GROUP_OF_PART = {

@@ -1,7 +1,4 @@
-"""Efficiency profiles: the fitted constants of a GPU and of a framework, put together.
-
-Clusters of one's own that `hp-tool calibrate --cluster` measured have one file each in one's own catalogue folders.
-"""
+"""Efficiency profiles, the fitted constants of GPUs, frameworks, engines and clusters: a file each."""
 
 from __future__ import annotations
 
@@ -9,33 +6,24 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from hp_tool import documents
 from hp_tool.catalog import library, records
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.step_time import without_host
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link, Roofline
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 _FOLDER = Path(__file__).parent / "data" / "efficiency"
 _GENERIC = "generic"
 """Constants for GPUs nobody measured: those typical of the measured ones."""
-_OWN_FOLDER = "efficiency"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineProfile:
-    """What was measured on one cluster."""
-
-    gpu: GpuEfficiency
-    network: Link | None = None
-    """Ring collectives across nodes; None: not measured, so the framework's constants hold."""
+P = TypeVar("P", GpuEfficiency, FrameworkEfficiency, EngineEfficiency)
 
 
 def efficiency(
@@ -75,7 +63,7 @@ def gpu_efficiency(name: str) -> GpuEfficiency:
     path = _profiles(_FOLDER / "gpus").get(name)
     if path is None:
         return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
-    return gpu_constants(documents.read(path), origin=path)
+    return _build(GpuEfficiency, path)
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,10 +74,12 @@ def _framework(name: str, gpu: str) -> FrameworkEfficiency:
             f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
         )
     profiles = _profiles(_FOLDER / "frameworks" / name)
-    path = profiles.get(gpu, profiles["default"])
-    fields = documents.read(path)
-    network = records.build(Link, fields.pop("network"), field="network", origin=path)
-    return FrameworkEfficiency(network=network, **fields)
+    return _build(FrameworkEfficiency, profiles.get(gpu, profiles["default"]))
+
+
+def _build(kind: type[P], path: Path) -> P:
+    """The profile that a file holds."""
+    return records.build(kind, documents.read(path), field="efficiency", origin=path)
 
 
 @functools.cache
@@ -98,16 +88,25 @@ def _profiles(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in folder.glob("*.yaml")}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineProfile:
+    """What was measured on one cluster."""
+
+    gpu: GpuEfficiency
+    network: Link | None = None
+    """Ring collectives across nodes; None: not measured, the framework's stand."""
+
+
 def machine_profile(cluster: str) -> MachineProfile | None:
     """The profile of the cluster called so; None where nobody measured it."""
-    return _read_machine(_file_name(cluster), library.own_folders())
+    return _read(_file_name(cluster), library.own_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     """Write it to the first of one's own catalogue folders, in place of an earlier one; this process sees it at once."""
     import yaml
 
-    path = library.own_folders()[0] / _OWN_FOLDER / _file_name(cluster)
+    path = library.own_folders()[0] / _FOLDER.name / _file_name(cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {key: value for key, value in dataclasses.asdict(profile.gpu).items() if value is not None}
     if profile.network is not None:
@@ -116,34 +115,18 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     header = f"# Measured by hp-tool calibrate --cluster {_slug(cluster)}; measure again rather than edit.\n"
     temporary.write_text(header + yaml.safe_dump(fields, sort_keys=False, width=120))
     temporary.replace(path)
-    _read_machine.cache_clear()
+    _read.cache_clear()
     return path
 
 
-def gpu_constants(fields: Mapping[str, Any], *, origin: Path) -> GpuEfficiency:
-    """A GPU's constants as a file writes them."""
-    parts: dict[str, Any] = {}
-    for key in ("attention", "decode_attention"):
-        if key in fields:
-            parts[key] = records.build(Roofline, fields[key], field=key, origin=origin)
-    for key in ("nvlink", "all_to_all", "small_all_reduce"):
-        if key in fields:
-            parts[key] = records.build(Link, fields[key], field=key, origin=origin)
-    for key in ("matmul", "thin_matmul"):
-        if key in fields:
-            parts[key] = {p: records.build(Roofline, roof, field=key, origin=origin) for p, roof in fields[key].items()}
-    return GpuEfficiency(**{**fields, **parts})
-
-
 @functools.lru_cache(maxsize=1024)
-def _read_machine(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
-    path = next((found for folder in folders if (found := folder / _OWN_FOLDER / name).is_file()), None)
+def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
+    path = next((found for folder in folders if (found := folder / _FOLDER.name / name).is_file()), None)
     if path is None:
         return None
     fields = documents.read(path)
-    network = fields.pop("network", None)
-    link = None if network is None else records.build(Link, network, field="network", origin=path)
-    return MachineProfile(gpu=gpu_constants(fields, origin=path), network=link)
+    parts = {"network": fields.pop("network", None), "gpu": fields}
+    return records.build(MachineProfile, parts, field="efficiency", origin=path)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -156,4 +139,37 @@ def _slug(cluster: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
 
 
-library.on_change(_read_machine.cache_clear)
+library.on_change(_read.cache_clear)
+
+
+def engine_efficiency(*, engine: str, version: str | None) -> EngineEfficiency:
+    """The profile of this version; without one that of the newest version measured, marked `measured: false` where a version
+    was named. UnsupportedError for an engine without any profile.
+    """
+    known = engine_profiles()
+    versions = sorted((profile for profile in known if profile.engine == engine), key=lambda p: version_key(p.version))
+    if not versions:
+        names = ", ".join(dict.fromkeys(profile.engine for profile in known))
+        raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
+    if version is None:
+        return versions[-1]
+    exact = next((profile for profile in versions if profile.version == version), None)
+    if exact is not None:
+        return exact
+    earlier = [profile for profile in versions if version_key(profile.version) <= version_key(version)]
+    return dataclasses.replace(earlier[-1] if earlier else versions[0], measured=False)
+
+
+@functools.cache
+def engine_profiles() -> tuple[EngineEfficiency, ...]:
+    """Every profile there is, by engine and version."""
+    return tuple(_build(EngineEfficiency, path) for path in sorted((_FOLDER / "engines").glob("*.yaml")))
+
+
+def version_key(version: str) -> tuple[tuple[int, str], ...]:
+    """Orders `0.5.6.post2` after `0.5.1.post1` and `1.0.0rc3` before `1.2.0rc6`: runs of digits compare as numbers."""
+    parts: list[tuple[int, str]] = []
+    for part in version.replace("-", ".").split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
+    return tuple(parts)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hp_tool.catalog import library, records
-from hp_tool.catalog.cluster_runs import RUNS
-from hp_tool.catalog.mixed import mixed_cluster
-from hp_tool.domain.hardware import ClusterQuery, ClusterSpec, GpuSpec, NodeType
-from hp_tool.errors import InputError
+from hp_tool.domain.fields import checked
+from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, ClusterSpec, GpuSpec, NodeType
+from hp_tool.errors import InputError, NotFoundError
 
-S = TypeVar("S", GpuSpec, NodeType, ClusterQuery)
-
-_DEVICES = (1, 1 << 20)
-_OVERSUBSCRIPTION = (1.0, 1e3)
-_LARGEST = 1e24
-"""Of any byte count, rate, price or power; keeps the arithmetic far from overflow."""
+RUNS = "runs"
+"""Key of a cluster's entry: how profile runs reach it."""
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
@@ -33,7 +28,7 @@ def node_type(name: str, *, field: str = "cluster") -> NodeType:
 
 def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
     """A server from the fields that a catalogue file writes; an unknown key is an InputError that names the nearest."""
-    return _checked(records.build(NodeType, mapping, field="cluster"), field="cluster")
+    return records.build(NodeType, mapping, field="cluster")
 
 
 def gpus() -> list[str]:
@@ -55,8 +50,8 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
         node_type(query)  # an unknown name is the fault of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
     if query.stages is not None:
-        return mixed_cluster(query, one_kind=cluster)
-    _checked(query, field="cluster")
+        return _mixed_cluster(query)
+    checked(query, field="cluster")
     node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
     device = _device(query, node)
     num_gpus = _num_gpus(query, node)
@@ -82,55 +77,21 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
 @functools.lru_cache(maxsize=1024)
 def _gpu(entry: library.Entry) -> GpuSpec:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    return _checked(records.build(GpuSpec, fields, field="gpu", origin=entry.path), field="gpu")
+    return records.build(GpuSpec, fields, field="gpu", origin=entry.path)
 
 
 @functools.lru_cache(maxsize=1024)
 def _node_type(entry: library.Entry) -> NodeType:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
     fields.pop(RUNS, None)  # what only those who start runs need to know
-    return _checked(records.build(NodeType, fields, field="cluster", origin=entry.path), field="cluster")
-
-
-def _checked(spec: S, *, field: str) -> S:
-    """The spec itself, where each number is in its range."""
-    for name in spec.__slots__:
-        value = getattr(spec, name)
-        if value is None or isinstance(value, str):
-            continue
-        for number in value.values() if isinstance(value, dict) else (value,):
-            if not isinstance(number, int | float):
-                continue
-            low, high = _range(name)
-            if not number >= low:
-                least = (
-                    f"be at least {low:g}"
-                    if name == "network_oversubscription"
-                    else "be positive"
-                    if low
-                    else "not be negative"
-                )
-                raise InputError(f"{name} {number} must {least}", field=f"{field}.{name}")
-            if number > high:
-                raise InputError(f"{name} {number} must be at most {high:g}", field=f"{field}.{name}")
-    return spec
-
-
-@functools.cache
-def _range(name: str) -> tuple[float, float]:
-    """Smallest and largest value of a field; prices, powers and latencies may be zero."""
-    if name in ("num_gpus", "gpus_per_node", "nvlink_domain_size", "nodes_per_leaf"):
-        return _DEVICES
-    if name == "network_oversubscription":
-        return _OVERSUBSCRIPTION
-    return (1.0 if name == "memory_bytes" or name.endswith("_per_second") else 0.0), _LARGEST
+    return records.build(NodeType, fields, field="cluster", origin=entry.path)
 
 
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
         raise InputError("gpu or node_type must be given", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
-    device = _checked(named, field="cluster.gpu") if isinstance(named, GpuSpec) else gpu(named, field="cluster.gpu")
+    device = checked(named, field="cluster.gpu") if isinstance(named, GpuSpec) else gpu(named, field="cluster.gpu")
     if not device.peak_flops_per_second:
         raise InputError("peak_flops_per_second must name at least one precision", field="cluster.gpu.peak_flops_per_second")
     if node is not None and device.name != gpu(node.gpu).name:
@@ -187,3 +148,89 @@ def _nvlink_domain_size(query: ClusterQuery, node: NodeType | None, device: GpuS
             field="cluster.nvlink_domain_size",
         )
     return size
+
+
+def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
+    """The cluster of two kinds of GPU that `query.stages` describes: each resolved by itself, and what holds for both."""
+    stages = query.stages or ()
+    if len(stages) != 2:
+        raise InputError(
+            f"stages names {len(stages)} kinds of GPU; give two, in the order of their pipeline stages", field="cluster.stages"
+        )
+    for name in ("gpu", "node_type"):
+        if getattr(query, name) is not None:
+            raise InputError(f"{name} and stages both say which GPUs there are; leave one of them out", field=f"cluster.{name}")
+    total = sum(stage.num_gpus for stage in stages)
+    if query.num_gpus not in (None, total):
+        raise InputError(f"num_gpus {query.num_gpus} is not the {total} that stages add up to", field="cluster.num_gpus")
+    kinds = tuple(cluster(dataclasses.replace(query, stages=None, gpu=stage.gpu, num_gpus=stage.num_gpus)) for stage in stages)
+    name = " + ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
+    return dataclasses.replace(
+        min(kinds, key=lambda kind: kind.inter_node_bandwidth_bytes_per_second),
+        name=query.name or name,
+        gpu=_mean_gpu(kinds),
+        num_gpus=total,
+        gpus_per_node=min(kind.gpus_per_node for kind in kinds),
+        nvlink_domain_size=min(kind.nvlink_domain_size for kind in kinds),
+        price_per_gpu_hour=_mean(kinds, [kind.price_per_gpu_hour for kind in kinds]),
+        kinds=kinds,
+    )
+
+
+def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
+    """A device that stands for all of them: MFU divides by the mean peak, energy counts the mean power."""
+    gpus = [kind.gpu for kind in kinds]
+    if gpus[0].kind != gpus[1].kind:
+        raise InputError("one of the kinds is cpu, the other a GPU; they cannot share a pipeline", field="cluster.stages")
+    known = [name for name in gpus[0].peak_flops_per_second if name in gpus[1].peak_flops_per_second]
+    idle = [gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w for gpu in gpus]
+    return dataclasses.replace(
+        gpus[0],
+        name=" + ".join(gpu.name for gpu in gpus),
+        memory_bytes=min(gpu.memory_bytes for gpu in gpus),
+        peak_flops_per_second={name: _device_mean(kinds, [gpu.peak_flops_per_second[name] for gpu in gpus]) for name in known},
+        power_w=_device_mean(kinds, [gpu.power_w for gpu in gpus]),
+        idle_power_w=_device_mean(kinds, idle),
+        host_power_w=_device_mean(kinds, [gpu.host_power_w for gpu in gpus]),
+        price_per_hour=None,
+        source="means over the devices of both kinds",
+    )
+
+
+def _mean(kinds: Sequence[ClusterSpec], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _device_mean(kinds, known) if len(known) == len(kinds) else None
+
+
+def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float:
+    weighed = sum(kind.num_gpus * value for kind, value in zip(kinds, values, strict=True))
+    return weighed / sum(kind.num_gpus for kind in kinds)
+
+
+def cluster_name(cluster: str | ClusterQuery) -> str | None:
+    """The registered cluster that a query means, whole or in part; None where it describes one."""
+    return cluster if isinstance(cluster, str) else cluster.node_type
+
+
+def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
+    """How profile runs reach a registered cluster: `runs` of its entry in one's own catalogue; None: it says nothing.
+
+    It names the operator's programs, folders and shell lines, so it comes from files alone, never from a query or over HTTP.
+    Raises InputError for a mistake in it.
+    """
+    name = cluster_name(cluster)
+    if name is None:
+        return None
+    try:
+        entry = library.entry("clusters", name, field="cluster")
+    except NotFoundError:
+        return None
+    if RUNS not in entry.fields:
+        return None
+    runs = entry.fields[RUNS]
+    if not isinstance(runs, dict):
+        raise InputError(f"{entry.path}: runs must be a mapping of launcher, options and limits", field="cluster.runs")
+    settings = records.build(ClusterRuns, runs, field="cluster.runs", origin=entry.path)
+    if settings.launcher == "local" and settings.options:
+        raise InputError(f"{entry.path}: launcher local takes no options", field="cluster.runs.options")
+    return settings

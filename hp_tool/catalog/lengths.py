@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Interval
 
 from hp_tool import documents
 from hp_tool.catalog import library, records
@@ -18,7 +21,19 @@ LONGEST = 1 << 24
 MOST_COUNTED = 1e15
 MAX_LINES = 1_000_000
 TABLES = (".txt", ".csv")
-_COMPONENT = {"share", "median", "sigma"}
+Tokens = Annotated[int, Interval(ge=1, le=LONGEST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormal:
+    """One component of a mixture."""
+
+    share: Annotated[float, Interval(ge=1e-9, le=1e9)]
+    """Of the sequences, relative to the other components."""
+    median: Annotated[float, Interval(ge=1.0, le=LONGEST)]
+    """Tokens."""
+    sigma: Annotated[float, Interval(ge=0.01, le=10.0)]
+    """Standard deviation of the logarithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +41,11 @@ class LengthRecord:
     """One distribution as a file writes it: either `log_normal` components, or `counts`."""
 
     name: str
-    log_normal: dict[str, dict[str, float]] | None = None
-    """By component: share of sequences, median in tokens, sigma (standard deviation of the logarithm)."""
-    shortest: int = 1
+    log_normal: dict[str, LogNormal] | None = None
+    """Components by name."""
+    shortest: Tokens = 1
     """log_normal: tokens below which there is nothing."""
-    longest: int = 1 << 20
+    longest: Tokens = 1 << 20
     counts: dict[str | int, float] | None = None
     """Sequences by length in tokens."""
 
@@ -83,26 +98,18 @@ def _build(entry: library.Entry) -> LengthDistribution:
     return _log_normal(record, record.log_normal, origin=entry.path)
 
 
-def _log_normal(record: LengthRecord, components: dict[str, dict[str, float]], *, origin: Path) -> LengthDistribution:
-    if not 1 <= record.shortest < record.longest <= LONGEST:
-        raise InputError(f"{origin}: {record.name}: 1 <= shortest < longest <= {LONGEST:,} must hold", field=FIELD)
-    for name, component in components.items():
-        if component.keys() != _COMPONENT:
-            raise InputError(f"{origin}: {record.name}: {name} must give {', '.join(sorted(_COMPONENT))}", field=FIELD)
-        within = record.shortest <= component["median"] <= record.longest
-        if not (within and 0.0 < component["share"] <= 1e9 and 0.01 <= component["sigma"] <= 10.0):
-            raise InputError(
-                f"{origin}: {record.name}: {name} needs a positive share, a median between shortest and longest, "
-                "and a sigma from 0.01 to 10",
-                field=FIELD,
-            )
+def _log_normal(record: LengthRecord, components: dict[str, LogNormal], *, origin: Path) -> LengthDistribution:
+    if record.shortest >= record.longest:
+        raise InputError(f"{origin}: {record.name}: shortest must be less than longest", field=FIELD)
+    for name, part in components.items():
+        if not record.shortest <= part.median <= record.longest:
+            raise InputError(f"{origin}: {record.name}: {name} needs a median between shortest and longest", field=FIELD)
     if not components:
         raise InputError(f"{origin}: {record.name}: log_normal names no component", field=FIELD)
-    parts = [(part["share"], part["median"], part["sigma"]) for part in components.values()]
-    total = sum(share for share, _, _ in parts)
+    total = sum(part.share for part in components.values())
     return LengthDistribution.log_normal_mixture(
         name=record.name,
-        components=[(share / total, median, sigma) for share, median, sigma in parts],
+        components=[(part.share / total, part.median, part.sigma) for part in components.values()],
         shortest=record.shortest,
         longest=record.longest,
     )

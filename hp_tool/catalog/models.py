@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,20 +9,10 @@ from typing import Any
 
 from hp_tool import documents
 from hp_tool.catalog import huggingface, library, records
+from hp_tool.domain.fields import checked
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.own_files import OwnFile
 from hp_tool.errors import InputError
-
-_MAY_BE_ZERO = {
-    "num_shared_experts",
-    "first_k_dense_replace",
-    "num_nextn_predict_layers",
-    "position_embedding_offset",
-    "type_vocab_size",
-}
-_MOST_LAYERS = 10_000
-_LARGEST_SIZE = 1 << 26
-"""Far above any model; keeps a slip of the keyboard, or worse, from overflowing the arithmetic."""
 
 
 def model(name: str) -> ModelSpec:
@@ -97,15 +86,7 @@ def _holds_config(path: Path) -> bool:
 
 def checked_model(spec: ModelSpec) -> ModelSpec:
     """The spec itself, unless no transformer has this shape: InputError names the field, its value and the mend."""
-    for field in dataclasses.fields(spec):
-        value = getattr(spec, field.name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        if value < (0 if field.name in _MAY_BE_ZERO else 1):
-            raise InputError(f"{field.name} {value} must be positive", field=f"model.{field.name}")
-        largest = _MOST_LAYERS if field.name.endswith("_layers") else _LARGEST_SIZE
-        if value > largest:
-            raise InputError(f"{field.name} {value} must be at most {largest:,}", field=f"model.{field.name}")
+    checked(spec, field="model")
     heads = spec.num_attention_heads
     if spec.head_dim is None and spec.kv_lora_rank is None and spec.hidden_size % heads:
         raise InputError(

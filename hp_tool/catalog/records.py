@@ -14,17 +14,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hp_tool.domain.fields import check_bounds
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
 
 
 def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None) -> T:
-    """An instance of a dataclass; an unknown key, a wrong type or a missing value is an InputError that names it.
+    """An instance of a dataclass; an unknown key, a wrong type, a number out of bounds or a missing value is an InputError.
 
     `field` is the dotted path of the mapping in the query, `origin` the file it stands in, if any.
     """
-    prefix = f"{origin}: {mapping.get('name', '')}: " if origin else ""
+    prefix = ": ".join((str(origin), *filter(None, [mapping.get("name")]), "")) if origin else ""
     hints, required = _shape(cls)
     try:
         for key in mapping:
@@ -33,7 +34,9 @@ def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, orig
                 raise InputError(f"unknown key {key!r}{hint}", field=f"{field}.{key}", code="unknown_key")
         if missing := sorted(required - mapping.keys()):
             raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
-        return cls(**{key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()})
+        values = {key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()}
+        check_bounds(cls, values, field=field)
+        return cls(**values)
     except InputError as error:
         raise InputError(f"{prefix}{error.message}", field=error.field, code=error.code) from None
 
@@ -65,6 +68,8 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
             return None
         if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
             return value
+        if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+            return build(option, value, field=field)  # type: ignore[arg-type]
         if typing.get_origin(option) is dict and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(option)
             return {_checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}") for k, v in value.items()}

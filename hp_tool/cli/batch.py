@@ -1,4 +1,4 @@
-"""`hp-tool batch QUERIES`: one answer a line, in order; a bad line harms only itself."""
+"""`hp-tool batch QUERIES`: one answer per line, in order; an invalid query affects only its own line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from hp_tool.cli.calibrations import CalibrationOption
 from hp_tool.errors import InputError
 
 FLUSH_LINES = 64
-"""What a killed batch may lose is answered again; what a reader of the output waits for is this many lines."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add `batch` to the command line."""
-    app.command()(batch)
+"""Answers are flushed after this many lines: a killed batch loses, and a reader of the output waits for, no more."""
 
 
 def batch(
@@ -29,49 +24,49 @@ def batch(
         str, typer.Argument(metavar="QUERIES", help="JSON lines, a YAML stream or a CSV grid; - reads standard input.")
     ],
     output: Annotated[str, typer.Option(help="File for the answers; - writes standard output.")] = "-",
-    task: Annotated[Literal["estimate", "recommend"], typer.Option(help="What to ask for each query.")] = "estimate",
-    top: Annotated[int, typer.Option(min=1, max=1000, help="recommend: rows at most.")] = 10,
+    task: Annotated[Literal["estimate", "recommend"], typer.Option(help="What to do with each query.")] = "estimate",
+    top: Annotated[int, typer.Option(min=1, max=1000, help="recommend: maximum number of rows.")] = 10,
     format: Annotated[
-        Literal["jsonl", "yaml", "csv"] | None, typer.Option(help="What QUERIES holds; by its suffix, else jsonl.")
+        Literal["jsonl", "yaml", "csv"] | None, typer.Option(help="Format of QUERIES; by default by its suffix, else jsonl.")
     ] = None,
-    base: Annotated[str | None, typer.Option(metavar="QUERY", help="csv: the query that every row is laid over.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes that answer.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what --output has already and go on behind it.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="A table of the outcome on standard error.")] = False,
-    server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Let this server answer.")] = None,
+    base: Annotated[str | None, typer.Option(metavar="QUERY", help="csv: the query that every row changes.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the answers in --output and continue behind them.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Print a summary on standard error.")] = False,
+    server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Have this server answer.")] = None,
     calibration: CalibrationOption = True,
 ) -> None:
-    """Answer many queries. Exits 0 if it could run; lines it could not answer carry status error."""
-    from hp_tool.cli.batches import answering, sink, sources
-    from hp_tool.cli.batches.summary import Summary
+    """Answer many queries. Exits 0 if it could run; queries that it could not answer have status error."""
+    from hp_tool.cli.batches import answering, sources
+    from hp_tool.cli.batches import output as answer_file
 
     kind = format or sources.format_of(queries)
     if base is not None and kind != "csv":
-        raise InputError("--base belongs to CSV grids: other formats hold whole queries", field="--base")
+        raise InputError("--base belongs to CSV grids: other formats have whole queries", field="--base")
     if server and jobs > 1:
-        raise InputError("--jobs are processes on this machine; the server has its own", field="--jobs")
-    asked = answering.Asked(task=task, top=top, calibration=calibration)
-    counted = Summary(reading=summary)
-    with _reading(queries) as source, sink.writing(output, resume=resume) as stream:
+        raise InputError("--jobs starts processes on this machine: leave it out with --server", field="--jobs")
+    work = answering.Task(name=task, top=top, calibration=calibration)
+    counts = answer_file.Summary(reading=summary)
+    with _reading(queries) as source, answer_file.writing(output, resume=resume) as stream:
         items = sources.items(source, format=kind, base=_base(base))
         if resume:
-            kept, last = sink.keep_whole_lines(stream)
-            sink.skip_answered(items, kept=kept, last=last, task=task)
+            kept, last = answer_file.keep_whole_lines(stream)
+            answer_file.skip_answered(items, kept=kept, last=last, task=task)
             sys.stderr.write(f"{kept} answers kept\n")
         if server:
-            answers = answering.by_server(items, asked, server=server)
+            answers = answering.by_server(items, work, server=server)
         elif jobs > 1:
-            answers = answering.by_processes(items, asked, jobs=jobs)
+            answers = answering.by_processes(items, work, jobs=jobs)
         else:
-            answers = answering.here(items, asked)
+            answers = answering.here(items, work)
         for number, answer in enumerate(_shown(answers, source), start=1):
             stream.write(answer.encode() + b"\n")
-            counted.add(answer)
+            counts.add(answer)
             if number % FLUSH_LINES == 0:
                 stream.flush()
-    sys.stderr.write(f"{counted.lines} answered, {counted.errors} of them with status error\n")
+    sys.stderr.write(f"{counts.lines} answered, {counts.errors} of them with status error\n")
     if summary:
-        counted.print()
+        counts.print()
 
 
 def _base(path: str | None) -> dict[str, Any]:
@@ -81,7 +76,7 @@ def _base(path: str | None) -> dict[str, Any]:
 
 
 def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
-    """The answers, with a bar on standard error where that is a terminal: how far the queries have been read."""
+    """The answers; if standard error is a terminal, it shows how far the queries have been read."""
     if not sys.stderr.isatty():
         yield from answers
         return
@@ -107,7 +102,7 @@ def _reading(path: str) -> Iterator[BinaryIO]:
         yield query_files.standard_input()
         return
     try:
-        stream = Path(path).open("rb")  # noqa: SIM115 (an error of what reads it is not one of opening it)
+        stream = Path(path).open("rb")  # noqa: SIM115 (errors of reading are not errors of opening)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", field="QUERIES") from None
     with stream:

@@ -1,4 +1,4 @@
-"""What a command knows from earlier measurements: the calibrations of the user's database, where there is one."""
+"""The calibrations in the user's database, by which commands correct predictions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 CalibrationOption = Annotated[
     bool,
     typer.Option(
-        "--calibration/--no-calibration", help="Correct predictions by what the database knows of the cluster, if anything."
+        "--calibration/--no-calibration", help="Correct predictions by the database's calibration of the cluster, if any."
     ),
 ]
 
 
 @contextmanager
 def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
-    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if a search ever made it; else None.
+    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists; None if there are none.
 
-    If the database does not answer, standard error says so, and answers are not calibrated. One that holds none yet costs a
+    If the database does not answer, standard error says so, and answers are not calibrated. One without calibrations takes a
     millisecond: loading SQLAlchemy would take longer than the answer.
     """
     from hp_tool.errors import HpToolError

@@ -1,4 +1,4 @@
-"""`hp-tool models|gpus|clusters [NAME]`: what a query may name, and what stands behind a name."""
+"""`hp-tool models|gpus|clusters [NAME]`: the names that a query may use, and their specifications."""
 
 from __future__ import annotations
 
@@ -19,31 +19,23 @@ if TYPE_CHECKING:
 
     Spec = ModelSpec | GpuSpec | NodeType
 
-NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; without one, all are listed.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, valid as input where one name is given.")]
+NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; lists all by default.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output; that of a single name is valid input.")
+]
 
 _ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalization"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add `models`, `gpus` and `clusters` to the command line."""
-    app.command()(models)
-    app.command()(gpus)
-    app.command()(clusters)
-
-
 def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the models of the catalogue, or show one: its name, alias, config.json or own file."""
+    """List the models of the catalogue, or show one by its name, alias, config.json or own file."""
     from hp_tool import catalog
     from hp_tool.domain.own_files import OwnFile
 
     specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.models())]
-    if as_json or name:
-        _show(specs, single=name is not None, as_json=as_json, kind="models")
-        return
-    sizes = {entry.name: entry.parameters for entry in catalog.entries("models")}
     heads = ("model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary", "experts")
-    _table(heads, (_model_row(spec, sizes[spec.name]) for spec in specs))
+    rows = (_model_row(spec, catalog.entry("models", spec.name).parameters) for spec in specs)
+    _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=rows)
 
 
 def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
@@ -51,11 +43,8 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool import catalog
 
     specs = [catalog.gpu(each) for each in ([name] if name else catalog.gpus())]
-    if as_json or name:
-        _show(specs, single=name is not None, as_json=as_json, kind="gpus")
-        return
     heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h")
-    _table(heads, map(_gpu_row, specs))
+    _print(specs, single=name is not None, as_json=as_json, kind="gpus", heads=heads, rows=map(_gpu_row, specs))
 
 
 def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
@@ -63,26 +52,14 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool import catalog
 
     specs = [catalog.node_type(each) for each in ([name] if name else catalog.node_types())]
-    if as_json or name:
-        _show(specs, single=name is not None, as_json=as_json, kind="clusters")
-        return
-    heads = ("cluster", "gpu", "GPUs a node", "GPUs", "network GB/s a GPU", "$/GPU-hour", "fabric")
-    _table(heads, map(_cluster_row, specs))
+    heads = ("cluster", "gpu", "GPUs per node", "GPUs", "network GB/s per GPU", "$/GPU-hour", "fabric")
+    _print(specs, single=name is not None, as_json=as_json, kind="clusters", heads=heads, rows=map(_cluster_row, specs))
 
 
 def _model_row(spec: ModelSpec, parameters: float | None) -> Sequence[str]:
     experts = f"{spec.num_experts}, top {spec.num_experts_per_tok}" if spec.num_experts else ""
-    return (
-        spec.name,
-        f"{parameters / 1e9:.4g} B" if parameters else "",
-        str(spec.num_hidden_layers),
-        str(spec.hidden_size),
-        str(spec.num_attention_heads),
-        str(spec.kv_heads),
-        str(spec.ffn_size),
-        str(spec.vocab_size),
-        experts,
-    )
+    sizes = (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads, spec.ffn_size, spec.vocab_size)
+    return (spec.name, f"{parameters / 1e9:.4g} B" if parameters else "", *map(str, sizes), experts)
 
 
 def _gpu_row(spec: GpuSpec) -> Sequence[str]:
@@ -115,23 +92,28 @@ def _scaled(value: float | None, unit: float) -> str:
     return "" if value is None else f"{value / unit:.4g}"
 
 
-def _show(specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind) -> None:
-    """One spec's fields, or the JSON of one or all."""
+def _print(
+    specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind, heads: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """The JSON of one or all, the fields of a single one, or a table of all."""
+    if not as_json and not single:
+        _table(heads, rows)
+        return
     if as_json:
         items = [dataclasses.asdict(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
         return
     spec = specs[0]
     fields = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
-    if kind == "models":  # of a model's many details those that are unusual
+    if kind == "models":  # a model has many fields: show those that differ from their default
         usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
         fields = {key: value for key, value in fields.items() if key not in usual or value != usual[key]}
-    counted = _counted(cast("ModelSpec", spec)) if kind == "models" else {}
-    _table(("field", "value"), [(key, str(value)) for key, value in (fields | counted | _metadata(kind, spec.name)).items()])
+        fields |= _parameters(cast("ModelSpec", spec))
+    _table(("field", "value"), [(key, str(value)) for key, value in (fields | _metadata(kind, spec.name)).items()])
 
 
-def _counted(spec: ModelSpec) -> dict[str, object]:
-    """A model's parameters, those that a token meets where it has experts, and what it is counted without."""
+def _parameters(spec: ModelSpec) -> dict[str, object]:
+    """A model's parameters and, if it has experts, its active ones."""
     from hp_tool.cost.parameters import active_parameters, total_parameters
 
     sizes = {"parameters": total_parameters(spec)}
@@ -141,7 +123,7 @@ def _counted(spec: ModelSpec) -> dict[str, object]:
 
 
 def _metadata(kind: Kind, name: str) -> dict[str, object]:
-    """What the catalogue knows of a name beside its spec; nothing for a file outside it."""
+    """Aliases, published size and source of a catalogue entry; nothing for a file outside the catalogue."""
     from hp_tool import catalog
     from hp_tool.errors import NotFoundError
 
@@ -149,8 +131,8 @@ def _metadata(kind: Kind, name: str) -> dict[str, object]:
         entry = catalog.entry(kind, name)
     except NotFoundError:
         return {}
-    known = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
-    return {key: value for key, value in known.items() if value}
+    metadata = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
+    return {key: value for key, value in metadata.items() if value}
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -162,5 +144,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(head, no_wrap=column == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # Piped output is for other programs and files: no line is cut to the width of a screen that is not there.
+    # Piped output is for other programs and files, so its lines are not cut to the width of a screen.
     Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hp_tool.cli.queries import JsonOption
+
 UrlOption = Annotated[
     str | None,
     typer.Option(
@@ -15,27 +17,19 @@ UrlOption = Annotated[
         help="sqlite:///FILE or postgresql://...; default HP_DATABASE_URL, else a file in the user's data folder.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy the database.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add `db` to the command line."""
-    app.add_typer(db, name="db")
-
-
 @db.command()
 def upgrade(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Bring the schema to the newest version; harmless where it is."""
+    """Upgrade the schema to the newest version; harmless if it is."""
     from hp_tool.store import engine, schema
 
     url = engine.database_url(database_url)
     schema.upgrade(url)
-    if as_json:
-        typer.echo(json.dumps({"database": engine.masked(url), "current": schema.HEAD}))
-    else:
-        typer.echo(f"{engine.masked(url)} has schema {schema.HEAD}")
+    state = {"database": engine.masked(url), "current": schema.HEAD}
+    typer.echo(json.dumps(state) if as_json else f"{state['database']} has schema {schema.HEAD}")
 
 
 @db.command()
@@ -45,10 +39,8 @@ def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None
 
     url = engine.database_url(database_url)
     state = {"database": engine.masked(url), "current": schema.current(url), "head": schema.HEAD}
-    if as_json:
-        typer.echo(json.dumps(state))
-    else:
-        typer.echo(f"{state['database']} has schema {state['current'] or 'none'}; this version needs {state['head']}")
+    line = f"{state['database']} has schema {state['current'] or 'none'}; this version needs {state['head']}"
+    typer.echo(json.dumps(state) if as_json else line)
 
 
 @db.command()
@@ -57,7 +49,7 @@ def backup(
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a consistent copy of a SQLite database, while it is in use or not."""
+    """Write a consistent copy of a SQLite database, even while it is in use."""
     from hp_tool.store import engine, maintenance
 
     maintenance.backup(url=engine.database_url(database_url), path=path)
@@ -70,28 +62,26 @@ def copy(
     target: Annotated[str, typer.Argument(help="Database URL to fill; its tables must be empty.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Copy everything from one database into another, as from SQLite to PostgreSQL."""
+    """Copy everything from one database into another, such as from SQLite to PostgreSQL."""
     from hp_tool.store import maintenance
 
     rows = maintenance.copy(source=source, target=target)
-    if as_json:
-        typer.echo(json.dumps({"rows": rows}))
-    else:
-        typer.echo("copied " + ", ".join(f"{number} {name.removeprefix('hp_')}" for name, number in rows.items()))
+    line = "copied " + ", ".join(f"{number} {name.removeprefix('hp_')}" for name, number in rows.items())
+    typer.echo(json.dumps({"rows": rows}) if as_json else line)
 
 
 @db.command()
 def prune(
-    older_than: Annotated[float, typer.Option(metavar="DAYS", min=1.0, help="What is older goes.")],
+    older_than: Annotated[float, typer.Option(metavar="DAYS", min=1.0, help="Delete what is older than this.")],
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget old events, audit rows, idempotency keys and ends of logs; searches, runs and measurements stay."""
+    """Delete old events, audit rows, idempotency keys and ends of logs; searches, runs and measurements stay."""
     from hp_tool.store import open_store
 
     store = open_store(database_url)
     try:
-        gone = store.prune(older_than_days=older_than)
+        deleted = store.prune(older_than_days=older_than)
     finally:
         store.close()
-    typer.echo(json.dumps(gone) if as_json else "forgot " + ", ".join(f"{n} {name}" for name, n in gone.items()))
+    typer.echo(json.dumps(deleted) if as_json else "deleted " + ", ".join(f"{n} {name}" for name, n in deleted.items()))

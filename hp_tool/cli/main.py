@@ -1,22 +1,31 @@
-"""`hp-tool`: the command line. Thin: parse, call, print. Exit 0 ok, 1 our fault, 2 bad input, 3 nothing feasible."""
+"""`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import typer
 
 import hp_tool
-from hp_tool.cli import batch, calibrate, catalog, db, doctor, estimate, export, import_, recommend, size, tune
+from hp_tool.cli.batch import batch
+from hp_tool.cli.calibrate import calibrate
+from hp_tool.cli.catalog import clusters, gpus, models
+from hp_tool.cli.db import db
+from hp_tool.cli.doctor import doctor
+from hp_tool.cli.exchange import export, import_
+from hp_tool.cli.predict import estimate, recommend
+from hp_tool.cli.size import size
+from hp_tool.cli.tune import tune
 from hp_tool.errors import ConflictError, HpToolError, InputError, LimitError, MissingExtraError, NotFoundError
 
 BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitError)
 
 
 def build() -> typer.Typer:
-    """The application with our commands and those that installed packages add."""
+    """The application, with our commands and those of installed packages."""
     app = typer.Typer(
         name="hp-tool",
         help="Choose the parallelism of large transformers: predict, run little, measure, calibrate.",
@@ -24,8 +33,14 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for module in (estimate, recommend, tune, size, calibrate, batch, catalog, db, doctor, export, import_):
-        module.register(app)
+    commands: tuple[Callable[..., None], ...] = (
+        *(estimate, recommend, tune, size, calibrate, batch),
+        *(models, gpus, clusters, doctor, export),
+    )
+    for command in commands:
+        app.command()(command)
+    app.command(name="import")(import_)
+    app.add_typer(db, name="db")
     for entry in importlib.metadata.entry_points(group="hp_tool.commands"):
         entry.load()(app)
     return app
@@ -54,10 +69,10 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:  # a full disk, a device that is gone; what commands open they name themselves
+    except OSError as error:  # a full disk or a lost device; commands report files that they cannot open themselves
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hp-tool: {where}{error.strerror or error}\n")
-        sys.stdout = None  # what is left in it would fail again at the end  # type: ignore[assignment]
+        sys.stdout = None  # flushing it at exit would fail again  # type: ignore[assignment]
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""A query from the command line: a file, or flags for the common cases; both end in the same mapping and parser."""
+"""A query from the command line, and the options that commands share: a file, or flags for the common keys."""
 
 from __future__ import annotations
 
@@ -14,48 +14,55 @@ from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 
 QueryArgument = Annotated[str | None, typer.Argument(metavar="QUERY", help="YAML or JSON file; - reads standard input.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Model = Annotated[str | None, typer.Option(help="Catalogue name or path to a config.json.")]
 Gpu = Annotated[str | None, typer.Option(help="Catalogue name, such as h100-sxm-80gb.")]
-NumGpus = Annotated[int | None, typer.Option(help="Devices in all.")]
-SequenceLength = Annotated[int | None, typer.Option(help="Tokens a sequence.")]
+NumGpus = Annotated[int | None, typer.Option(help="Total number of devices.")]
+SequenceLength = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences per optimizer step.")]
 Precision = Annotated[str | None, typer.Option(help="Matmul inputs: bf16, fp16, ...")]
-TotalTokens = Annotated[float | None, typer.Option(help="Length of the whole training; adds days and cost.")]
+TotalTokens = Annotated[float | None, typer.Option(help="Length of the whole training in tokens; adds days and cost.")]
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of a query by its path, such as parallel.micro_batch_size=[1,2]."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set a key of the query by its path, such as parallel.micro_batch_size=[1,2]."
+    ),
 ]
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
-    """The file's query with flags laid over it, or a training query made of flags alone. Raises InputError."""
+    """The file's query with flags and --set laid over it, or a training query made of these alone. Raises InputError."""
     from hp_tool.queries import schema
 
-    given = overrides(flags, settings)
+    changes = overrides(flags, settings)
     if path is None:
-        if not given:
+        if not changes:
             raise InputError(
                 "no query: name a file, or give at least --model, --gpu, --num-gpus, --sequence-length, --global-batch-size"
             )
-        return schema.parse_own_query(schema.lay({"kind": "training"}, given))
+        return schema.parse_own_query(schema.lay({"kind": "training"}, changes))
     text = read_text(path)
-    return schema.parse_own_query(schema.lay(schema.parse_mapping(text), given) if given else text)
+    return schema.parse_own_query(schema.lay(schema.parse_mapping(text), changes) if changes else text)
+
+
+def flags(context: typer.Context) -> dict[str, Any]:
+    """The flags of a command that stand for common keys of a query, such as --model."""
+    return {name: value for name, value in context.params.items() if name in SHORT_KEYS}
 
 
 def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """Values by dotted path that flags and --set give. Raises InputError."""
-    given = {SHORT_KEYS[name]: value for name, value in flags.items() if value is not None}
+    """The values of flags and --set by the dotted path of their key. Raises InputError."""
+    changes = {SHORT_KEYS[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise InputError(f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set")
-        given[key] = _value(setting, value)
-    return given
+        changes[key] = _value(setting, value)
+    return changes
 
 
 def read_text(path: str) -> str | bytes:
-    """The file's content, or standard input for `-`; bounded."""
+    """The content of a file, or of standard input for `-`; limited in size."""
     from hp_tool.documents import MAX_FILE_BYTES
     from hp_tool.documents import read_text as read_file
 
@@ -63,14 +70,14 @@ def read_text(path: str) -> str | bytes:
 
 
 def standard_input() -> BinaryIO:
-    """Raises InputError where it is closed."""
+    """Standard input. Raises InputError if it is closed."""
     if sys.stdin is None:
-        raise InputError("standard input is closed; name a file in place of -")
+        raise InputError("standard input is closed; name a file instead of -")
     return sys.stdin.buffer
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for one that is too long."""
+    """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for a line that is too long."""
     from hp_tool.documents import MAX_FILE_BYTES
 
     try:
@@ -85,7 +92,7 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 
 def _value(setting: str, text: str) -> Any:
-    """What stands behind KEY= as YAML reads it: a number, a word, a list."""
+    """The value behind KEY=, read as YAML: a number, a word, a list."""
     import yaml
 
     from hp_tool.documents import load_yaml

@@ -1,31 +1,103 @@
-"""Results as tables for people; numbers in human units, one line of talk at most."""
+"""Training results as tables for people, in human units; and what all tables share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
-from hp_tool.domain.reliability import Goodput
-from hp_tool.domain.result import Estimate, Mend, Recommendation
+from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.render.words import arithmetic, configuration_cells
 from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
 
 
+def wide_console(*, width: int = 140) -> Console:
+    """Standard output; if it is a file or a pipe, wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def print_table(
+    console: Console,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: int = 0,
+    bold_first: bool = False,
+) -> None:
+    """A table whose first `left` columns are aligned left, and the others right."""
+    table = Table(title=title)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right")
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="bold" if bold_first and number == 0 else None)
+    console.print(table)
+
+
+def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
+    """Why a configuration is infeasible, a line each."""
+    for reason in reasons:
+        console.print(f"{prefix}[red]{reason.code}[/red]: {reason.message}")
+
+
+def print_parts(console: Console, parts_bytes: Mapping[str, float]) -> None:
+    """Memory by part."""
+    rows = [(name.replace("_", " "), gib(size)) for name, size in parts_bytes.items()]
+    print_table(console, ("part", "size"), rows, left=1)
+
+
+def print_fixes(
+    console: Console, heads: Sequence[str], rows: Iterable[Sequence[str]], remaining: Mapping[str, Iterable[Reason]]
+) -> None:
+    """The changes that fix an infeasible configuration, and for those that come nearest the reasons that remain."""
+    if not remaining:
+        console.print("no small change fixes it; `hp-tool recommend` ranks the whole space")
+        return
+    print_table(console, ("change", *heads), rows, title="How to fix it", left=1)
+    for change, reasons in remaining.items():
+        print_reasons(console, reasons, prefix=f"{change} comes nearest, but ")
+
+
+def print_space(console: Console, answer: RecommendAnswer) -> None:
+    """How many configurations there are, and how many of them are acceptable."""
+    space = answer.space
+    console.print(
+        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable, ranked in {duration(space.seconds)}"
+    )
+
+
+def print_rejections(console: Console, answer: RecommendAnswer) -> None:
+    """How many configurations each rule rejected."""
+    if answer.rejections:
+        console.print("rejected: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+
+
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
-    """One configuration: its verdict, memory by part, time by part; and what measurements on its cluster make of it."""
+    """One configuration: memory and time by part, the calibrated prediction, and why it is infeasible with how to fix it."""
     console = wide_console()
     if estimate.parallel is not None:
         console.print(arithmetic(estimate.parallel))
-    for reason in estimate.reasons:
-        console.print(f"[red]{reason.code}[/red]: {reason.message}")
+    print_reasons(console, estimate.reasons)
     _print_costs(console, estimate)
     if calibrated is not None:
         _print_calibrated(console, calibrated)
     if not estimate.feasible:
-        _print_mends(console, estimate.mends)
+        rows = [
+            (
+                fix.change,
+                gib(fix.memory_total_bytes),
+                "-" if fix.memory_saved_bytes is None else gib(fix.memory_saved_bytes),
+                duration(fix.step_s),
+                "-" if fix.step_change_fraction is None else f"{fix.step_change_fraction:+.1%}",
+                _days(fix.days),
+            )
+            for fix in estimate.mends
+        ]
+        heads = ("memory", "saved", "step", "step change", "days")
+        print_fixes(console, heads, rows, {fix.change: fix.remaining for fix in estimate.mends})
 
 
 def _print_costs(console: Console, estimate: Estimate) -> None:
@@ -35,21 +107,14 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     console.print(
         f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"
     )
-    table = Table()
-    table.add_column("part")
-    table.add_column("size", justify="right")
-    for name, size in memory.parts_bytes.items():
-        table.add_row(name, gib(size))
-    console.print(table)
+    print_parts(console, memory.parts_bytes)
     console.print(f"step time: {duration(time.step_s)}")
-    table = Table()
-    table.add_column("part")
-    table.add_column("exposed", justify="right")
-    table.add_column("share", justify="right")
-    for name, seconds in time.parts_s.items():
-        if seconds > 0.0:
-            table.add_row(name.replace("_", " "), duration(seconds), f"{seconds / time.step_s:.1%}")
-    console.print(table)
+    rows = [
+        (name.replace("_", " "), duration(seconds), f"{seconds / time.step_s:.1%}")
+        for name, seconds in time.parts_s.items()
+        if seconds > 0.0
+    ]
+    print_table(console, ("part", "exposed", "share"), rows, left=1)
     console.print(
         f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {estimate.model_tflops_per_gpu:.0f} model TFLOP/s/GPU, "
         f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
@@ -69,113 +134,80 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
 
 
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:
-    """In three lines: which calibration, what it makes of time, and of memory."""
     if calibrated.time is None or calibrated.memory is None or calibrated.intervals is None:
         return
-    known = calibrated.provenance["calibration"]
-    assert isinstance(known, dict)
     low, high = calibrated.intervals.step_s
-    source = f"{counted(known['measurements'], 'measurement')} on this cluster (version {known['version']})"
-    console.print(f"calibrated by {source}:", style="bold")
+    console.print(f"calibrated by {_calibration(calibrated, version=True)}:", style="bold")
     console.print(
         f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
         f"{calibrated.intervals.confidence:.0%} confidence; {calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     )
-    memory = calibrated.memory
-    console.print(f"memory {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
-    for reason in calibrated.reasons:
-        console.print(f"[red]{reason.code}[/red]: {reason.message}")
+    console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)}")
+    print_reasons(console, calibrated.reasons)
 
 
-def _print_mends(console: Console, mends: tuple[Mend, ...]) -> None:
-    if not mends:
-        console.print("no small change mends it; `hp-tool recommend` ranks the whole space")
-        return
-    table = Table(title="what would mend it")
-    table.add_column("change")
-    for name in ("memory", "saved", "step", "step change", "days"):
-        table.add_column(name, justify="right")
-    for mend in mends:
-        table.add_row(
-            mend.change,
-            gib(mend.memory_total_bytes),
-            "-" if mend.memory_saved_bytes is None else gib(mend.memory_saved_bytes),
-            duration(mend.step_s),
-            "-" if mend.step_change_fraction is None else f"{mend.step_change_fraction:+.1%}",
-            "-" if mend.days is None else f"{mend.days:.1f}",
-        )
-    console.print(table)
-    for mend in mends:
-        for reason in mend.remaining:
-            console.print(f"{mend.change} is the best near it, yet [red]{reason.code}[/red]: {reason.message}")
+def _calibration(calibrated: Estimate, *, version: bool = False) -> str:
+    """`12 measurements on this cluster`, from which the calibration was made, with its version if wanted."""
+    calibration = calibrated.provenance["calibration"]
+    assert isinstance(calibration, dict)
+    suffix = f" (version {calibration['version']})" if version else ""
+    return f"{counted(calibration['measurements'], 'measurement')} on this cluster{suffix}"
 
 
 def print_recommendations(answer: RecommendAnswer) -> None:
-    """The ranked configurations, and how many were turned away by which rule."""
+    """The ranked configurations, and how many each rule rejected."""
     console = wide_console()
-    table = Table(title="best configurations by the cost model")
-    rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
-    heads, cells = configuration_cells([row.parallel for row in rows])
-    learnt = any(row.calibrated_estimate is not None for row in rows)
-    for name in ("rank", *heads, *(("before",) if learnt else ()), "step", "MFU", "memory", "days"):
-        table.add_column(name, justify="right")
-    for row, configuration in zip(rows, cells, strict=True):
+    ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)]
+    heads, configurations = configuration_cells([row.parallel for row in ranked])
+    calibrated = next((row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None)
+    rows = []
+    for row, configuration in zip(ranked, configurations, strict=True):
         e = row.calibrated_estimate or row.estimate
-        before = (duration(row.estimate.time.step_s),) if learnt and row.estimate.time is not None else ()
+        before = (duration(row.estimate.time.step_s),) if calibrated and row.estimate.time is not None else ()
         assert e.time is not None and e.memory is not None and e.mfu is not None
-        days = f"{e.calendar_days:.1f}" if e.calendar_days is not None else "-"
-        figures = (*before, duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), days)
-        table.add_row(str(row.rank), *configuration, *figures)
-    console.print(table)
-    space = answer.space
-    console.print(
-        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable, ranked in {duration(space.seconds)}"
-    )
-    if learnt and rows[0].calibrated_estimate is not None:
-        known = rows[0].calibrated_estimate.provenance["calibration"]
-        assert isinstance(known, dict)
-        console.print(
-            f"ranked after {counted(known['measurements'], 'measurement')} on this cluster; before: the cost model alone"
-        )
-    print_misses(console, answer.nearest_misses)
-    if answer.rejections:
-        console.print("turned away: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+        figures = (duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), _days(e.calendar_days))
+        rows.append((str(row.rank), *configuration, *before, *figures))
+    before_head = ("before",) if calibrated else ()
+    heads_shown = ("rank", *heads, *before_head, "step", "MFU", "memory", "days")
+    print_table(console, heads_shown, rows, title="best configurations by the cost model")
+    print_space(console, answer)
+    if calibrated is not None:
+        console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
+    print_nearest(console, answer.nearest_misses)
+    print_rejections(console, answer)
 
 
-def print_misses(console: Console, misses: Sequence[Recommendation]) -> None:
-    """What came nearest where nothing is acceptable, and what each lacks by the best that is known of it."""
-    for miss in misses:
-        console.print(f"nearest: {arithmetic(miss.parallel)}")
-        for reason in (miss.calibrated_estimate or miss.estimate).reasons:
-            console.print(f"  [red]{reason.code}[/red]: {reason.message}")
+def print_nearest(console: Console, nearest: Iterable[object]) -> None:
+    """If no training configuration is acceptable: those that come nearest, and what each of them lacks."""
+    for row in nearest:
+        if isinstance(row, Recommendation):
+            console.print(f"nearest: {arithmetic(row.parallel)}")
+            print_reasons(console, (row.calibrated_estimate or row.estimate).reasons, prefix="  ")
 
 
-def print_front(answer: RecommendAnswer) -> None:
-    """The Pareto set, where one was asked for."""
+def print_pareto(answer: RecommendAnswer) -> None:
+    """The Pareto-optimal configurations, if the answer has them."""
     if answer.pareto is None:
         return
-    table = Table(title="what no other configuration beats in both")
-    heads, cells = configuration_cells([row.parallel for row in answer.pareto])
-    for name in ("GPUs", *heads, "step", "tokens/s", "memory", "days"):
-        table.add_column(name, justify="right")
-    for row, configuration in zip(answer.pareto, cells, strict=True):
+    heads, configurations = configuration_cells([row.parallel for row in answer.pareto])
+    rows = []
+    for row, configuration in zip(answer.pareto, configurations, strict=True):
         e = row.calibrated_estimate or row.estimate
         assert e.time is not None and e.memory is not None
-        days = f"{e.calendar_days:.1f}" if e.calendar_days is not None else "-"
-        figures = (duration(e.time.step_s), f"{e.tokens_per_second:,.0f}", gib(e.memory.total_bytes), days)
-        table.add_row(str(e.provenance["num_gpus"]), *configuration, *figures)
-    wide_console().print(table)
+        figures = (duration(e.time.step_s), f"{e.tokens_per_second:,.0f}", gib(e.memory.total_bytes), _days(e.calendar_days))
+        rows.append((str(e.provenance["num_gpus"]), *configuration, *figures))
+    title = "Pareto-optimal configurations"
+    print_table(wide_console(), ("GPUs", *heads, "step", "tokens/s", "memory", "days"), rows, title=title)
 
 
-def goodput_line(kept: Goodput) -> str:
-    """Share of the calendar that is training, and what it follows from, on one line."""
+def goodput_line(goodput: Goodput) -> str:
+    """The share of the calendar time that is training, and where it comes from, on one line."""
     return (
-        f"goodput {kept.fraction:.1%}: a failure every {duration(kept.mtbf_s)}, a checkpoint of {duration(kept.checkpoint_s)} "
-        f"every {duration(kept.checkpoint_interval_s)}, {duration(kept.restart_s)} to restart"
+        f"goodput {goodput.fraction:.1%}: a failure every {duration(goodput.mtbf_s)}, "
+        f"a checkpoint of {duration(goodput.checkpoint_s)} every {duration(goodput.checkpoint_interval_s)}, "
+        f"{duration(goodput.restart_s)} to restart"
     )
 
 
-def wide_console() -> Console:
-    """Standard output; wide enough for the tables where it is a file or a pipe."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+def _days(days: float | None) -> str:
+    return "-" if days is None else f"{days:.1f}"

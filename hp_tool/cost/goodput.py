@@ -7,7 +7,8 @@ import math
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.optimizer import bytes_per_parameter
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.domain.reliability import Goodput, ReliabilitySpec
+from hp_tool.domain.result import Goodput
+from hp_tool.domain.workload import ReliabilitySpec
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
+class Roofline(Strict):
     """t = overhead_s + max(FLOPs / (peak_fraction x peak), bytes / (bandwidth_fraction x bandwidth))."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     peak_fraction: float
     """Share of the datasheet's dense FLOP/s that large shapes reach."""
@@ -26,13 +25,11 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Strict):
     """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
 
     W are the bytes on the wire. The root term is the slow approach to full bandwidth that NCCL shows between 1 MB and 1 GB.
     """
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     bandwidth_fraction: float
     latency_s: float
@@ -41,10 +38,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuEfficiency:
+class GpuEfficiency(Strict):
     """What kernels and collectives reach on one GPU, measured in isolation."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     gpu: str
     """Catalogue name it was measured on."""
@@ -74,10 +69,8 @@ class GpuEfficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameworkEfficiency:
+class FrameworkEfficiency(Strict):
     """What a training framework adds to, or hides from, the sum of isolated kernels."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     framework: str
     matmul_slowdown: float

@@ -3,85 +3,86 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Amount, Devices, NonNegative, Rate, Strict
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Kind = Literal["gpu", "cpu"]
 NetworkTopology = Literal["fat_tree", "rail_optimized"]
+Oversubscription = Annotated[float, Interval(ge=1.0, le=1e3)]
 DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
+class GpuSpec(Strict):
     """One device's datasheet. Rates are per device, dense (no sparsity), and per direction for links."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str
     """Catalogue name, such as h100-sxm-80gb."""
     kind: Kind = "gpu"
     """gpu, or cpu: one process with one thread on a host."""
-    memory_bytes: int
-    """Memory the driver offers to programs (what nvidia-smi and torch report, below the marketing figure)."""
-    memory_bandwidth_bytes_per_second: float
+    memory_bytes: Annotated[int, Interval(ge=1, le=1 << 60)]
+    """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing figure)."""
+    memory_bandwidth_bytes_per_second: Rate
     """Peak bandwidth of device memory."""
-    peak_flops_per_second: dict[Precision, float]
+    peak_flops_per_second: dict[Precision, Rate]
     """Dense peak by matmul input precision; a precision that is absent is not supported by the hardware."""
-    nvlink_bandwidth_bytes_per_second: float | None = None
+    nvlink_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction bandwidth to peers of the same NVLink domain; None: peers talk over PCIe."""
-    pcie_bandwidth_bytes_per_second: float
+    pcie_bandwidth_bytes_per_second: Rate
     """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
-    gpus_per_node: int = 8
-    """Devices in the usual server; a cluster may say otherwise."""
-    nvlink_domain_size: int | None = None
-    """Devices one NVLink switch domain joins; None: those of a node."""
-    inter_node_bandwidth_bytes_per_second: float
-    """Per-direction network bandwidth per device in the usual server; a cluster may say otherwise."""
-    power_w: float
+    gpus_per_node: Devices = 8
+    """Devices of the usual server; a cluster may have another number."""
+    nvlink_domain_size: Devices | None = None
+    """Devices of one NVLink domain; None: those of a node."""
+    inter_node_bandwidth_bytes_per_second: Rate
+    """Per-direction network bandwidth per device in the usual server; a cluster may have another."""
+    power_w: NonNegative
     """Board power at full load (TDP)."""
-    idle_power_w: float | None = None
+    idle_power_w: NonNegative | None = None
     """Board power when waiting; None: a quarter of power_w."""
-    host_power_w: float = 0.0
-    """Share of the server's other power per device."""
-    host_memory_bytes: float | None = None
-    """Share of the usual server's host memory per device; None: not known, and not limited."""
-    host_memory_bandwidth_bytes_per_second: float | None = None
-    """Share of the usual server's host memory bandwidth per device."""
-    price_per_hour: float | None = None
+    host_power_w: NonNegative = 0.0
+    """Power of the rest of the server, per device."""
+    host_memory_bytes: NonNegative | None = None
+    """Host memory per device of the usual server; None: unknown, and not limited."""
+    host_memory_bandwidth_bytes_per_second: Rate | None = None
+    """Host memory bandwidth per device of the usual server."""
+    price_per_hour: NonNegative | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
     source: str = ""
     """Where the figures come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
+class ClusterSpec(Strict):
     """A resolved cluster: everything the cost model wants to know about the machines."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str = "custom"
     gpu: GpuSpec
-    num_gpus: int
-    gpus_per_node: int
+    num_gpus: Devices
+    gpus_per_node: Devices
     """Devices that share a host."""
-    nvlink_domain_size: int
+    nvlink_domain_size: Devices
     """Devices that reach each other at NVLink speed; at least gpus_per_node where NVLink exists."""
-    inter_node_bandwidth_bytes_per_second: float
+    inter_node_bandwidth_bytes_per_second: Rate
     """Per-direction network bandwidth per device."""
-    inter_node_latency_s: float = 5e-6
+    inter_node_latency_s: NonNegative = 5e-6
     """One message across the network, end to end."""
     network_topology: NetworkTopology = "fat_tree"
     """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each of its nodes."""
-    nodes_per_leaf: int | None = None
+    nodes_per_leaf: Devices | None = None
     """Nodes that reach each other below the oversubscribed level (a leaf, or a pod); None: all of them."""
-    network_oversubscription: float = 1.0
+    network_oversubscription: Oversubscription = 1.0
     """Bandwidth below the leaf switches over bandwidth above them; 1: full bisection."""
     kinds: tuple[ClusterSpec, ...] = ()
     """Where there are two kinds of GPU: each as a cluster of its own, in the order of their pipeline stages; the figures
     above are then means over all devices, or the lesser."""
     rank_order: str = DEFAULT_RANK_ORDER
     """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's `order`)."""
-    price_per_gpu_hour: float | None = None
+    price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: cost is left out of results."""
 
     @property
@@ -96,72 +97,68 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageGpus:
+class StageGpus(Strict):
     """One of two GPU kinds of a mixed cluster, by pipeline stage."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
     gpu: str | GpuSpec
-    num_gpus: int
+    """Catalogue name, or the datasheet itself."""
+    num_gpus: Devices
+    """Number of these devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterQuery:
-    """A cluster as a query writes it: names are still names, and what is left out comes from the catalogue."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+class ClusterQuery(Strict):
+    """A cluster. Fields left out come from the catalogue."""
 
     name: str | None = None
-    """What results call it; None: made from gpu and num_gpus."""
+    """Name in results; None: made from gpu and num_gpus."""
     node_type: str | None = None
-    """A catalogue server or cloud instance (dgx-h100, aws-p5.48xlarge) that fills in gpu, fabric and price."""
+    """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu, network and price."""
     gpu: str | GpuSpec | None = None
-    """Catalogue name or the datasheet itself; may be left out where node_type names it."""
-    num_gpus: int | None = None
-    """Devices in all; None: as many as node_type has."""
-    gpus_per_node: int | None = None
+    """Catalogue name, or the datasheet itself; may be left out where node_type is given."""
+    num_gpus: Devices | None = None
+    """Total number of devices; None: those of node_type."""
+    gpus_per_node: Devices | None = None
     """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
-    nvlink_domain_size: int | None = None
-    """Devices one NVLink switch domain joins; None: the usual server's."""
-    inter_node_bandwidth_bytes_per_second: float | None = None
+    nvlink_domain_size: Devices | None = None
+    """Devices of one NVLink domain; None: the usual server's."""
+    inter_node_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction network bandwidth per device; None: the usual server's."""
-    inter_node_latency_s: float | None = None
+    inter_node_latency_s: NonNegative | None = None
     """One message across the network; None: 5 us."""
     network_topology: NetworkTopology | None = None
     """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each. None: fat_tree."""
-    nodes_per_leaf: int | None = None
+    nodes_per_leaf: Devices | None = None
     """Nodes that reach each other at full bandwidth, below one leaf switch or in one pod; None: all of them."""
-    network_oversubscription: float | None = None
+    network_oversubscription: Oversubscription | None = None
     """Bandwidth below the leaves over bandwidth above them, 1 to 1000; needs nodes_per_leaf. None: 1, full bisection."""
-    price_per_gpu_hour: float | None = None
+    price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: the catalogue's price, if it has one."""
     stages: tuple[StageGpus, ...] | None = None
     """Two GPU kinds in one cluster, in the order of their pipeline stages; instead of gpu and num_gpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeType:
+class NodeType(Strict):
     """A server or cloud instance: the usual surroundings of a GPU, with fabric and price."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str
     gpu: str
     """Catalogue name of its devices."""
-    gpus_per_node: int
-    nvlink_domain_size: int | None = None
+    gpus_per_node: Devices
+    nvlink_domain_size: Devices | None = None
     """None: gpus_per_node."""
-    inter_node_bandwidth_bytes_per_second: float
+    inter_node_bandwidth_bytes_per_second: Rate
     """Per-direction network bandwidth per device."""
     fabric: str
     """The network in words, such as 8 x ConnectX-7 400 Gb/s InfiniBand NDR."""
     network_topology: NetworkTopology | None = None
     """As in a query's cluster; None: fat_tree."""
-    nodes_per_leaf: int | None = None
-    network_oversubscription: float | None = None
-    price_per_gpu_hour: float | None = None
-    """On-demand list price in US dollars, where published."""
-    num_gpus: int | None = None
+    nodes_per_leaf: Devices | None = None
+    network_oversubscription: Oversubscription | None = None
+    price_per_gpu_hour: NonNegative | None = None
+    """On-demand list price in US dollars, if published."""
+    num_gpus: Devices | None = None
     """A whole registered cluster says how many devices it has; a node type leaves it out."""
     source: str = ""
 
@@ -173,10 +170,10 @@ class ClusterRuns:
     launcher: str
     """local, slurm, ray or kubernetes."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The launcher's own. What they leave out of gpu, gpus_per_node, max_nodes and name is the cluster's."""
-    max_concurrent_runs: int = 1
-    """Of all searches on it together."""
-    max_gpu_seconds_per_search: float | None = None
-    """Ceiling of a search's budget; None: none."""
-    max_gpu_seconds_per_day: float | None = None
-    """What all searches on it together may use in a day (UTC); None: no ceiling."""
+    """Options of the launcher; gpu, gpus_per_node, max_nodes and name default to the cluster's."""
+    max_concurrent_runs: Annotated[int, Interval(ge=1, le=10_000)] = 1
+    """Maximum number of runs at once, over all searches on the cluster."""
+    max_gpu_seconds_per_search: Amount | None = None
+    """Maximum GPU-seconds of one search; None: no limit."""
+    max_gpu_seconds_per_day: Amount | None = None
+    """Maximum GPU-seconds of all searches on the cluster per day (UTC); None: no limit."""

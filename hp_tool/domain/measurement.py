@@ -6,24 +6,67 @@ a measurement is its numbers.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hp_tool.domain.microbenchmark import OperationTimes
+from hp_tool.domain.fields import Strict
+from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.program import Program
 from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """The machine a measurement belongs to."""
+LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Strict):
+    """One operation of one size. All ranks do it at the same time, as in training."""
+
+    name: LocalOperation | Collective
+    shape: tuple[int, ...]
+    """matmul: m, n, k. attention, causal, forward: sequences, length, query heads, key/value heads, head_dim. add, and forward
+    and backward of activation: elements. norm and loss, forward and backward: rows, columns. Collectives: bytes of the whole
+    buffer, as NCCL's tests count them."""
+    precision: Precision = "fp32"
+    group_size: int = 1
+    """Collectives: ranks of a group; the ranks are dealt out into as many groups, which all work at once."""
+    stride: int = 1
+    """Collectives: 1: neighbouring ranks; the devices of a node: groups that have one rank on each node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTimes(Strict):
+    """An operation and each rank's mean seconds."""
+
+    operation: Operation
+    seconds_per_rank: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(Strict):
+    """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs nothing of ours."""
+
+    command: tuple[str, ...]
+    """argv, run in the job's folder; never a shell string."""
+    torchrun: bool = True
+    """Whether torchrun starts it, once for each device; else it is started as it stands, once on each node."""
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts to lay into the job's folder before it starts, by name."""
+    returns: tuple[str, ...] = ()
+    """Files that it leaves there and that are read afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware(Strict):
+    """The machine a measurement belongs to."""
 
     gpu: str
     """Catalogue name of the device, `cpu` for one process with one thread."""
@@ -37,10 +80,8 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fidelity:
+class Fidelity(Strict):
     """How much of the asked configuration was run; all None means the whole of it."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     num_hidden_layers: int | None = None
     data_parallel_size: int | None = None
@@ -55,10 +96,8 @@ class Fidelity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingTimes:
+class ServingTimes(Strict):
     """Latencies of one replica that is given `concurrency` prompts at once, again and again: a closed load of equals."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     ttft_s: float
     """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
@@ -77,10 +116,8 @@ class ServingTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
+class Latencies(Strict):
     """Latencies of a request under a whole load, the wait for room included."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     ttft_s: float
     """Time to first token."""
@@ -94,8 +131,6 @@ class Latencies:
 class LoadLatencies(Latencies):
     """Latencies that one measured replica implies for all of the query's load on all of its replicas."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
     penalised_latency_s: float
     """request_latency_s, and more where a target is missed: what a search minimises."""
     request_latencies_s: tuple[float, ...] = ()
@@ -103,10 +138,8 @@ class LoadLatencies(Latencies):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Strict):
     """The outcome of one profile run (or of a reported training). Failures are measurements too."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     status: MeasurementStatus
     step_s: float | None = None
@@ -165,10 +198,8 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
+class ProfileRequest(Strict):
     """All the profiler needs to run one configuration; written as JSON, read on the cluster."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     kind: Literal["training"] = "training"
     run_id: str
@@ -198,3 +229,11 @@ class ProfileRequest:
     def num_processes(self) -> int:
         """Processes that torchrun starts."""
         return self.num_gpus
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """Spread of the middle half; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low

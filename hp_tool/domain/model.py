@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Strict
 
 Architecture = Literal["decoder", "encoder", "encoder_decoder"]
 Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rotary", "relative", "none"]
 Vectors = Literal["none", "weight", "weight_bias"]
 QueryKeyNorm = Literal["head", "all_heads"]
+
+Layers = Annotated[int, Interval(ge=1, le=10_000)]
+Size = Annotated[int, Interval(ge=1, le=1 << 26)]
+"""Far above any model's."""
+ZeroOrMore = Annotated[int, Interval(ge=0, le=1 << 26)]
 
 AttentionKind = Literal["grouped", "latent"]
 MlpKind = Literal["dense", "experts"]
@@ -36,30 +45,28 @@ class LayerRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Strict):
     """A transformer's shape. A value of None means "derived": read the property of that meaning below the fields, which is
     worked out once.
     """
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str = "custom"
     """What results call this model."""
     architecture: Architecture = "decoder"
     """Causal decoder, bidirectional encoder (BERT), or both (T5: `num_hidden_layers` counts each side)."""
-    num_hidden_layers: int
+    num_hidden_layers: Layers
     """Transformer layers (L)."""
-    hidden_size: int
+    hidden_size: Size
     """Width of the residual stream (h)."""
-    num_attention_heads: int
+    num_attention_heads: Size
     """Query heads (a)."""
-    num_key_value_heads: int | None = None
+    num_key_value_heads: Size | None = None
     """Key and value heads (GQA); None: as many as query heads."""
-    head_dim: int | None = None
+    head_dim: Size | None = None
     """Width of a head; None: hidden_size / num_attention_heads."""
-    intermediate_size: int | None = None
+    intermediate_size: Size | None = None
     """Width of the dense MLP; None: 4 x hidden_size."""
-    vocab_size: int
+    vocab_size: Size
     """Rows of the embedding (V), as stored, padding included."""
     tie_word_embeddings: bool = True
     """Whether the output layer shares the embedding's weights."""
@@ -69,7 +76,7 @@ class ModelSpec:
     """layernorm has weight and bias, rmsnorm a weight, unless norm_vectors says otherwise."""
     norm_vectors: Vectors | None = None
     """What a norm has: Cohere's layernorm a weight alone, OLMo's nothing; None: as normalization says."""
-    norms_per_layer: int = 2
+    norms_per_layer: Size = 2
     """Norms of a layer without cross attention's: 1 where attention and MLP stand side by side behind one (GPT-J, Cohere),
     4 where their outputs are normalized too (Gemma 2). Counted as parameters; time and activations are those of two."""
     query_key_norm: QueryKeyNorm | None = None
@@ -81,20 +88,20 @@ class ModelSpec:
     """A norm behind the last layer, on each side of an encoder-decoder model; post-norm models (BERT, BART) have none."""
     position_embedding: PositionEmbedding | None = None
     """None: learned for layernorm models without gates (GPT), rotary otherwise."""
-    max_position_embeddings: int | None = None
+    max_position_embeddings: Size | None = None
     """Rows of a learned position embedding; None: the workload's sequence length."""
-    position_embedding_offset: int = 0
+    position_embedding_offset: ZeroOrMore = 0
     """Rows beside max_position_embeddings (OPT, BART: 2)."""
-    position_tables: int = 1
+    position_tables: Size = 1
     """Learned position embeddings: 2 where encoder and decoder have their own (BART)."""
-    relative_attention_num_buckets: int = 32
+    relative_attention_num_buckets: Size = 32
     """Distances that relative positions tell apart (arXiv 1910.10683 section 2.1)."""
     relative_attention_every_layer: bool = False
     """Whether each layer has its own table of relative positions (UMT5), not the first of each side alone (T5)."""
-    sliding_window: int | None = None
+    sliding_window: Size | None = None
     """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no others, serving
     caches no others."""
-    sliding_window_layers: int | None = None
+    sliding_window_layers: Layers | None = None
     """Layers with a sliding window, the others see all keys; None: every layer."""
     attention_bias: bool | None = None
     """Biases on the attention projections; None: as layernorm models without gates (GPT) have them, others not."""
@@ -108,37 +115,37 @@ class ModelSpec:
     """Biases on the routed experts' matrices (gpt-oss)."""
     router_bias: bool = False
     """A trained bias for each expert on the router."""
-    num_experts: int | None = None
+    num_experts: Size | None = None
     """Routed experts per MoE layer; None: a dense model."""
-    num_experts_per_tok: int | None = None
+    num_experts_per_tok: Size | None = None
     """Experts each token is sent to (top-k)."""
-    moe_intermediate_size: int | None = None
+    moe_intermediate_size: Size | None = None
     """Width of one routed expert; None: intermediate_size."""
-    num_shared_experts: int = 0
+    num_shared_experts: ZeroOrMore = 0
     """Experts every token passes, each moe_intermediate_size wide."""
-    shared_expert_intermediate_size: int | None = None
+    shared_expert_intermediate_size: Size | None = None
     """Width of the shared experts together (Qwen2-MoE); None: num_shared_experts x moe_intermediate_size."""
     shared_expert_gate: bool = False
     """A gate that weighs the shared experts' output (Qwen2-MoE)."""
-    n_group: int | None = None
+    n_group: Size | None = None
     """Group-limited routing (DeepSeek): groups of neighbouring experts; None: one, so no limit."""
-    topk_group: int | None = None
+    topk_group: Size | None = None
     """Groups from which a token's experts may come; None: all."""
-    first_k_dense_replace: int = 0
+    first_k_dense_replace: ZeroOrMore = 0
     """Leading layers that keep a dense MLP in a MoE model."""
-    kv_lora_rank: int | None = None
+    kv_lora_rank: Size | None = None
     """Multi-head latent attention: rank of the compressed key/value; None: no MLA."""
-    q_lora_rank: int | None = None
+    q_lora_rank: Size | None = None
     """MLA: rank of the compressed query; None: queries are not compressed."""
-    qk_nope_head_dim: int | None = None
+    qk_nope_head_dim: Size | None = None
     """MLA: part of a head without rotary embedding."""
-    qk_rope_head_dim: int | None = None
+    qk_rope_head_dim: Size | None = None
     """MLA: part of a head with rotary embedding."""
-    v_head_dim: int | None = None
+    v_head_dim: Size | None = None
     """MLA: width of a value head."""
-    num_nextn_predict_layers: int = 0
+    num_nextn_predict_layers: Annotated[int, Interval(ge=0, le=10_000)] = 0
     """Extra multi-token-prediction layers."""
-    num_decoder_layers: int | None = None
+    num_decoder_layers: Layers | None = None
     """encoder_decoder only: decoder layers; None: num_hidden_layers."""
     output_bias: bool | None = None
     """A bias on the output layer (GPT-J, BERT); None: an encoder's has one."""
@@ -147,7 +154,7 @@ class ModelSpec:
     bias; None: an encoder has it with one."""
     sentence_head: bool | None = None
     """BERT's pooler and next-sentence classifier; None: an encoder has them."""
-    type_vocab_size: int | None = None
+    type_vocab_size: ZeroOrMore | None = None
     """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
 
     @cached_property

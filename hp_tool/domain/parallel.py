@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Axis, Devices, Strict
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
@@ -15,16 +18,14 @@ ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
+class Recompute(Strict):
     """Activation recomputation in Megatron Core's words."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     granularity: RecomputeName
     """none, selective (named modules), full (whole layers); torch-fsdp: per_op, per_layer."""
     method: Literal["uniform", "block"] | None = None
     """full only. uniform (default): a checkpoint every num_layers layers; block: the first num_layers of each chunk."""
-    num_layers: int | None = None
+    num_layers: Annotated[int, Interval(ge=1, le=10_000)] | None = None
     """full only. uniform: layers per checkpoint (default 1); block: layers recomputed per model chunk (default: all)."""
     modules: tuple[RecomputeModule, ...] | None = None
     """selective only, Megatron Core's names; default core_attn. core_attn: scores, or the log-sum-exp of fused attention; mlp:
@@ -52,10 +53,8 @@ def recompute_name(recompute: RecomputeName | Recompute) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Strict):
     """One configuration, fully resolved: no field is left to a default elsewhere."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -91,10 +90,8 @@ OF_THE_QUERY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
+class Strategy(Strict):
     """How the parallel dimensions work, the same for all candidates of a query."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     context_parallel_communication: ContextCommunication = "p2p"
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
@@ -109,56 +106,56 @@ DEFAULT_STRATEGY = Strategy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelQuery:
+class ParallelQuery(Strict):
     """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent (free)."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    tensor_parallel_size: int | tuple[int, ...] | None = None
+    tensor_parallel_size: Axis[Devices] = None
     """Devices that split each matmul (t)."""
-    pipeline_parallel_size: int | tuple[int, ...] | None = None
+    pipeline_parallel_size: Axis[Devices] = None
     """Pipeline stages (p)."""
-    virtual_pipeline_parallel_size: int | tuple[int, ...] | None = None
+    virtual_pipeline_parallel_size: Axis[Devices] = None
     """Model chunks per pipeline rank (v); 1 is plain 1F1B."""
-    context_parallel_size: int | tuple[int, ...] | None = None
+    context_parallel_size: Axis[Devices] = None
     """Devices that split a sequence (c)."""
-    expert_parallel_size: int | tuple[int, ...] | None = None
+    expert_parallel_size: Axis[Devices] = None
     """Devices that hold different experts (e)."""
-    expert_tensor_parallel_size: int | tuple[int, ...] | None = None
+    expert_tensor_parallel_size: Axis[Devices] = None
     """Devices that split one expert's matmuls."""
-    data_parallel_size: int | None = None
-    """Derived: num_gpus / (t p c); checked where given."""
-    data_parallel_shard_size: int | tuple[int, ...] | None = None
+    data_parallel_size: Devices | None = None
+    """num_gpus / (t p c): may be left out, and is checked where given."""
+    data_parallel_shard_size: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None
     """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the d / S groups are replicas.
     0 (default): all of them are one group."""
-    micro_batch_size: int | tuple[int, ...] | None = None
+    micro_batch_size: Axis[Devices] = None
     """Sequences in one forward pass (b)."""
-    sequence_parallel: bool | tuple[bool, ...] | None = None
+    sequence_parallel: Axis[bool] = None
     """Shard norms and dropout over the tensor group; default: on where t > 1."""
-    recompute: RecomputeName | Recompute | tuple[RecomputeName | Recompute, ...] | None = None
-    zero_stage: int | tuple[int, ...] | None = None
+    recompute: Axis[RecomputeName | Recompute] = None
+    """Activation recomputation: a name, or a mapping with details."""
+    zero_stage: Axis[Annotated[int, Interval(ge=0, le=3)]] = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
-    pipeline_schedule: PipelineSchedule | tuple[PipelineSchedule, ...] | None = None
+    pipeline_schedule: Axis[PipelineSchedule] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
     per rank) and dualpipe (every stage kept twice). None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
-    """What each model chunk holds, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
+    """The contents of each model chunk, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
     pipeline_parallel_size x virtual_pipeline_parallel_size chunks. None: equal stages."""
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
     context_parallel_communication: ContextCommunication | None = None
-    hierarchical_context_parallel_sizes: tuple[int, int] | None = None
+    """How ranks that split a sequence exchange it; None: p2p."""
+    hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
     context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher | None = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any. None:
     flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
-    attention_data_parallel_size: int | tuple[int, ...] | None = None
-    """Inference only."""
-    max_num_seqs: int | tuple[int, ...] | None = None
-    """Inference only: requests one scheduler runs at once; None: the engine's default."""
-    max_num_batched_tokens: int | tuple[int, ...] | None = None
-    """Inference only: tokens of one forward pass; None: the engine's default."""
+    attention_data_parallel_size: Axis[Devices] = None
+    """Inference only: groups of a stage that attend to different requests."""
+    max_num_seqs: Axis[Devices] = None
+    """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
+    max_num_batched_tokens: Axis[Devices] = None
+    """Inference only: maximum tokens of one forward pass; None: the engine's default."""
 
 
 Value = TypeVar("Value")

@@ -1,17 +1,23 @@
-"""What the built-in profiler runs. Everything else is refused by name: a number measured on something else would be worse
-than none. A search asks before it pays for runs, and the profiler before it starts one.
+"""What the built-in profiler cannot run, by name: a number measured on something else would be worse than none.
+
+A search checks before it pays for runs, and the profiler before it starts one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
+from hp_tool.domain.measurement import Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ContextCommunication, Strategy
 from hp_tool.domain.pipeline_split import splits_unevenly
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+
+Unsupported = Iterator[tuple[str, str]]
 
 
 class Sizes(Protocol):
@@ -40,7 +46,9 @@ class Sizes(Protocol):
 ENGINES = ("megatron-core", "torch-fsdp")
 """Frameworks that the profiler has an engine for."""
 
-_USUAL: dict[str, tuple[Any, ...]] = {
+_FP32 = (None, "fp32")
+_USUAL_MODEL: dict[str, tuple[Any, ...]] = {
+    "architecture": ("decoder",),
     "norm_vectors": (None,),
     "norms_per_layer": (2,),
     "query_key_norm": (None, "head"),
@@ -55,127 +63,96 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "router_bias": (False,),
 }
 """What a model's details may be in a run."""
+_USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
+    "framework": ENGINES,
+    "precision": ("bf16", "fp16", "fp32", "fp8"),
+    "offload": (None, "none"),
+    "offload_fraction": (1.0,),
+    "cuda_graphs": (False,),
+    "optimizer": ("adam", "sgd"),
+    "optimizer_precision": _FP32,
+    "exp_avg_sq_precision": _FP32,
+    "master_precision": _FP32,
+}
+"""What a workload may say in a run."""
+_USUAL_FSDP: dict[str, tuple[Any, ...]] = {
+    "precision": ("bf16", "fp32"),
+    "attention": ("flash",),
+    "cross_entropy": ("unfused",),
+    "gradient_precision": _FP32,
+}
+"""What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""
+_SERVED = (
+    "input_length",
+    "output_length",
+    "concurrency",
+    "engine",
+    "engine_version",
+    "load",
+    "precision",
+    "kv_cache_precision",
+)
+"""Fields of a serving load that a run follows, or that `unserved` looks at; any other must be left at its default."""
 
 
-def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Iterator[tuple[str, str]]:
+def _unusual(spec: Any, usual: Mapping[str, Sequence[Any]], *, of: str, where: str = "") -> Unsupported:
+    """Fields of `spec` with another value than the usual ones."""
+    for name, values in usual.items():
+        if getattr(spec, name) not in values:
+            yield f"{of}.{name}", f"{name}: {getattr(spec, name)}{where}"
+
+
+def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsupported:
     """(field, words) of what a model has and no run builds. `of`: the query's field that says how long sequences are."""
-    rules = (
-        (model.architecture != "decoder", "model.architecture", f"architecture: {model.architecture}"),
-        (
-            model.kv_lora_rank is not None and model.positions != "rotary",
-            "model.position_embedding",
-            "latent attention without rotary positions",
-        ),
-        (
-            bool(model.num_experts) and model.has_mlp_bias,
-            "model.mlp_bias",
-            "experts with biases (mlp_bias)",
-        ),
-        (
-            model.num_nextn_predict_layers > 0,
-            "model.num_nextn_predict_layers",
-            "multi-token prediction (num_nextn_predict_layers)",
-        ),
-        (
-            model.positions == "learned" and 0 < (model.max_position_embeddings or 0) < sequence_length,
-            of,
-            f"a sequence_length above max_position_embeddings {model.max_position_embeddings}",
-        ),
-        (model.positions == "relative", "model.position_embedding", "position_embedding: relative"),
-        (model.has_mlp_bias and not model.has_attention_bias, "model.mlp_bias", "mlp_bias without attention_bias"),
-        (
-            model.attention_output_bias not in (None, model.has_mlp_bias),
-            "model.attention_output_bias",
-            "an attention_output_bias other than mlp_bias",
-        ),
-        (
-            (model.sliding_window or sequence_length) < sequence_length,
-            "model.sliding_window",
-            "a sliding_window shorter than sequence_length",
-        ),
-        *(
-            (getattr(model, name) not in usual, f"model.{name}", f"{name}: {getattr(model, name)}")
-            for name, usual in _USUAL.items()
-        ),
-    )
-    return ((field, words) for unsupported, field, words in rules if unsupported)
+    yield from _unusual(model, _USUAL_MODEL, of="model")
+    learned, rows = model.positions == "learned", model.max_position_embeddings or 0
+    if model.kv_lora_rank is not None and model.positions != "rotary":
+        yield "model.position_embedding", "latent attention without rotary positions"
+    if model.num_experts and model.has_mlp_bias:
+        yield "model.mlp_bias", "experts with biases (mlp_bias)"
+    if model.num_nextn_predict_layers > 0:
+        yield "model.num_nextn_predict_layers", "multi-token prediction (num_nextn_predict_layers)"
+    if learned and 0 < rows < sequence_length:
+        yield of, f"a sequence_length above max_position_embeddings {rows}"
+    if model.positions == "relative":
+        yield "model.position_embedding", "position_embedding: relative"
+    if model.has_mlp_bias and not model.has_attention_bias:
+        yield "model.mlp_bias", "mlp_bias without attention_bias"
+    if model.attention_output_bias not in (None, model.has_mlp_bias):
+        yield "model.attention_output_bias", "an attention_output_bias other than mlp_bias"
+    if (model.sliding_window or sequence_length) < sequence_length:
+        yield "model.sliding_window", "a sliding_window shorter than sequence_length"
 
 
-def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
+def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Unsupported:
     """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
     yield from unprofiled_model(model, sequence_length=training.sequence_length, of="training.sequence_length")
-    rules = (
-        (training.framework not in ENGINES, "training.framework", f"framework: {training.framework}"),
-        (training.precision not in ("bf16", "fp16", "fp32", "fp8"), "training.precision", f"precision: {training.precision}"),
-        (bool(training.frozen), "training.frozen", "frozen parts"),
-        (training.task != "pretrain" or training.lora is not None, "training.task", f"task: {training.task}"),
-        (
-            training.packed or training.sequence_lengths is not None,
-            "training.packed" if training.packed else "training.sequence_lengths",
-            "packed or unequal sequences",
-        ),
-        (training.offload not in (None, "none"), "training.offload", f"offload: {training.offload}"),
-        (training.overlap is not None, "training.overlap", "overlap"),
-        (training.offload_fraction != 1.0, "training.offload_fraction", f"offload_fraction: {training.offload_fraction}"),
-        (training.cuda_graphs, "training.cuda_graphs", "cuda_graphs"),
-        (training.optimizer not in ("adam", "sgd"), "training.optimizer", f"optimizer: {training.optimizer}"),
-        (
-            training.parameter_precision not in (None, _stored_precision(training)),
-            "training.parameter_precision",
-            f"parameter_precision: {training.parameter_precision} with precision {training.precision}",
-        ),
-        (
-            training.gradient_precision not in (None, "fp32", "bf16" if training.precision == "fp8" else training.precision),
-            "training.gradient_precision",
-            f"gradient_precision: {training.gradient_precision}",
-        ),
-        (
-            training.optimizer_precision not in (None, "fp32"),
-            "training.optimizer_precision",
-            f"optimizer_precision: {training.optimizer_precision}",
-        ),
-        (
-            training.exp_avg_sq_precision not in (None, "fp32"),
-            "training.exp_avg_sq_precision",
-            f"exp_avg_sq_precision: {training.exp_avg_sq_precision}",
-        ),
-        (
-            training.master_precision not in (None, "fp32"),
-            "training.master_precision",
-            f"master_precision: {training.master_precision}",
-        ),
-    )
-    yield from ((field, words) for unsupported, field, words in rules if unsupported)
-    if training.framework == "torch-fsdp":
-        yield from _unprofiled_fsdp(model, training)
+    yield from _unusual(training, _USUAL_TRAINING, of="training")
+    fsdp, narrow = training.framework == "torch-fsdp", training.precision == "fp8"
+    # FSDP casts what it gathers, Megatron keeps a master copy besides.
+    stored = "fp32" if fsdp else "bf16" if narrow else training.precision
+    gradients = "bf16" if narrow else training.precision
+    formats = {"parameter_precision": (None, stored), "gradient_precision": (None, "fp32", gradients)}
+    yield from _unusual(training, formats, of="training", where=f" with precision {training.precision}")
+    if training.frozen:
+        yield "training.frozen", "frozen parts"
+    if training.task != "pretrain" or training.lora is not None:
+        yield "training.task", f"task: {training.task}"
+    if training.overlap is not None:
+        yield "training.overlap", "overlap"
+    if training.packed or training.sequence_lengths is not None:
+        yield "training.packed" if training.packed else "training.sequence_lengths", "packed or unequal sequences"
+    if fsdp:
+        yield from _unusual(training, _USUAL_FSDP, of="training", where=" under torch-fsdp")
+        if model.num_experts is not None:
+            yield "model.num_experts", "mixture-of-experts models (num_experts) under torch-fsdp"
+        if model.kv_lora_rank is not None:
+            yield "model.kv_lora_rank", "latent attention (kv_lora_rank) under torch-fsdp"
+        if training.dropout > 0.0:
+            yield "training.dropout", "dropout under torch-fsdp"
 
 
-def _stored_precision(training: TrainingWorkload) -> str:
-    """What an engine stores parameters in: FSDP casts what it gathers, Megatron keeps a master copy besides."""
-    if training.framework == "torch-fsdp":
-        return "fp32"
-    return "bf16" if training.precision == "fp8" else training.precision
-
-
-def _unprofiled_fsdp(model: ModelSpec, training: TrainingWorkload) -> Iterator[tuple[str, str]]:
-    """What the plain-torch engine leaves out of what Megatron Core runs."""
-    rules = (
-        (model.num_experts is not None, "model.num_experts", "mixture-of-experts models (num_experts) under torch-fsdp"),
-        (model.kv_lora_rank is not None, "model.kv_lora_rank", "latent attention (kv_lora_rank) under torch-fsdp"),
-        (training.precision not in ("bf16", "fp32"), "training.precision", f"precision: {training.precision} under torch-fsdp"),
-        (training.dropout > 0.0, "training.dropout", "dropout under torch-fsdp"),
-        (training.attention != "flash", "training.attention", f"attention: {training.attention} under torch-fsdp"),
-        (training.cross_entropy != "unfused", "training.cross_entropy", "cross_entropy: fused under torch-fsdp"),
-        (
-            training.gradient_precision not in (None, "fp32"),
-            "training.gradient_precision",
-            f"gradient_precision: {training.gradient_precision} under torch-fsdp",
-        ),
-    )
-    yield from ((field, words) for unsupported, field, words in rules if unsupported)
-
-
-def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Iterator[tuple[str, str]]:
+def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
     if strategy.pipeline_layout is not None:
         yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
@@ -222,3 +199,39 @@ def unprofiled_sizes(
         yield zero > 1, f"zero_stage: {zero}"
         yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"
     yield model.vocab_size % t != 0, f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}"
+
+
+def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) -> Unsupported:
+    """(field, words) of what no configuration of this query can be served with; nothing where all is well."""
+    load, precision = inference.load, inference.precision
+    yield from _unusual(inference, {"precision": ("bf16", "fp16", "fp32")}, of="inference")
+    if inference.kv_cache_precision not in (None, precision):
+        yield "inference.kv_cache_precision", "a kv_cache_precision other than precision"
+    if inference.concurrency is None:
+        yield "inference.concurrency", "a load without concurrency"
+    if load is not None and load.arrival != "closed":
+        yield "inference.load", f"arrival: {load.arrival}"
+    defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in _SERVED}
+    yield from _unusual(inference, defaults, of="inference")
+    if runner == "megatron-core":
+        length = inference.input_length + inference.output_length
+        if model.kv_lora_rank is not None:
+            yield "model.kv_lora_rank", "multi-head latent attention (kv_lora_rank)"
+        yield from unprofiled_model(model, sequence_length=length, of="inference.output_length")
+
+
+def unserved_sizes(*, model: ModelSpec, inference: InferenceWorkload, parallel: ServingConfig) -> Unsupported:
+    """(field, words) of what this configuration asks for and no run does."""
+    t = parallel.tensor_parallel_size
+    alone = ("pipeline_parallel_size", "expert_parallel_size", "attention_data_parallel_size", "data_parallel_size")
+    yield from _unusual(parallel, dict.fromkeys(alone, (1,)), of="parallel")
+    for count, name in (
+        (model.num_attention_heads, "num_attention_heads"),
+        (model.kv_heads, "num_key_value_heads"),
+        (model.vocab_size, "vocab_size"),
+        (model.ffn_size, "intermediate_size"),
+    ):
+        if count % t:
+            yield f"model.{name}", f"{name} {count}, which is not divisible by tensor_parallel_size {t}"
+    if (inference.concurrency or 0) > parallel.max_num_seqs:
+        yield "parallel.max_num_seqs", f"a concurrency above max_num_seqs {parallel.max_num_seqs}: a run has no queue"

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hp_tool.domain.measurement import ProfileRequest, Runner
-from hp_tool.domain.microbenchmark import Operation
+from hp_tool.domain.fields import Strict
+from hp_tool.domain.measurement import Operation, ProfileRequest, Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRequest:
+class InferenceRequest(Strict):
     """All the profiler needs to serve one batch a few times; written as JSON, read on the cluster."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     kind: Literal["inference"] = "inference"
     run_id: str
@@ -42,10 +40,8 @@ class InferenceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkRequest:
+class BenchmarkRequest(Strict):
     """Single operations, timed one after another on all ranks at once."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     kind: Literal["benchmark"] = "benchmark"
     run_id: str

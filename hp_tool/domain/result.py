@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.reliability import Goodput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +102,23 @@ class Mend:
     """US dollars."""
     remaining: tuple[Reason, ...] = ()
     """Targets that it misses too: the best that was found is told where no change meets them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Training time that survives failures, as a share of the calendar's."""
+
+    fraction: float
+    mtbf_s: float
+    """Of the whole job."""
+    checkpoint_bytes: float
+    checkpoint_s: float
+    checkpoint_interval_s: float
+    young_interval_s: float
+    """First-order optimum sqrt(2 C M), for comparison."""
+    restart_s: float
+    source: str
+    """Where the figures that were not given come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Reason
@@ -13,10 +14,8 @@ Schedule = Literal["mixed", "prefill_first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConfig:
+class ServingConfig(Strict):
     """One way to serve a model, fully resolved. Replicas are num_gpus / (tensor x pipeline x attention data)."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     tensor_parallel_size: int = 1
     """Devices that split each attention head group and dense MLP (t)."""
@@ -39,10 +38,8 @@ Configuration = ParallelConfig | ServingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEfficiency:
+class EngineEfficiency(Strict):
     """What an inference engine adds to isolated kernels, how it schedules, and the memory it keeps: one engine, one version."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
 
     engine: str
     version: str
@@ -245,3 +242,48 @@ class ServingRecommendation:
     """Of one replica, where a search ran it."""
     calibrated_estimate: InferenceEstimate | None = None
     """After what was measured on this cluster; a measured configuration's own latencies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig(Strict):
+    """Replicas that are alike."""
+
+    gpu: str
+    tensor_parallel_size: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEstimate:
+    """A prediction for a pair of pools under one load. Means over requests."""
+
+    feasible: bool
+    reasons: tuple[Reason, ...] = ()
+    ttft_s: float
+    """Waiting for prefill, prefill, and the transfer of keys and values."""
+    tpot_s: float
+    request_latency_s: float
+    transfer_s: float
+    """Of one prompt's keys and values; within ttft_s."""
+    request_rate_per_second: float
+    output_tokens_per_second_per_gpu: float
+    """By the devices of both pools."""
+    num_gpus: int
+    prefill_busy: float
+    """Share of the time that a prefill replica works: near 1 it bounds the rate."""
+    decode_batch: float
+    """Requests that a decoding replica serves at once."""
+    max_decode_batch: float
+    """The most it has room for."""
+    cost_per_million_output_tokens: float | None = None
+    """US dollars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRecommendation:
+    """One pair of pools, best first."""
+
+    rank: int
+    prefill: PoolConfig
+    decode: PoolConfig
+    estimate: PoolEstimate

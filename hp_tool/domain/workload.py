@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Interval
+
+from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Strict
 from hp_tool.domain.hardware import Precision
-from hp_tool.domain.reliability import ReliabilitySpec
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
@@ -16,29 +18,25 @@ Optimizer = Literal["adam", "sgd", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSpec:
-    """Low-rank adapters on frozen weights: nothing else is trained."""
+class LoraSpec(Strict):
+    """LoRA: only low-rank adapters on frozen weights are trained."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    rank: int
-    """Inner width (r)."""
+    rank: Annotated[int, Interval(ge=1, le=65_536)]
+    """Inner width of an adapter (r)."""
     target_modules: tuple[str, ...] | None = None
-    """Matrices that get one, in Megatron Core's names (linear_qkv, linear_proj, linear_fc1, linear_fc2, of latent attention
-    linear_q_down_proj and so on) or Hugging Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None:
-    linear_qkv, linear_proj, linear_fc1, linear_fc2."""
+    """Matrices that get an adapter, in Megatron Core's names (of latent attention linear_q_down_proj and so on) or Hugging
+    Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None: linear_qkv, linear_proj, linear_fc1, linear_fc2.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSpec:
-    """Communication that runs beside compute, switch by switch; None: as in the runs the framework's constants come from."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+class OverlapSpec(Strict):
+    """Which communication overlaps compute; None: as in the runs that the framework's constants were fitted on."""
 
     tensor_parallel: bool | None = None
     """Forward collectives pipelined with their matmuls (Megatron's tp-comm-overlap), backward ones behind weight gradients."""
     context_parallel: bool | None = None
-    """The ring's keys and values behind the attention of the step before."""
+    """The ring's keys and values are sent during the attention of the step before."""
     expert_parallel: bool | None = None
     """The experts' all-to-alls of one micro-batch behind the opposite pass of another (overlap-moe-expert-parallel-comm):
     a bound, never fitted; needs experts on several ranks and, with a pipeline, interleaving."""
@@ -48,74 +46,87 @@ class OverlapSpec:
     """Gradient reduction and weight gathering (overlap-grad-reduce, overlap-param-gather)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilitySpec(Strict):
+    """How often devices fail, and what failures and checkpoints cost. Fields left out take published values."""
+
+    mtbf_per_gpu_hours: Annotated[float, Interval(ge=1e-3, le=1e12)] | None = None
+    """Mean hours between failures of one device that stop the job; None: 50,677, published for Llama 3."""
+    checkpoint_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | None = None
+    """Seconds that saving a checkpoint stops training; None: its bytes at the published rate of Megatron-LM's nodes."""
+    checkpoint_interval_s: Annotated[float, Interval(ge=1e-3, le=1e9)] | None = None
+    """Seconds of training between two checkpoints; None: the interval that loses least."""
+    restart_s: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
+    """Seconds from a failure to training again; None: ten minutes, and the time to load the checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainingWorkload:
+class TrainingWorkload(Strict):
     """One training run's batch, precision and software."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    sequence_length: int
-    """Tokens a sequence (s)."""
-    decoder_sequence_length: int | None = None
-    """Encoder-decoder models: tokens a row of the decoder, sequence_length being the encoder's; None: as many."""
+    sequence_length: Count
+    """Tokens per sequence (s)."""
+    decoder_sequence_length: Count | None = None
+    """Encoder-decoder models: tokens per decoder row; None: sequence_length, which is the encoder's."""
     sequence_lengths: str | None = None
-    """A named distribution of lengths, instead of all equal; from the command line and Python also a file."""
-    global_batch_size: int
+    """Name of a distribution of sequence lengths (command line and Python: or a file); None: all are equal."""
+    global_batch_size: Count
     """Sequences per optimizer step (B)."""
     precision: Precision = "bf16"
-    """Matmul inputs; MFU divides by the dense peak of this precision."""
+    """Precision of matmul inputs; MFU divides by the dense peak of this precision."""
     fp8_recipe: Literal["delayed", "tensorwise", "blockwise"] | None = None
     """How precision fp8 is scaled (Megatron's fp8-recipe): by earlier steps' magnitudes, by each tensor's own, or by blocks of
     128; None: delayed. mxfp8 and nvfp4 are precisions of their own."""
     parameter_precision: StatePrecision | None = None
-    """Stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the layers' weight matrices as quantised for the
-    matmuls, by rows and by columns, and 8 bits on the wire (Megatron's fp8-param-gather); the rest in 16 bits."""
+    """Precision of stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the layers' weight matrices are kept
+    quantised by rows and by columns, and gathered in 8 bits (Megatron's fp8-param-gather); the rest in 16 bits."""
     gradient_precision: StatePrecision | None = None
-    """Accumulated gradients; None: fp32."""
+    """Precision of accumulated gradients; None: fp32."""
     optimizer_precision: StatePrecision | None = None
-    """The optimizer's states; None: fp32."""
+    """Precision of the optimizer's states; None: fp32."""
     exp_avg_sq_precision: StatePrecision | None = None
-    """Adam's second state, where it differs from the first; None: optimizer_precision."""
+    """Precision of Adam's second state; None: optimizer_precision."""
     master_precision: Literal["fp32", "fp16", "remainder", "none"] | None = None
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
-    """Whose memory behaviour and efficiency profile: megatron-core, torch-fsdp, nanotron."""
+    """Training framework: megatron-core, torch-fsdp or nanotron."""
     framework_version: str | None = None
-    """Release, where it matters."""
+    """Release of the framework, where it matters."""
     task: Literal["pretrain", "sft", "lora"] = "pretrain"
     """sft costs what pretraining does: a loss on the answers alone runs the same passes over the same rows."""
     lora: LoraSpec | None = None
+    """Adapters of task lora."""
     frozen: tuple[FrozenPart, ...] = ()
-    """Parts that are not trained: no gradient, no optimizer state, no weight-gradient matmul. Tied ones freeze together."""
+    """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied parts freeze together."""
     packed: bool = False
-    """Short sequences share a row."""
+    """Whether short sequences share a row."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
-    dropout: float = 0.0
-    """Probability; above zero the masks are stored, one byte an element."""
+    dropout: Fraction = 0.0
+    """Probability of dropout; above zero the masks are stored, one byte per element."""
     optimizer: Optimizer = "adam"
     """adam; sgd with momentum; muon for the layers' weight matrices and Adam for the rest."""
     offload: Literal["none", "optimizer", "activations"] | None = None
-    """What lives in host memory: the optimizer's states and master copy, which the host then updates, or saved activations."""
-    offload_fraction: float = 1.0
-    """Share of the parameters, or of the layers, that is offloaded."""
+    """What is kept in host memory: the optimizer's states and master copy, which the host updates, or saved activations."""
+    offload_fraction: Annotated[float, Interval(ge=1e-3, le=1.0)] = 1.0
+    """Fraction of the parameters, or of the layers, that is offloaded."""
     cross_entropy: Literal["fused", "unfused"] = "unfused"
-    """fused passes over the logits less often; Megatron Core's keeps their fp32 copy all the same."""
+    """fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy."""
     attention_mask_flops: Literal["full", "causal"] = "full"
-    """Convention of reported model FLOPs: full attention (72BLsh^2(1+s/6h+V/12hL)), or its causal half."""
-    expert_imbalance: float = 1.0
-    """MoE: load of the busiest expert-parallel rank over the mean; routers trained with a balancing loss stay near 1."""
-    expert_capacity_factor: float | None = None
+    """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
+    expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0
+    """MoE: load of the busiest expert-parallel rank divided by the mean; near 1 with a balancing loss."""
+    expert_capacity_factor: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
-    """Which communication is hidden, where that is known; None: as the framework's measured runs hid it."""
+    """Which communication overlaps compute; None: as in the framework's measured runs."""
     cuda_graphs: bool = False
-    """Kernels are launched as recorded CUDA graphs: devices never wait for their host."""
-    total_tokens: float | None = None
-    """Length of the whole training; adds days, GPU-hours, cost."""
+    """Whether kernels are launched as CUDA graphs, so that devices never wait for their host."""
+    total_tokens: Annotated[float, Interval(ge=1.0, le=1e18)] | None = None
+    """Tokens of the whole training; adds days, GPU-hours and cost to the answer."""
     reliability: ReliabilitySpec | None = None
-    """Failures: adds goodput and effective_days, and max_days and max_cost then count the calendar's time. {}: as published."""
+    """Failures and checkpoints: adds goodput and effective_days, counted by max_days and max_cost. {}: published rates."""
 
     @cached_property
     def activation_element_bytes(self) -> float:
@@ -172,65 +183,69 @@ class VariableLengthWorkload(TrainingWorkload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSpec:
+class LoadSpec(Strict):
     """How requests arrive."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
     arrival: Literal["closed", "burst", "poisson"] = "closed"
-    num_prompts: int | None = None
-    warmup: int | None = None
+    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second."""
+    num_prompts: Count | None = None
+    """Requests of the whole load; loads are modelled in the long run, so leave it out."""
+    warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
+    """Requests before the measured ones; leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeSpec:
-    """Speculative decoding: tokens are drafted, and verified together in one pass of the model (arXiv 2211.17192)."""
+class SpeculativeSpec(Strict):
+    """Speculative decoding: drafted tokens are verified together in one pass of the model (arXiv 2211.17192)."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    num_speculative_tokens: int
-    """Tokens drafted for each pass (k)."""
-    acceptance_rate: float
-    """Chance that a drafted token is accepted, given that those before it were (a)."""
-    draft_cost_fraction: float = 0.0
-    """Seconds of one draft token by those of a decoding pass of the model (c): 0 for n-grams, about the ratio of the weights
-    read for a draft model or multi-token prediction."""
+    num_speculative_tokens: Annotated[int, Interval(ge=1, le=64)]
+    """Tokens drafted per pass (k)."""
+    acceptance_rate: Annotated[float, Interval(ge=0.0, le=1.0)]
+    """Probability that a drafted token is accepted, given that those before it were (a)."""
+    draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
+    """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams; for a draft model or
+    multi-token prediction about the ratio of the weights read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregationSpec:
-    """Pools of their own for prefill and for decoding; what is left out is chosen. With two kinds of GPU (cluster.stages) the
-    first prefills."""
+class DisaggregationSpec(Strict):
+    """Separate pools of replicas for prefill and for decoding; sizes left out are chosen. With two kinds of GPU
+    (cluster.stages) the first prefills."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    prefill_tensor_parallel_size: int | tuple[int, ...] | None = None
-    """Devices of a replica that prefills; a value or a list."""
-    decode_tensor_parallel_size: int | tuple[int, ...] | None = None
-    """Devices of a replica that decodes; a value or a list."""
-    prefill_replicas: int | None = None
-    decode_replicas: int | None = None
+    prefill_tensor_parallel_size: Axis[Devices] = None
+    """Devices of a prefill replica; a value or a list."""
+    decode_tensor_parallel_size: Axis[Devices] = None
+    """Devices of a decoding replica; a value or a list."""
+    prefill_replicas: Count | None = None
+    """Number of prefill replicas."""
+    decode_replicas: Count | None = None
+    """Number of decoding replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceWorkload:
+class InferenceWorkload(Strict):
     """A serving load."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    input_length: int
-    output_length: int
-    concurrency: int | None = None
+    input_length: Count
+    """Tokens of a prompt."""
+    output_length: Count
+    """Tokens of an answer."""
+    concurrency: Count | None = None
     """Requests in flight over all GPUs."""
-    request_rate_per_second: float | None = None
+    request_rate_per_second: Amount | None = None
+    """Requests arriving per second over all GPUs; instead of concurrency."""
     precision: Precision | Literal["int8", "int4"] = "bf16"
+    """Precision of the weights."""
     kv_cache_precision: Precision | None = None
-    """None: the engine's choice for a checkpoint of this precision."""
-    prefix_cache_hit_rate: float = 0.0
-    """Share of prompt tokens found in the engine's prefix cache: not computed again. Each request still holds its own copy."""
+    """Precision of cached keys and values; None: the engine's choice for this precision."""
+    prefix_cache_hit_rate: Fraction = 0.0
+    """Fraction of prompt tokens found in the engine's prefix cache and not computed again."""
     speculative: SpeculativeSpec | None = None
     disaggregated: DisaggregationSpec | None = None
-    """recommend only: {} also answers with pools of their own for prefill and decoding, ranked beside the shared replicas."""
+    """recommend only: {} also ranks separate pools for prefill and decoding."""
     engine: str = "vllm"
+    """Inference engine: vllm, sglang, trtllm or megatron-core."""
     engine_version: str | None = None
+    """Release of the engine; None: the newest measured."""
     load: LoadSpec | None = None
+    """How requests arrive; it decides the TTFT."""

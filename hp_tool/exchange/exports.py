@@ -11,7 +11,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError
-from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, slurm, torchtitan
+from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, torchtitan
 from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.queries import schema
 from hp_tool.serving.problem import cache_precision, resolve_serving
@@ -24,7 +24,7 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "torchtitan": torchtitan.toml,
     "deepspeed": deepspeed.text,
     "accelerate": accelerate.text,
-    "slurm": slurm.script,
+    "slurm": megatron_lm.slurm,
 }
 FORMATS = (*TRAINING, *engines.ENGINES)
 

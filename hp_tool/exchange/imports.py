@@ -1,15 +1,15 @@
-"""Another tool's configuration as a query, and the answer to "is what I run any good?"."""
+"""Another tool's configuration as a query, and a run of it compared with its prediction and with the best alternative."""
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from hp_tool import training
+from hp_tool import documents, training
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -27,7 +27,7 @@ WARMUP_LINES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """What a run's log says of it."""
+    """The figures of a run's log."""
 
     step_s: float | None
     """Median of the logged optimizer steps after the first ones."""
@@ -44,7 +44,7 @@ class Assessment:
     """A run as it is, as it is predicted, and the best configuration for the same work on the same devices."""
 
     query: dict[str, Any]
-    """What the command asks for; valid input everywhere else."""
+    """The configuration as a query; valid input everywhere else."""
     estimate: Estimate
     logged: LoggedRun | None
     step_gap_fraction: float | None
@@ -97,29 +97,29 @@ def read_query(
     elif tool == "torchtitan":
         data = torchtitan.read(text, num_gpus=devices, layers_of=lambda name: catalogue_model(name).num_hidden_layers)
     elif tool == "deepspeed":
-        data = deepspeed.read(_json(text), num_gpus=devices)
+        data = deepspeed.read(documents.parse(text, origin=Path("deepspeed.json")), num_gpus=devices)
     else:
         raise InputError(f"no format {tool}; choose one of megatron-lm, torchtitan, deepspeed", field="format")
     data["cluster"] = {"num_gpus": devices}
     schema.lay(data, given)
-    for path, mend in (
+    for path, flag in (
         ("model", "--model"),
         ("cluster.gpu", "--gpu"),
         ("training.sequence_length", "--set training.sequence_length=4096"),
     ):
         if not _has(data, path):
-            raise InputError(f"a {tool} configuration does not say {path}; add {mend}", field=path, code="missing_field")
+            raise InputError(f"a {tool} configuration does not say {path}; add {flag}", field=path, code="missing_field")
     return data
 
 
 def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "megatron-lm") -> Assessment:
-    """Hold a run against its prediction and against the best configuration for the same model, batch and devices.
+    """Compare a run with its prediction and with the best configuration for the same model, batch and devices.
 
     `reader` is one of formats.logs.READERS, whose trainer wrote the log. Raises InputError, UnsupportedError.
     """
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # resolved above
-    found = training.estimate(query=query)
+    estimate = training.estimate(query=query)
     logged = None
     if log is not None:
         logged = _logged(
@@ -134,18 +134,18 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     best = next(iter(training.recommend(query=free, top=1).recommendations), None)
     gap = gain = None
     gained: dict[str, float] = {}
-    if found.time is not None:
+    if estimate.time is not None:
         if logged is not None and logged.step_s is not None:
-            gap = logged.step_s / found.time.step_s - 1.0
+            gap = logged.step_s / estimate.time.step_s - 1.0
         if best is not None and best.estimate.time is not None:
-            theirs, ours = found.time, best.estimate.time
+            theirs, ours = estimate.time, best.estimate.time
             gain = theirs.step_s / ours.step_s - 1.0
             gained = {name: seconds - ours.parts_s.get(name, 0.0) for name, seconds in theirs.parts_s.items()}
-            if found.feasible and gain <= 0.0:
+            if estimate.feasible and gain <= 0.0:
                 best, gain, gained = None, None, {}
     return Assessment(
         query=schema.query_mapping(query),
-        estimate=found,
+        estimate=estimate,
         logged=logged,
         step_gap_fraction=gap,
         better=best,
@@ -173,16 +173,6 @@ def _logged(facts: LogFacts, *, sequences: int, length: int, num_gpus: int) -> L
         reserved_bytes=facts.reserved_bytes,
         out_of_memory=facts.out_of_memory,
     )
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not a JSON file: {error}", code="syntax") from None
-    if not isinstance(content, dict):
-        raise InputError("a DeepSpeed configuration is a JSON object", code="syntax")
-    return content
 
 
 def _has(data: Mapping[str, Any], path: str) -> bool:

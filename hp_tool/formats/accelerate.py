@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
 SAID = {
@@ -22,8 +22,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
     Raises UnsupportedError for what Accelerate cannot say.
     """
-    refuse_framework(setup, tool=TOOL, runs=("torch-fsdp",))
-    refuse_unsaid(setup, tool=TOOL, said=SAID | set(type(setup.model).__dataclass_fields__))
+    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if c.zero_stage < 2:
         raise UnsupportedError(f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage")

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.setup import TrainingSetup, refuse_unsaid
+from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
 
 TOOL = "DeepSpeed 0.18"
 SAID = {
@@ -22,7 +22,7 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The JSON file's content. Raises UnsupportedError for what it cannot say."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | set(type(setup.model).__dataclass_fields__))
+    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE)
     w, c = setup.workload, setup.parallel
     if w.precision not in ("bf16", "fp16", "fp32"):
         raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")

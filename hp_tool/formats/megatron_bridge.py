@@ -9,7 +9,7 @@ from __future__ import annotations
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.words import CONTEXT, SAID, SHARDING
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
 
 TOOL = "Megatron Bridge 0.3"
 _PRECISIONS = {
@@ -24,8 +24,7 @@ _PRECISIONS = {
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
-    refuse_framework(setup, tool=TOOL, runs=("megatron-core",))
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | set(type(setup.model).__dataclass_fields__)) - {"pipeline_layout"})
+    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE) - {"pipeline_layout"}, runs="megatron-core")
     w, c, again = setup.workload, setup.parallel, setup.recompute
     if w.precision not in _PRECISIONS or again.granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {again.granularity}", field="training.precision")

@@ -68,6 +68,8 @@ def headline(setup: TrainingSetup | ServingSetup) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 
+SHAPE = {f.name for f in fields(ModelSpec)}
+"""Fields that a tool expresses as a whole: by a model's name, or in the code of a training script."""
 ACCOUNTING = {
     "name", "framework", "framework_version", "total_tokens", "reliability", "attention_mask_flops", "expert_imbalance",
     "max_position_embeddings", "data_parallel_size",
@@ -75,34 +77,30 @@ ACCOUNTING = {
 """Fields that no training command needs: they name, predict or follow from others."""
 
 
-def refuse_unsaid(setup: TrainingSetup, *, tool: str, said: Collection[str]) -> None:
+def refuse_unsaid(setup: TrainingSetup, *, tool: str, said: Collection[str], runs: str | None = None) -> None:
     """Raise UnsupportedError for the first setting that is not at its default and that the tool has no word for.
 
-    `said` are the names of the fields that the export expresses. Nothing asked for is dropped silently, and a field
-    that a later version adds is refused until an export learns it.
+    `said` are the names of the fields that the export expresses, `runs` is the one framework that the tool runs. Nothing is
+    dropped silently, and a field that a later version adds is refused until an export learns it.
     """
+    if runs is not None and setup.workload.framework != runs:
+        raise UnsupportedError(
+            f"{tool} runs {runs}, but this configuration was chosen for {setup.workload.framework}; "
+            f"ask again with training.framework: {runs}",
+            field="training.framework",
+        )
     sections: tuple[tuple[str, Any], ...] = (
         ("model", setup.model),
         ("training", setup.workload),
         ("parallel", setup.parallel),
         ("parallel", setup.strategy),
     )
-    for section, noun in sections:
-        for f in fields(noun):
-            value = getattr(noun, f.name)
+    for section, spec in sections:
+        for f in fields(spec):
+            value = getattr(spec, f.name)
             if f.name in said or f.name in ACCOUNTING or value is None or value == f.default:
                 continue
             raise UnsupportedError(
                 f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or leave it out",
                 field=f"{section}.{f.name}",
             )
-
-
-def refuse_framework(setup: TrainingSetup, *, tool: str, runs: Collection[str]) -> None:
-    """Raise UnsupportedError where the configuration was chosen for software that this tool does not run."""
-    if setup.workload.framework not in runs:
-        raise UnsupportedError(
-            f"{tool} runs {' or '.join(runs)}, but this configuration was chosen for {setup.workload.framework}; "
-            f"ask again with training.framework: {next(iter(runs))}",
-            field="training.framework",
-        )

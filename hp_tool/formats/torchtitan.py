@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
 
 TOOL = "torchtitan 0.2"
 FLAVORS = {
@@ -50,9 +50,7 @@ SAID = {
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
-    refuse_framework(setup, tool=TOOL, runs=("torch-fsdp",))
-    known = set(type(setup.model).__dataclass_fields__)  # a flavor says the whole shape
-    refuse_unsaid(setup, tool=TOOL, said=SAID | known)
+    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in FLAVORS:
         raise UnsupportedError(f"{TOOL} has no flavor for {setup.model.name}; it has {', '.join(FLAVORS)}", field="model")

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import hp_tool
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.ports import LaunchPlan
-from hp_tool.domain.program import Program
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs

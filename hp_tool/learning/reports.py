@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hp_tool import training
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -25,10 +26,8 @@ TRUST: dict[MeasurementSource, float] = {"reported": 0.5, "file": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementReport:
+class MeasurementReport(Strict):
     """A training's own figures."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     query: Query
     """What is trained, and where."""

@@ -1,17 +1,31 @@
-"""One rank of a run: request in, a few steps or answers, result out."""
+"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the result.
+
+The request is validated strictly; the result appears by rename. Torch is only imported where a run needs it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
+import time
 import traceback
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.requests import RunRequest
-from hp_tool.profiler.files import failure_path, read_request, write_measurement
+from pydantic import Field, TypeAdapter
+
+from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
+from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
+from hp_tool.profiler import support
+
+if TYPE_CHECKING:
+    import torch
+
+_REQUEST: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
@@ -36,23 +50,91 @@ def main() -> int:
 
 
 def profile(request: RunRequest) -> Measurement:
-    """Do what the request asks. Every rank calls it and gets the same answer; raises whatever went wrong here."""
+    """Run the request. Every rank calls it and gets the same answer; raises whatever went wrong on this rank."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron overlaps TP communication only under this setting
-    warnings.simplefilter("ignore")  # Megatron's many remarks on every rank would push a failure out of the log's tail
+    warnings.simplefilter("ignore")  # Megatron's warnings on every rank would push a failure out of the log's tail
+    started = time.monotonic()
+    match request:
+        case ProfileRequest():
+            support.check(request)
+        case InferenceRequest():
+            support.check_serving(request)
+            if request.runner == "vllm":
+                from hp_tool.profiler import vllm_bench
 
-    from hp_tool.profiler import runs
+                return vllm_bench.serve(request)
 
-    match request.kind:
-        case "training":
-            return runs.train(request)
-        case "inference":
-            return runs.serve(request)
-        case "benchmark":
-            return runs.time_operations(request)
+    from hp_tool.profiler import backend
+
+    device = backend.start(request)
+    match request:
+        case ProfileRequest():
+            measurement = _train(request, device=device)
+        case InferenceRequest():
+            measurement = _serve(request, device=device)
+        case BenchmarkRequest():
+            from hp_tool.profiler import operations
+
+            measurement = Measurement(status="ok", operations=operations.time_all(request, device=device))
+    hardware, versions = backend.hardware(request, device=device), backend.versions()
+    return replace(measurement, hardware=hardware, versions=versions, wall_s=time.monotonic() - started)
+
+
+def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
+    """A few optimizer steps of a training configuration."""
+    is_native = request.training.framework == "torch-fsdp"
+    if not is_native:
+        _prepare_megatron(device)
+
+    from hp_tool.profiler.memory import MemoryMeter
+
+    meter = MemoryMeter(device)
+    if is_native:
+        from hp_tool.profiler.native import training as native
+
+        steps = native.train(request, device=device)
+    else:
+        from hp_tool.profiler import model, training
+
+        steps = training.train(request, model.build(request, device=device), device=device)
+    measured = steps.times_s[request.warmup_steps :]
+    step_s = statistics.median(measured)
+    tokens = request.training.global_batch_size * request.training.sequence_length
+    return meter.add_to(
+        Measurement(
+            status="ok",
+            step_s=step_s,
+            step_s_spread=interquartile_range(measured),
+            step_times_s=measured,
+            tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
+            losses=steps.losses,
+            breakdown_s=steps.breakdown_s,
+            fidelity=request.fidelity,
+            cause=steps.stopped,
+        )
+    )
+
+
+def _serve(request: InferenceRequest, *, device: torch.device) -> Measurement:
+    """A few answers of one replica of a serving configuration."""
+    _prepare_megatron(device)
+
+    from hp_tool.profiler import serving
+    from hp_tool.profiler.memory import MemoryMeter
+
+    meter = MemoryMeter(device)
+    return meter.add_to(Measurement(status="ok", serving=serving.serve(request, device=device)))
+
+
+def _prepare_megatron(device: torch.device) -> None:
+    if device.type == "cpu":
+        from hp_tool.profiler import cpu_shim
+
+        cpu_shim.install()
 
 
 def failure(error: Exception, *, rank: int) -> Measurement:
-    """This rank's account of why the run ended."""
+    """This rank's report of why the run ended."""
     status = "crashed"
     if "torch" in sys.modules:
         from hp_tool.profiler.memory import is_out_of_memory
@@ -64,6 +146,26 @@ def failure(error: Exception, *, rank: int) -> Measurement:
         cause=f"rank {rank}: {type(error).__name__}: {message}".removesuffix(": "),
         log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
     )
+
+
+def read_request(path: Path) -> RunRequest:
+    """The request in `path`. Raises pydantic.ValidationError for an unknown key or a wrong type."""
+    return _REQUEST.validate_json(path.read_bytes(), strict=True)
+
+
+def write_measurement(path: Path, measurement: Measurement) -> None:
+    """Write `measurement` atomically: a reader sees all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(TypeAdapter(Measurement).dump_json(measurement, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def failure_path(result: Path, *, rank: int) -> Path:
+    """The path of a failing rank's own report: result.json -> result.rank3.json."""
+    return result.with_name(f"{result.stem}.rank{rank}{result.suffix}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The devices of this run and the process group over them: CUDA with NCCL, or one CPU thread a process with gloo."""
+"""The devices of this run and their process group: CUDA with NCCL, or one CPU thread per process with gloo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hp_tool.errors import InputError
 
 
 def start(request: ProfileRequest) -> torch.device:
-    """Take this rank's device and join the process group. Raises InputError where the machine is not the one asked for."""
+    """Select this rank's device and join the process group. Raises InputError if the machine does not match the request."""
     cpu = request.gpu == "cpu"
     if not cpu and not torch.cuda.is_available():
         raise InputError(f"the request is for {request.gpu}, but torch sees no CUDA device here")
@@ -38,31 +38,31 @@ def start(request: ProfileRequest) -> torch.device:
 
 
 def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
-    """The machine this run belongs to; a collective call."""
+    """The hardware of this run; a collective call."""
     hosts: list[str | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(hosts, socket.gethostname())
     local = int(os.environ["LOCAL_WORLD_SIZE"])
-    places = psutil.cpu_count(logical=False) or os.cpu_count() or 1 if device.type == "cpu" else torch.cuda.device_count()
+    units = psutil.cpu_count(logical=False) or os.cpu_count() or 1 if device.type == "cpu" else torch.cuda.device_count()
     return Hardware(
         gpu=request.gpu,
         device_name=_cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
         num_gpus=request.num_gpus,
         hosts=tuple(dict.fromkeys(host for host in hosts if host)),
-        oversubscription=max(1.0, local * (torch.get_num_threads() if device.type == "cpu" else 1) / places),
+        oversubscription=max(1.0, local * (torch.get_num_threads() if device.type == "cpu" else 1) / units),
     )
 
 
 def versions() -> dict[str, str]:
-    """The software that decides speed and memory, by package."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
+    """The versions of the software that determines speed and memory, by package."""
+    versions_by_package = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        versions_by_package["cuda"] = torch.version.cuda
     for package in ("megatron-core", "transformer-engine", "hp-tool"):
         try:
-            found[package] = metadata.version(package)
+            versions_by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_package
 
 
 def _cpu_name() -> str:

@@ -1,4 +1,4 @@
-"""Where one step's seconds go, from torch's profiler: compute, each kind of communication, idle."""
+"""The seconds of one step by torch's profiler: compute, each kind of communication, and idle."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _KINDS = (
 
 
 def of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """Seconds of one more step under the profiler, mean over the ranks: `compute`, communication that nothing hides by kind,
-    and `idle`; they sum to the step. The profiler itself takes time, so it is longer than those measured.
+    """The seconds of one more step under the profiler, mean over the ranks: `compute`, exposed communication by kind, and
+    `idle`, which sum to the step. The profiler itself takes time, so this step is longer than the measured ones.
 
-    GPUs are idle while no kernel runs on them; a CPU process while no operator of torch does, its Python included.
+    A GPU is idle while no kernel runs on it; a CPU process while no operator of torch runs, even if Python does.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -49,15 +49,15 @@ def of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str
             communication[kind].append(interval)
         elif cuda or event.name.startswith("aten::"):
             compute.append(interval)
-    found = parts(whole=whole, compute=compute, communication=communication)
+    own_parts = parts(whole=whole, compute=compute, communication=communication)
     gathered: list[dict[str, float]] = [{}] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, found)
+    distributed.all_gather_object(gathered, own_parts)
     names = sorted({name for each in gathered for name in each})
     return {name: 1e-6 * sum(each.get(name, 0.0) for each in gathered) / len(gathered) for name in names}
 
 
 def communication_kind(name: str) -> str | None:
-    """`all_reduce` for gloo:all_reduce and for NCCL's kernel of it; None for what is no communication."""
+    """`all_reduce` for gloo:all_reduce and for NCCL's kernel of it; None for other events."""
     lower = name.lower()
     if not lower.startswith(("gloo:", "nccl")):
         return None
@@ -65,28 +65,28 @@ def communication_kind(name: str) -> str | None:
 
 
 def parts(*, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]) -> dict[str, float]:
-    """What each covers of `whole` that those before it do not, and `idle`: the rest. They sum to its length."""
+    """The length of `whole` that each part covers and earlier ones do not, and `idle`, the rest; they sum to its length."""
     covered = _merged(compute, within=whole)
-    found = {"compute": _length(covered)}
+    lengths = {"compute": _length(covered)}
     for kind in sorted(communication):
         wider = _merged([*covered, *communication[kind]], within=whole)
-        found[kind] = _length(wider) - _length(covered)
+        lengths[kind] = _length(wider) - _length(covered)
         covered = wider
-    return found | {"idle": whole[1] - whole[0] - _length(covered)}
+    return lengths | {"idle": whole[1] - whole[0] - _length(covered)}
 
 
 def _merged(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
-    """Their union as intervals apart, cut to `within`."""
-    found: list[Interval] = []
+    """The union as disjoint intervals, cut to `within`."""
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
         start, end = max(start, within[0]), min(end, within[1])
         if end <= start:
             continue
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _length(intervals: Iterable[Interval]) -> float:

@@ -1,4 +1,4 @@
-"""Lets Megatron Core, which names CUDA outright, run on a CPU. Call `install()` before the first megatron import.
+"""Lets Megatron Core, which names CUDA explicitly, run on a CPU. Call `install()` before the first megatron import.
 
 Nothing is emulated: devices become the CPU, streams and synchronisation become nothing, and the CUDA generator becomes
 the CPU's, so that Megatron's own RNG tracker and checkpointing run unchanged.
@@ -41,7 +41,9 @@ def install() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
     token_dispatcher.maybe_move_tensor_to_cpu = _split_sizes
-    logging.getLogger(random.__name__).setLevel(logging.ERROR)  # it warns at each use that the CPU's generator moves: it does
+    logging.getLogger(random.__name__).setLevel(
+        logging.ERROR
+    )  # it warns at each use that the CPU's generator changes, as intended
 
 
 class _Stream:
@@ -60,7 +62,7 @@ class _Stream:
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """What the original makes of tensors on a GPU alone: numbers of tokens that an all-to-all takes."""
+    """What the original returns for tensors on a GPU only: the numbers of tokens of an all-to-all."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -69,7 +71,7 @@ def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Call
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A tensor factory for which device="cuda" means the CPU, and pinned memory plain memory."""
+    """A tensor factory that replaces device="cuda" by the CPU and pinned by plain memory."""
 
     @functools.wraps(factory)
     def create(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -79,7 +81,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _cuda_type_names(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tensor.type() that answers torch.cuda.FloatTensor: the distributed optimizer sorts parameters by that name."""
+    """Tensor.type() that returns torch.cuda.FloatTensor, because the distributed optimizer sorts parameters by that name."""
 
     @functools.wraps(original)
     def type_of(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,19 +1,30 @@
-"""Norm and flash attention in plain torch, where Transformer Engine is not installed.
+"""The modules of a layer: Transformer Engine's if installed, else Megatron's own with a norm and attention in plain torch.
 
-Megatron's own local norms refuse sequence parallelism, and its local attention always builds the s x s scores.
+Megatron's own local norms do not support sequence parallelism, and its local attention always builds the s x s scores.
 """
 
 from __future__ import annotations
 
+import contextlib
+from importlib import util
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from megatron.core.transformer import MegatronModule, TransformerConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, random
+from megatron.core.transformer import MegatronModule, TransformerConfig, multi_latent_attention
 from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch.nn import functional
+
+from hp_tool.domain.measurement import ProfileRequest
 
 
 class Norm:
@@ -72,13 +83,13 @@ class FlashAttention(MegatronModule):
             return [pieces[order.index(number)] for number in range(2 * size)]
 
         keys, values = whole(key), whole(value)
-        found = []
+        contexts = []
         for piece, queries in zip((rank, 2 * size - 1 - rank), query.chunk(2), strict=True):
             seen = slice(0, piece + 1)
             mask = torch.ones(len(queries), (piece + 1) * len(queries), dtype=torch.bool, device=query.device)
             mask = mask.tril(piece * len(queries))
-            found.append(self._attend(queries, torch.cat(keys[seen]), torch.cat(values[seen]), mask=mask))
-        return torch.cat(found)
+            contexts.append(self._attend(queries, torch.cat(keys[seen]), torch.cat(values[seen]), mask=mask))
+        return torch.cat(contexts)
 
 
 class CachedSelfAttention(SelfAttention):
@@ -106,7 +117,55 @@ class CachedSelfAttention(SelfAttention):
             cache[self.layer_number] = tuple(x.new_empty(*shape, *x.shape[2:]) for x in (key, value))
         first = inference_context.batch_size_offset
         rows = slice(first, first + key.shape[1])
-        for held, new in zip(cache[self.layer_number], (key, value), strict=True):
-            held[start:end, rows] = new
-        keys, values = (held[:end, rows] for held in cache[self.layer_number])
+        for cached, new in zip(cache[self.layer_number], (key, value), strict=True):
+            cached[start:end, rows] = new
+        keys, values = (cached[:end, rows] for cached in cache[self.layer_number])
         return query, keys, values, None, self.attn_mask_type, None
+
+
+def has_transformer_engine() -> bool:
+    """Whether the layers of Transformer Engine can run here."""
+    return torch.cuda.is_available() and util.find_spec("transformer_engine") is not None
+
+
+def layer_specs(
+    request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
+) -> TransformerBlockSubmodules | ModuleSpec:
+    """The layers of one model chunk; the first `first_k_dense_replace` of a model with experts are dense."""
+    if has_transformer_engine() and not request.model.first_k_dense_replace:
+        return _layer(request, config, experts=config.num_moe_experts)
+    _without_transformer_engine()
+    dense, sparse = (_layer(request, config, experts=experts) for experts in (None, config.num_moe_experts))
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    numbers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
+    layers = [dense if number < request.model.first_k_dense_replace else sparse for number in numbers]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=Norm)
+
+
+def _layer(request: ProfileRequest, config: TransformerConfig, *, experts: int | None) -> ModuleSpec:
+    latent = request.model.kv_lora_rank is not None
+    kind = {"num_experts": experts, "qk_layernorm": config.qk_layernorm, "multi_latent_attention": latent}
+    if has_transformer_engine():
+        return get_gpt_layer_with_transformer_engine_spec(**kind, moe_grouped_gemm=True)
+    layer = get_gpt_layer_local_spec(**kind, normalization=config.normalization)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    attention = layer.submodules.self_attention
+    flash = request.training.attention == "flash"
+    attention.submodules.core_attention = FlashAttention if flash else LocalSpecProvider().core_attention()
+    norms = ("q_layernorm", "kv_layernorm") if latent else ("q_layernorm", "k_layernorm")
+    if config.qk_layernorm:
+        for name in norms:
+            setattr(attention.submodules, name, Norm)
+    if not latent:
+        attention.module = CachedSelfAttention
+    return layer
+
+
+def _without_transformer_engine() -> None:
+    """Define the names that Megatron Core 0.16 uses but does not define without Transformer Engine; fp8 is off here."""
+    if has_transformer_engine():
+        return
+    multi_latent_attention.TELinear = type("TELinear", (), {})
+    moe_utils.te_general_gemm = None
+    random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
+    random.activation_recompute_forward = random.fp8_autocast = lambda **_: contextlib.nullcontext()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import importlib
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import distributed
+
+from hp_tool.domain.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class PeakMemory:
 
 
 class MemoryMeter:
-    """Watches this process from before the model is built."""
+    """Measures the peak memory of this process; created before the model is built."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -48,16 +50,17 @@ class MemoryMeter:
         files = _resident("RssFile") + _resident("RssShmem")
         return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
 
-    def measured(self) -> dict[str, Any]:
-        """A Measurement's fields of memory; a collective call."""
+    def add_to(self, measurement: Measurement) -> Measurement:
+        """The measurement with this run's peak memory on all ranks; a collective call."""
         peaks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(peaks, self.peak())
-        return {
-            "peak_memory_bytes": max(peak.allocated for peak in peaks),
-            "peak_reserved_bytes": max(peak.reserved for peak in peaks),
-            "peak_memory_bytes_per_rank": tuple(peak.allocated for peak in peaks),
-            "peak_memory_source": self.source,
-        }
+        return replace(
+            measurement,
+            peak_memory_bytes=max(peak.allocated for peak in peaks),
+            peak_reserved_bytes=max(peak.reserved for peak in peaks),
+            peak_memory_bytes_per_rank=tuple(peak.allocated for peak in peaks),
+            peak_memory_source=self.source,
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -68,7 +71,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _reset_resident_peak() -> None:
-    """Start the kernel's high-water mark afresh, so that importing libraries does not count; not every kernel lets us."""
+    """Start the kernel's high-water mark afresh, so that importing libraries does not count; some kernels do not allow it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -76,7 +79,7 @@ def _reset_resident_peak() -> None:
 
 
 def _resident(kind: str) -> int:
-    """One figure of /proc/self/status in bytes; 0 where the kernel does not give it."""
+    """One figure of /proc/self/status in bytes; 0 if the kernel does not give it."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"\n{kind}:")[2].split()[0]) * 1024

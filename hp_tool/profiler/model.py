@@ -19,7 +19,7 @@ from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.pipeline_split import chunk_layers, missing_layers
-from hp_tool.profiler.specs import has_transformer_engine, layer_specs
+from hp_tool.profiler.layers import has_transformer_engine, layer_specs
 from hp_tool.profiler.weights import initialise
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
@@ -34,7 +34,7 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
 
 
 def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch.nn.Module]:
-    """The same without what gradients need."""
+    """This rank's model chunks without data parallelism, as for serving."""
     parallel = request.parallel
     parallel_state.initialize_model_parallel(
         parallel.tensor_parallel_size,
@@ -85,7 +85,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
         pipeline_dtype=dtype,
-        # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo sends what came next.
+        # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo would send other data.
         deallocate_pipeline_outputs=cuda,
         # Batched sends and receives are matched by order alone. Interleaved over two stages, the same peer is both the
         # previous and the next one, and activations would arrive as gradients: overlapped mode posts them one by one.
@@ -93,7 +93,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         batch_p2p_comm=not interleaved,
         attention_backend=AttnBackend.flash if training.attention == "flash" else AttnBackend.unfused,
         cross_entropy_loss_fusion=training.cross_entropy == "fused",
-        # Compiled fusions as Megatron's launcher has them by default; those that need Apex's kernels stay off.
+        # Compiled fusions as by default in Megatron's launcher; those that need Apex's kernels stay off.
         bias_activation_fusion=cuda and (model.gated_mlp or model.has_mlp_bias),
         bias_dropout_fusion=cuda,
         masked_softmax_fusion=False,
@@ -117,7 +117,7 @@ def _latent(model: ModelSpec) -> dict[str, Any]:
 
 
 def _experts(request: ProfileRequest) -> dict[str, Any]:
-    """Routed and shared experts. Nothing balances the router: a few steps would not, and its loss would be added."""
+    """Routed and shared experts. The router is not balanced: a few steps would not suffice, and its loss would be added."""
     model, parallel = request.model, request.parallel
     if model.num_experts is None:
         return {}
@@ -146,7 +146,7 @@ def _interleaving(request: ProfileRequest) -> int | None:
 
 
 def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
-    """Where stages cannot hold equally many layers."""
+    """Fewer layers at the ends, if the layers do not divide among the stages."""
     parallel, layers = request.parallel, request.model.num_hidden_layers
     stages, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_parallel_size
     first, last = missing_layers(num_layers=layers, stages=stages, chunks=chunks)
@@ -154,12 +154,12 @@ def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
         return {}
     if (first, last) == (1, 1):
         return {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-    held = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
-    return {"num_layers_in_first_pipeline_stage": held[0], "num_layers_in_last_pipeline_stage": held[-1]}
+    counts = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+    return {"num_layers_in_first_pipeline_stage": counts[0], "num_layers_in_last_pipeline_stage": counts[-1]}
 
 
 def _recompute(request: ProfileRequest) -> dict[str, Any]:
-    """Megatron's recompute_* arguments, with the defaults that Recompute's docstrings promise."""
+    """Megatron's recompute_* arguments, with the defaults of Recompute's docstrings."""
     recompute = request.parallel.recompute
     if isinstance(recompute, str):
         recompute = Recompute(granularity=recompute)

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from hp_tool.domain.microbenchmark import Operation, OperationTimes
+from hp_tool.domain.measurement import Operation, OperationTimes
 from hp_tool.domain.requests import BenchmarkRequest
 from hp_tool.errors import InputError
 from hp_tool.profiler.clock import slowest, synchronize
@@ -21,22 +21,22 @@ Call = Callable[[], object]
 
 
 def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[OperationTimes, ...]:
-    """Every rank's mean seconds of each operation; every rank calls it and gets the same answer."""
+    """Mean seconds of each operation on every rank; a collective call with the same answer on all ranks."""
     torch.manual_seed(request.seed)
     groups: dict[tuple[int, int], distributed.ProcessGroup] = {}
-    found = []
+    times = []
     for operation in request.operations:
         call = _call(operation, groups=groups, device=device)
         seconds = _mean_seconds(call, device=device, budget_s=request.budget_s)
         per_rank: list[float] = [0.0] * distributed.get_world_size()
         distributed.all_gather_object(per_rank, seconds)
-        found.append(OperationTimes(operation=operation, seconds_per_rank=tuple(per_rank)))
-    return tuple(found)
+        times.append(OperationTimes(operation=operation, seconds_per_rank=tuple(per_rank)))
+    return tuple(times)
 
 
 def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float:
-    """Of repetitions that all ranks begin together: as many everywhere, or a collective would wait for ever. The mean, since a
-    step is a sum of such operations and whatever disturbs one of them disturbs it too.
+    """The mean of repetitions that all ranks start together, as many on each, or a collective would wait forever.
+    The mean rather than the median, because a step is a sum of such operations, disturbed ones included.
     """
     _seconds(call, device=device)
     first = slowest(_seconds(call, device=device), device=device)
@@ -88,7 +88,7 @@ def _attention(b: int, s: int, heads: int, kv_heads: int, head_dim: int, **facto
 
 
 def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
-    """Forward and backward; the gradient of the result is given, so that nothing else is timed."""
+    """Forward and backward from a fixed gradient of the result, so that nothing else is timed."""
     x.requires_grad_()
     gradient = torch.ones_like(function(x).detach())
 
@@ -100,7 +100,7 @@ def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tens
 
 
 def _collective(operation: Operation, *, group: distributed.ProcessGroup, **factory: object) -> Call:
-    """On a buffer of shape[0] bytes in all: all_gather ends with it, reduce_scatter begins with it, on every rank."""
+    """A collective over a buffer of shape[0] bytes, which is the output of all_gather and the input of reduce_scatter."""
     size = distributed.get_world_size(group)
     count = operation.shape[0] // torch.empty((), **factory).element_size() // size * size
     whole = torch.ones(count, **factory)
@@ -117,7 +117,7 @@ def _collective(operation: Operation, *, group: distributed.ProcessGroup, **fact
 
 
 def _group(operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup]) -> distributed.ProcessGroup:
-    """This rank's group; every rank makes every group, in the same order."""
+    """This rank's group; every rank creates every group, in the same order."""
     size, stride = operation.group_size, operation.stride
     if (size, stride) not in groups:
         world = distributed.get_world_size()
@@ -126,7 +126,7 @@ def _group(operation: Operation, *, groups: dict[tuple[int, int], distributed.Pr
         for block in range(0, world, size * stride):
             for first in range(block, block + stride):
                 ranks = list(range(first, first + size * stride, stride))
-                made = distributed.new_group(ranks)
+                group = distributed.new_group(ranks)
                 if distributed.get_rank() in ranks:
-                    groups[size, stride] = made
+                    groups[size, stride] = group
     return groups[size, stride]

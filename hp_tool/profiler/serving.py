@@ -1,4 +1,4 @@
-"""One replica that answers the same batch again and again: prefill, then a token a step over a KV cache, greedy."""
+"""One replica that answers the same batch repeatedly: prefill, then greedy decoding, one token per step, over a KV cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from megatron.core.inference.contexts import StaticInferenceContext
 from torch import distributed
 
-from hp_tool.domain.measurement import ProfileRequest, ServingTimes
+from hp_tool.domain.measurement import ProfileRequest, ServingTimes, interquartile_range
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.profiler import model
-from hp_tool.profiler.clock import interquartile_range, slowest, synchronize
+from hp_tool.profiler.clock import slowest, synchronize
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Answer:
     """One repetition, as the slowest rank saw it."""
 
     ttft_s: float
-    """Mean over the prompts: those of one forward pass get their first token together."""
+    """Mean over the prompts; those of one forward pass get their first token at the same time."""
     tpot_s: float
     seconds: float
     tokens: torch.Tensor
@@ -31,12 +31,12 @@ class Answer:
 
 
 def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
-    """Latencies of the request's batch. Every rank calls it and gets the same answer."""
+    """Latencies of the request's batch; a collective call with the same answer on all ranks."""
     gpt = build(request, device=device)
     prompts = make_prompts(request, device=device)
     answers = [answer(request, gpt, prompts, device=device) for _ in range(request.warmup + request.repetitions)]
     measured = answers[request.warmup :]
-    ttft, tpot = tuple(one.ttft_s for one in measured), tuple(one.tpot_s for one in measured)
+    ttft, tpot = tuple(each.ttft_s for each in measured), tuple(each.tpot_s for each in measured)
     return ServingTimes(
         ttft_s=statistics.median(ttft),
         ttft_s_spread=interquartile_range(ttft),
@@ -44,7 +44,7 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
         tpot_s_spread=interquartile_range(tpot),
         ttft_times_s=ttft,
         tpot_times_s=tpot,
-        output_tokens_per_second=measured[0].tokens.numel() / statistics.median(one.seconds for one in measured),
+        output_tokens_per_second=measured[0].tokens.numel() / statistics.median(each.seconds for each in measured),
         runner="megatron-core",
     )
 
@@ -93,7 +93,7 @@ def answer(request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tenso
 
 
 def _next_tokens(gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInferenceContext, *, position: int) -> torch.Tensor:
-    """[n, k] tokens from `position` on -> [n, 1], the likeliest next one of each."""
+    """[n, k] tokens from `position` on -> [n, 1], the most likely next one of each."""
     positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(tokens)
     logits = gpt(tokens, positions, attention_mask=None, inference_context=context, runtime_gather_output=True)
     return logits[:, -1:].argmax(-1)
@@ -105,7 +105,7 @@ def _now(device: torch.device) -> float:
 
 
 def _as_training(request: InferenceRequest) -> ProfileRequest:
-    """The training request whose model is the one to serve."""
+    """A training request with the model to serve."""
     load = request.inference
     return ProfileRequest(
         run_id=request.run_id,
@@ -113,7 +113,7 @@ def _as_training(request: InferenceRequest) -> ProfileRequest:
         training=TrainingWorkload(
             sequence_length=load.input_length + load.output_length,
             global_batch_size=load.concurrency or 1,
-            precision=load.precision,  # type: ignore[arg-type]  # support.check_serving admits 16 and 32 bits alone
+            precision=load.precision,  # type: ignore[arg-type]  # support.check_serving only allows 16 and 32 bits
         ),
         parallel=ParallelConfig(tensor_parallel_size=request.parallel.tensor_parallel_size),
         num_gpus=request.num_gpus,

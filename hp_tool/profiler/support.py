@@ -1,4 +1,4 @@
-"""The profiler's own check of a request, before anything is built."""
+"""The profiler's check of a request, before anything is built."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from importlib.util import find_spec
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.profiling import unprofiled, unprofiled_sizes
+from hp_tool.domain.profiling import unprofiled, unprofiled_sizes, unserved, unserved_sizes
 from hp_tool.domain.requests import InferenceRequest
-from hp_tool.domain.serving_runs import unserved, unserved_sizes
 from hp_tool.errors import InputError, UnsupportedError
 
 
 def check(request: ProfileRequest) -> None:
-    """Raise UnsupportedError for what is not run, InputError for sizes that do not fit together."""
+    """Raise UnsupportedError for a training that the profiler does not run, InputError for inconsistent sizes."""
     for field, what in unprofiled(model=request.model, training=request.training):
         raise UnsupportedError(f"the profiler does not run {what}", field=field)
     parallel = request.parallel
-    asked = {"model": request.model, "training": request.training, "gpu": request.gpu}
-    sizes = unprofiled_sizes(parallel, **asked, communication=parallel.context_parallel_communication)
+    sizes = unprofiled_sizes(
+        parallel,
+        model=request.model,
+        training=request.training,
+        gpu=request.gpu,
+        communication=parallel.context_parallel_communication,
+    )
     for unsupported, what in (*sizes, *_recompute(parallel, framework=request.training.framework)):
         if unsupported:
             raise UnsupportedError(f"the profiler does not run {what}", field="parallel")
@@ -32,13 +36,13 @@ def check(request: ProfileRequest) -> None:
 
 
 def check_serving(request: InferenceRequest) -> None:
-    """The same for an inference run."""
+    """As `check`, for an inference run."""
     load, parallel = request.inference, request.parallel
-    refused = (
+    unsupported = (
         *unserved(model=request.model, inference=load, runner=request.runner),
         *unserved_sizes(model=request.model, inference=load, parallel=parallel),
     )
-    for field, what in refused:
+    for field, what in unsupported:
         raise UnsupportedError(f"the profiler does not serve {what}", field=field)
     if request.num_gpus != parallel.tensor_parallel_size:
         raise InputError(f"one replica of TP {parallel.tensor_parallel_size} is not num_gpus {request.num_gpus}")
@@ -54,7 +58,7 @@ def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bo
 
 
 def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
-    """What only its kernels do."""
+    """Features that need its kernels."""
     parallel, training = request.parallel, request.training
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"

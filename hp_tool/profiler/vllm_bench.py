@@ -1,7 +1,7 @@
 """Inference runs by vLLM's own benchmark, `vllm bench latency`, where vLLM is installed.
 
-It tells the seconds of a whole batch. A run that asks for one token takes the time to first token, so two runs give both
-latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
+It reports the seconds of a whole batch. A run for one token takes the time to first token, so two runs give both latencies:
+ TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes
+from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, interquartile_range
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.errors import UnsupportedError
@@ -28,7 +28,7 @@ _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_
 
 
 def serve(request: InferenceRequest) -> Measurement:
-    """Raises UnsupportedError where vLLM is not installed or the model is none of the families written here."""
+    """Run the benchmark. Raises UnsupportedError if vLLM is not installed or the model is not of a supported family."""
     program = shutil.which("vllm")
     if program is None:
         raise UnsupportedError("runner vllm needs the command `vllm`, which is not on this node's PATH; install vLLM there")
@@ -48,7 +48,7 @@ def serve(request: InferenceRequest) -> Measurement:
 
 
 def command(program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path) -> list[str]:
-    """argv of one benchmark; weights are random, and prompts are token ids, so no tokenizer is needed."""
+    """argv of one benchmark, with random weights, and with token ids as prompts so that no tokenizer is needed."""
     load, parallel = request.inference, request.parallel
     return [
         *(program, "bench", "latency", f"--model={model}", "--load-format=dummy", "--skip-tokenizer-init"),
@@ -67,9 +67,7 @@ def command(program: str, request: InferenceRequest, *, model: Path, output_leng
 
 
 def serving_times(request: InferenceRequest, *, first: list[float], whole: list[float]) -> ServingTimes:
-    """From the seconds of batches of one token and of batches of all tokens."""
-    from hp_tool.profiler.clock import interquartile_range
-
+    """Latencies from the seconds of batches of one token (`first`) and of batches of all tokens (`whole`)."""
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
@@ -87,7 +85,7 @@ def serving_times(request: InferenceRequest, *, first: list[float], whole: list[
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """A config.json of the request's shape. Raises UnsupportedError for a family that is not written here."""
+    """A config.json of the request's shape. Raises UnsupportedError for a family that is not supported here."""
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {
@@ -108,7 +106,7 @@ def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
 
 
 def _family(model: ModelSpec) -> dict[str, Any]:
-    """Llama, or Qwen3 for its norms of queries and keys."""
+    """The architecture: Llama, or Qwen3 for its norms of queries and keys."""
     llama_like = model.gated_mlp and model.normalization == "rmsnorm" and model.positions == "rotary"
     plain = not (model.has_attention_bias or model.has_mlp_bias or model.num_experts or model.kv_lora_rank)
     details = model.norms_per_layer == 2 and model.sliding_window is None and not model.attention_sinks
@@ -122,7 +120,7 @@ def _family(model: ModelSpec) -> dict[str, Any]:
 
 
 def _seconds(program: str, request: InferenceRequest, *, model: Path, output_length: int) -> list[float]:
-    """Seconds of each batch. vLLM's own words go to the job's log; a failure of it is this run's."""
+    """Seconds of each batch. vLLM writes into the job's log; if it fails, so does this run."""
     result = Path.cwd() / f"vllm-{output_length}.json"
     environment = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
     argv = command(program, request, model=model, output_length=output_length, result=result)
@@ -131,7 +129,7 @@ def _seconds(program: str, request: InferenceRequest, *, model: Path, output_len
 
 
 def read_latencies(text: str) -> list[float]:
-    """`latencies` of the file that --output-json names."""
+    """The `latencies` in the file of --output-json."""
     return [float(seconds) for seconds in json.loads(text)["latencies"]]
 
 

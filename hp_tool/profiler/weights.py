@@ -1,7 +1,7 @@
 """Initial weights that do not depend on how the model is divided.
 
-A weight's value is a hash of its name and its place in the undivided matrix, so any TP, PP and DP start from the same
-model: the losses of all configurations must then agree, and every profile run is a check of itself.
+A weight's value is a hash of its name and its place in the undivided matrix, so that any TP, PP and DP start from the same
+model. The losses of all configurations must then agree, which checks every profile run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def initialise(chunk: torch.nn.Module, *, config: TransformerConfig, tied: bool,
 
 
 def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
-    """The name with the layer's number in the whole model; a tied output layer is called as the embedding it copies."""
+    """The name with the layer's number in the whole model; a tied output layer has the name of the embedding."""
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
     match = re.match(r"decoder\.layers\.(\d+)\.", name)
@@ -43,7 +43,7 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
 
 
 def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
-    """An expert's number among those of all ranks, however this build calls the ones it holds."""
+    """The name with an expert's number among those of all ranks, whatever this build calls the experts of this rank."""
     match = re.search(r"experts\.local_experts\.(\d+)\.(linear_fc\d)\.weight|experts\.(linear_fc\d)\.weight(\d+)", name)
     if match is None:
         return name
@@ -52,7 +52,7 @@ def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
 
 
 def _shards(name: str) -> tuple[int, int]:
-    """(how many ranks share a divided matrix, which of them this one is): experts have a group of their own."""
+    """(number of ranks that share a divided matrix, this rank's number among them); experts have their own group."""
     if ".experts." in name:
         return parallel_state.get_expert_tensor_parallel_world_size(), parallel_state.get_expert_tensor_parallel_rank()
     return parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()

@@ -9,7 +9,6 @@ an InputError that names the field, the value and the mend.
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,11 +20,12 @@ from pydantic import TypeAdapter, ValidationError
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.own_files import OwnFile
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
+from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
 from hp_tool.queries.messages import input_error
-from hp_tool.queries.ranges import check_ranges
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
@@ -124,22 +124,9 @@ def lay(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dump(data: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(data, allow_nan=False)
-    except ValueError as error:
-        field = _not_finite(data)
-        if field is None:
-            raise InputError(f"the query holds a value that JSON does not know: {error}") from None
-        raise InputError(f"{field} must be a finite number", field=field, code="invalid_value") from None
-    except (TypeError, RecursionError) as error:
+        return json.dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the query holds a value that JSON does not know: {error}") from None
-
-
-def _not_finite(value: Any, *path: str) -> str | None:
-    """The dotted path of the first number that is infinite or none at all."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".".join(path)
-    children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return next(filter(None, (_not_finite(child, *path, str(name)) for name, child in children)), None)
 
 
 def read_yaml(text: str | bytes) -> Mapping[str, Any]:
@@ -157,7 +144,7 @@ def read_yaml(text: str | bytes) -> Mapping[str, Any]:
 
 
 def _check(query: Query) -> None:
-    """Rules that types cannot say."""
+    """Raise InputError where a section is missing or an axis too long; types say everything else."""
     if query.kind == "training" and query.training is None:
         raise InputError(
             "training is missing; a query of kind training describes its batch there", field="training", code="missing_field"
@@ -166,4 +153,13 @@ def _check(query: Query) -> None:
         raise InputError(
             "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
         )
-    check_ranges(query)
+    check_axes(query.parallel, field="parallel")
+    if query.inference is not None and query.inference.disaggregated is not None:
+        check_axes(query.inference.disaggregated, field="inference.disaggregated")
+
+
+def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
+    """Raises InputError where an axis lists more values than one request may."""
+    for name in axes.__slots__:
+        if isinstance(values := getattr(axes, name), tuple):
+            bounds.check_values(len(values), field=f"{field}.{name}")

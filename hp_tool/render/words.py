@@ -54,17 +54,22 @@ def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], l
     return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
+def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
+    """`TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of devices."""
+    sizes = {"TP": config.tensor_parallel_size, "PP": config.pipeline_parallel_size, "CP": config.context_parallel_size}
+    sizes["DP"] = config.data_parallel_size
+    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"), math.prod(sizes.values())
+
+
 def arithmetic(config: ParallelConfig) -> str:
     """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
-    sizes = {"TP": config.tensor_parallel_size, "PP": config.pipeline_parallel_size, "CP": config.context_parallel_size}
-    shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"] + [f"DP {config.data_parallel_size}"]
-    total = config.data_parallel_size * math.prod(sizes.values())
+    sizes, total = parallel_sizes(config)
     chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
     chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
     chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
     return (
-        f"{' x '.join(shown)} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
+        f"{sizes} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
         f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "
         f"ZeRO {config.zero_stage}" + (f" in groups of {shards}" if (shards := config.data_parallel_shard_size) else "")
     )

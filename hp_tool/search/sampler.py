@@ -11,7 +11,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hp_tool.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
-from hp_tool.calibration.features import most_alike
+from hp_tool.calibration.evidence import most_alike
 from hp_tool.search.acquisition import Observations, Proposal, propose
 from hp_tool.search.table import CandidateTable
 

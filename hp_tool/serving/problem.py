@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.catalog.efficiency import efficiency
-from hp_tool.catalog.engines import engine_efficiency
+from hp_tool.catalog.efficiency import efficiency, engine_efficiency
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.sizing.batches import batch_sequences
-from hp_tool.sizing.hyperparameters import hyperparameter_flops, starting_hyperparameters
+from hp_tool.sizing.hyperparameters import batch_sequences, hyperparameter_flops, starting_hyperparameters
 from hp_tool.sizing.laws import LAWS, ScalingLaw, compute_overhead, loss, over_trained
 from hp_tool.sizing.shapes import active_parameters, shape_choices, shaped
 

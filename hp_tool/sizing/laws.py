@@ -48,34 +48,25 @@ _E, _A, _B, _ALPHA, _BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 _G = (_ALPHA * _A / (_BETA * _B)) ** (1.0 / (_ALPHA + _BETA))
 _CHINCHILLA_MODELS = (70e6, 16e9)
 
+
+def _chinchilla(number: int, *, exponent: float, flops: float, table: str, doubt: str = "") -> ScalingLaw:
+    """One of Hoffmann's three approaches."""
+    return ScalingLaw(
+        name=f"chinchilla-{number}",
+        source=f"arXiv 2203.15556, approach {number}: exponent of table 2, anchored at the 67B row of table {table}{doubt}",
+        exponent=exponent,
+        anchor_parameters=67e9,
+        anchor_flops=flops,
+        fitted_parameters=_CHINCHILLA_MODELS,
+    )
+
+
 LAWS = {
     law.name: law
     for law in (
-        ScalingLaw(
-            name="chinchilla-1",
-            source="arXiv 2203.15556, approach 1: exponent of table 2, anchored at the 67B row of table 3",
-            exponent=0.50,
-            anchor_parameters=67e9,
-            anchor_flops=5.76e23,
-            fitted_parameters=_CHINCHILLA_MODELS,
-        ),
-        ScalingLaw(
-            name="chinchilla-2",
-            source="arXiv 2203.15556, approach 2: exponent of table 2, anchored at the 67B row of table A3",
-            exponent=0.49,
-            anchor_parameters=67e9,
-            anchor_flops=6.88e23,
-            fitted_parameters=_CHINCHILLA_MODELS,
-        ),
-        ScalingLaw(
-            name="chinchilla-3",
-            source="arXiv 2203.15556, approach 3: exponent of table 2, anchored at the 67B row of table A3; "
-            "arXiv 2404.10102 found its optimizer stopped early",
-            exponent=0.46,
-            anchor_parameters=67e9,
-            anchor_flops=1.71e24,
-            fitted_parameters=_CHINCHILLA_MODELS,
-        ),
+        _chinchilla(1, exponent=0.50, flops=5.76e23, table="3"),
+        _chinchilla(2, exponent=0.49, flops=6.88e23, table="A3"),
+        _chinchilla(3, exponent=0.46, flops=1.71e24, table="A3", doubt="; arXiv 2404.10102 found its optimizer stopped early"),
         ScalingLaw(
             name="chinchilla-corrected",
             source="arXiv 2404.10102: approach 3 of arXiv 2203.15556 refitted; N = G (C/6)^(beta / (alpha + beta))",

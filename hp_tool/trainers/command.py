@@ -1,30 +1,125 @@
-"""A trainer's command with one configuration filled in."""
+"""A trainer's command: whether it can be searched, and the command with one configuration filled in. Its placeholders are
+
+    {tensor_parallel_size}                   a value, anywhere in an argument
+    {sequence_parallel?--sequence-parallel}  a whole argument, left out if the value is false, 0 or none
+    {flags:megatron-lm}                      a whole argument that becomes all flags of the configuration
+    {file:torchtitan}                        the name of a file with the configuration, written into the run's folder
+
+Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
+"""
 
 from __future__ import annotations
 
-from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.domain.program import Program
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.measurement import ProfileRequest, Program
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
 from hp_tool.domain.query import TrainerCommand
+from hp_tool.errors import InputError
 from hp_tool.exchange import exports
 from hp_tool.formats import megatron_lm
-from hp_tool.trainers import placeholders
-from hp_tool.trainers.placeholders import FILES
 from hp_tool.training.problem import TrainingProblem
+
+PLACEHOLDER = re.compile(r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})")
+FLAGS = ("megatron-lm",)
+FILES = {
+    "megatron-lm-yaml": "megatron-lm.yaml",
+    "nemo": "nemo.py",
+    "torchtitan": "torchtitan.toml",
+    "deepspeed": "deepspeed.json",
+    "accelerate": "accelerate.yaml",
+}
+"""Export formats that are files, and the names of these in the run's folder."""
+AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in OF_THE_QUERY)
+"""Fields of a configuration that candidates may differ in."""
+_MODEL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_TRAINING = ("sequence_length", "global_batch_size", "precision")
+_RUN = ("num_gpus", "num_nodes", "gpus_per_node", "gradient_accumulation_steps", "train_iters", "steps", "warmup_steps", "seed")
+NAMES = (*AXES, *_MODEL, *_TRAINING, *_RUN)
+SPECIAL = (*(f"flags:{name}" for name in FLAGS), *(f"file:{name}" for name in FILES))
+MAX_ARGUMENTS = 1000
+MAX_CHARACTERS = 32_768
+"""Limit of one argument or variable; the kernel's is 131,072."""
+RESERVED = ("request.json", "result.json", "job.json", "job.log", "job.sbatch")
+_FILE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+_COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute_modules")}
+"""The columns of candidates for an axis that is no column itself."""
+_DERIVED = ("data_parallel_size",)
+"""Axes that follow from the others and the number of devices."""
+
+
+def check_trainer(trainer: TrainerCommand) -> None:
+    """Raise InputError for a command that cannot be run, with the field and the fix."""
+    command = trainer.command
+    if not command or not command[0]:
+        raise InputError("trainer.command is empty; give the program and its arguments as a list", field="trainer.command")
+    if len(command) > MAX_ARGUMENTS or any(len(each) > MAX_CHARACTERS or "\0" in each for each in command):
+        raise InputError(
+            f"trainer.command may have {MAX_ARGUMENTS} arguments of {MAX_CHARACTERS:,} characters, none of them NUL",
+            field="trainer.command",
+        )
+    if PLACEHOLDER.search(command[0]):
+        raise InputError("trainer.command must begin with the program's own name", field="trainer.command")
+    for name, value in trainer.environment.items():
+        if not _VARIABLE.fullmatch(name) or len(value) > MAX_CHARACTERS or "\0" in value:
+            raise InputError(f"trainer.environment: {name[:80]!r} cannot be a variable", field="trainer.environment")
+    file = trainer.metrics_file
+    if file is not None and (not _FILE.fullmatch(file) or file in (".", "..") or file in RESERVED):
+        raise InputError(
+            "trainer.metrics_file must be a name of letters, digits, . _ and - in the run's folder, and not one of ours",
+            field="trainer.metrics_file",
+        )
+    tuple(placeholders(command))
+
+
+def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
+    """Raise InputError if candidates differ in an axis that the command does not name: their runs would be the same."""
+    named = set(placeholders(trainer.command))
+    if any(name.startswith(("flags:", "file:")) for name in named):
+        return  # an export has the whole configuration, or is an error
+    for axis in AXES:
+        columns = _COLUMNS.get(axis, (axis,))
+        varied = any(np.ptp(getattr(candidates, column)) > 0 for column in columns) if len(candidates) else False
+        if varied and axis not in named and axis not in _DERIVED:
+            raise InputError(
+                f"the candidates differ in {axis}, which trainer.command does not name: add {{{axis}}} or "
+                f"{{flags:{FLAGS[0]}}} to it, or fix parallel.{axis} to one value",
+                field="trainer.command",
+                code="missing_field",
+            )
+
+
+def program_name(trainer: TrainerCommand) -> str:
+    """The script or module, else the program, under which measurements are stored."""
+    command = trainer.command
+    scripts = [word for word in command if word.endswith(".py")]
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else None
+    name = PurePosixPath(module or (scripts[0] if scripts else command[0])).name
+    return re.sub(r"[^a-zA-Z0-9._-]", "-", name)[:64]
 
 
 def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem) -> Program:
-    """What runs for this request. Pure. Raises UnsupportedError where an export cannot say the configuration."""
-    wanted = set(placeholders.found(trainer.command))
-    setup = exports.training_setup(problem, request.parallel) if any(":" in name for name in wanted) else None
-    files = {name: name_of for name, name_of in FILES.items() if f"file:{name}" in wanted}
-    given = placeholders.values(request, num_nodes=problem.cluster.num_nodes)
+    """The program of this request. Pure. Raises UnsupportedError if an export does not support the configuration."""
+    names = set(placeholders(trainer.command))
+    setup = exports.training_setup(problem, request.parallel) if any(":" in name for name in names) else None
+    files = {name: name_of for name, name_of in FILES.items() if f"file:{name}" in names}
+    values = _values(request, num_nodes=problem.cluster.num_nodes)
     command: list[str] = []
     for argument in trainer.command:
         if argument == "{flags:megatron-lm}":
-            assert setup is not None  # it is wanted
+            assert setup is not None  # its name has a colon
             for flag, words in megatron_lm.flags(setup).items():
                 command += [f"--{flag}", *words]
-        elif (word := placeholders.filled(argument, given, names_of_files=files)) is not None:
+        elif (word := _filled(argument, values, names_of_files=files)) is not None:
             command.append(word)
     return Program(
         command=tuple(command),
@@ -33,3 +128,63 @@ def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: Traini
         returns=() if trainer.metrics_file is None else (trainer.metrics_file,),
         files={name_of: exports.TRAINING[name](setup) for name, name_of in files.items() if setup is not None},
     )
+
+
+def placeholders(command: tuple[str, ...]) -> Iterator[str]:
+    """The names of a command's placeholders, in order; `flags:` and `file:` with their format.
+
+    Raises InputError for an unknown one, with the nearest name, and for one that must be a whole argument but is not.
+    """
+    for argument in command:
+        for match in PLACEHOLDER.finditer(argument):
+            name, rest = match["name"], match["rest"]
+            whole = name + (rest if rest.startswith(":") else "")
+            if whole not in (NAMES if ":" not in whole else SPECIAL):
+                near = difflib.get_close_matches(whole, [*NAMES, *SPECIAL], n=1, cutoff=0.5)
+                hint = f"did you mean {{{near[0]}}}?" if near else f"known: {', '.join([*NAMES, *SPECIAL])}"
+                raise InputError(
+                    f"trainer.command: unknown placeholder {match[0]}; {hint}", field="trainer.command", code="unknown_key"
+                )
+            if (rest.startswith("?") or name == "flags") and match[0] != argument:
+                raise InputError(
+                    f"trainer.command: {match[0]} must be a whole argument, not part of {argument[:80]!r}",
+                    field="trainer.command",
+                )
+            yield whole
+
+
+def _values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
+    """The values of all names, other than flags and files."""
+    parallel, training, model = request.parallel, request.training, request.model
+    batch = parallel.data_parallel_size * parallel.micro_batch_size
+    values: dict[str, Any] = {name: getattr(parallel, name) for name in AXES}
+    values |= {name: getattr(training, name) for name in _TRAINING}
+    values |= {name: getattr(model, name) for name in _MODEL}
+    values |= {"num_key_value_heads": model.kv_heads, "intermediate_size": model.ffn_size}
+    values |= {"recompute": recompute_name(parallel.recompute), "pipeline_schedule": parallel.pipeline_schedule or "none"}
+    return values | {
+        "num_gpus": request.num_gpus,
+        "num_nodes": num_nodes,
+        "gpus_per_node": request.num_gpus // num_nodes,
+        "gradient_accumulation_steps": training.global_batch_size // batch,
+        "train_iters": request.warmup_steps + request.steps,
+        "steps": request.steps,
+        "warmup_steps": request.warmup_steps,
+        "seed": request.seed,
+    }
+
+
+def _filled(argument: str, values: Mapping[str, Any], *, names_of_files: Mapping[str, str]) -> str | None:
+    """An argument with its values filled in; None if it is left out."""
+    whole = PLACEHOLDER.fullmatch(argument)
+    if whole is not None and whole["rest"].startswith("?"):
+        return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None
+
+    def value(match: re.Match[str]) -> str:
+        return names_of_files[match["rest"][1:]] if match["name"] == "file" else _word(values[match["name"]])
+
+    return re.sub(r"\{(\{[a-z][a-z0-9_:?-]*\})\}", r"\1", PLACEHOLDER.sub(value, argument))
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

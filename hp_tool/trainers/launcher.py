@@ -1,22 +1,36 @@
-"""Any launcher, running someone's own trainer."""
+"""Any launcher running someone's own trainer: its plans have the trainer's command, and its logs become measurements."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
+from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
-from hp_tool.formats.logs import read_log
+from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.trainers.command import program
-from hp_tool.trainers.reading import Asked, measurement
 from hp_tool.training.problem import TrainingProblem
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The work of a run."""
+
+    sequences: int
+    """Per step, on all devices."""
+    sequence_length: int
+    num_gpus: int
+    steps: int
+    """Number of steps to measure."""
+    warmup_steps: int
+
+
 class TrainerLauncher:
-    """The Launcher port over another one: plans name the trainer's command, and what it printed is read."""
+    """The Launcher port over another launcher, with the trainer's command in its plans and measurements from its logs."""
 
     def __init__(
         self, launcher: Launcher, *, trainer: TrainerCommand, problem: TrainingProblem, settings: SearchSettings
@@ -24,7 +38,7 @@ class TrainerLauncher:
         self.name = launcher.name
         self._launcher, self._trainer, self._problem = launcher, trainer, problem
         workload = problem.workload
-        self._asked = Asked(
+        self._work = Plan(
             sequences=workload.global_batch_size,
             sequence_length=workload.sequence_length,
             num_gpus=problem.cluster.num_gpus,
@@ -39,8 +53,8 @@ class TrainerLauncher:
         return self._launcher.answers()
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """As the launcher itself. Raises UnsupportedError too, where an export cannot say the configuration."""
-        assert isinstance(request, ProfileRequest)  # a search over a trainer asks for trainings
+        """The launcher's plan. Raises UnsupportedError if an export does not support the configuration."""
+        assert isinstance(request, ProfileRequest)  # a search over a trainer only runs trainings
         own = program(self._trainer, request=request, problem=self._problem)
         return self._launcher.plan(replace(request, program=own), job_name=job_name)
 
@@ -63,14 +77,92 @@ class TrainerLauncher:
         return self._launcher.open_jobs()
 
     def fetch(self, handle: str) -> Measurement:
-        """What the trainer printed, as a measurement. One that writes a result.json as the profiler does is believed."""
+        """The measurement of the trainer's log, or of its result.json if it writes one as the profiler does."""
         ended = self._launcher.fetch(handle)
         file = self._trainer.metrics_file
         facts = read_log(self.output(handle, name=file).splitlines(), reader=self._trainer.reader)
         if file is not None and not facts.out_of_memory:
-            said = read_log(self.output(handle).splitlines(), reader=self._trainer.reader)
-            facts.out_of_memory, facts.out_of_memory_line = said.out_of_memory, said.out_of_memory_line
-        return measurement(facts, ended=ended, asked=self._asked)
+            log = read_log(self.output(handle).splitlines(), reader=self._trainer.reader)
+            facts.out_of_memory, facts.out_of_memory_line = log.out_of_memory, log.out_of_memory_line
+        return measurement(facts, ended=ended, plan=self._work)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return self._launcher.output(handle, name=name)
+
+
+def measurement(facts: LogFacts, *, ended: Measurement, plan: Plan) -> Measurement:
+    """The run's numbers if its log has enough of them, else `ended` with the cause.
+
+    `ended` is the launcher's measurement of a job without a result of its own. Steps that started before the end of the warm-up
+    are left out; a figure that is a mean over several steps counts as all of them. A job that printed all its steps is measured
+    however it ended; one that exited or reached its time limit earlier, by the steps it printed.
+    """
+    if ended.status in ("ok", "preempted"):
+        return ended
+    times_s, steps = _settled(facts, plan)
+    done = steps >= plan.steps
+    if facts.out_of_memory and not (done and ended.exit_code == 0):
+        return replace(ended, status="oom", cause=facts.out_of_memory_line, exit_code=None)
+    if not times_s and ended.exit_code == 0:
+        return replace(ended, cause=_no_steps(facts, plan))
+    if not times_s or not (done or ended.exit_code == 0 or ended.status == "timeout"):
+        return ended
+    step_s = statistics.median(times_s)
+    shortfall = f"{steps} of {plan.steps} steps measured"
+    return Measurement(
+        status="ok",
+        step_s=step_s,
+        step_s_spread=interquartile_range(times_s),
+        step_times_s=times_s,
+        tokens_per_second_per_gpu=plan.sequences * plan.sequence_length / step_s / plan.num_gpus,
+        peak_memory_bytes=None if facts.allocated_bytes is None else int(facts.allocated_bytes),
+        peak_reserved_bytes=None if facts.reserved_bytes is None else int(facts.reserved_bytes),
+        peak_memory_source=None if facts.allocated_bytes is None else "cuda_allocator",
+        losses=tuple(facts.losses),
+        hardware=ended.hardware,
+        wall_s=ended.wall_s,
+        cause=None if done else f"{shortfall}: {ended.cause}" if ended.status == "timeout" else shortfall,
+    )
+
+
+def _settled(facts: LogFacts, plan: Plan) -> tuple[tuple[float, ...], int]:
+    """The step time of each figure after the warm-up, and the number of steps of all these figures.
+
+    For B sequences of s tokens on n devices the step time is the printed one, or B s / (n tps) from tokens per second and
+    device, or B / sps from sequences per second.
+    """
+    tokens = plan.sequences * plan.sequence_length / plan.num_gpus
+    kinds = {
+        "step_s": facts.step_s,
+        "tokens_per_second_per_gpu": [tokens / rate for rate in facts.tokens_per_second_per_gpu],
+        "samples_per_second": [plan.sequences / rate for rate in facts.samples_per_second],
+    }
+    kind = next((name for name, times_s in kinds.items() if times_s), None)
+    if kind is None:
+        return (), 0
+    spans = _spans(facts.ends_at.get(kind, []), count=len(kinds[kind]))
+    settled = [(t, last - first) for t, (first, last) in zip(kinds[kind], spans, strict=True) if first >= plan.warmup_steps]
+    return tuple(t for t, _ in settled), sum(steps for _, steps in settled)
+
+
+def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
+    """(steps done before, steps done after) for each figure; one step each if the trainer does not number them.
+
+    The first figure spans at most as many steps as the second, so that a run from a checkpoint counts from its own start.
+    """
+    if len(ends_at) != count:
+        return [(number, number + 1) for number in range(count)]
+    gap = ends_at[1] - ends_at[0] if count > 1 else ends_at[0]
+    start = ends_at[0] - min(gap, ends_at[0])
+    edges = [0, *(end - start for end in ends_at)]
+    return list(pairwise(edges))
+
+
+def _no_steps(facts: LogFacts, plan: Plan) -> str:
+    figures = len(facts.step_s) + len(facts.tokens_per_second_per_gpu) + len(facts.samples_per_second)
+    if not figures:
+        return "the trainer ended by itself and printed no step that trainer.reader recognises; is it the right reader?"
+    return (
+        f"the trainer ended by itself and printed no step after the {plan.warmup_steps} of the warm-up: let it print every "
+        "step and run {train_iters} of them"
+    )

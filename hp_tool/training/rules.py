@@ -27,8 +27,6 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
-MAX_RANK = 65_536
-MAX_RECOMPUTE_LAYERS = 10_000
 _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
 
 
@@ -218,8 +216,6 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             "checkpoints of adapters are not modelled, so neither is goodput; leave training.reliability out",
             field="training.reliability",
         )
-    if not 1 <= lora.rank <= MAX_RANK:
-        raise InputError(f"lora.rank must be from 1 to {MAX_RANK}, got {lora.rank}", field="training.lora.rank")
     if lora.target_modules == ():
         raise InputError("lora.target_modules is empty; name some, or leave it out", field="training.lora.target_modules")
     known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
@@ -345,10 +341,6 @@ def _check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorklo
     if spec.granularity != "full" and (spec.method is not None or spec.num_layers is not None):
         raise InputError(
             f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method"
-        )
-    if spec.num_layers is not None and not 1 <= spec.num_layers <= MAX_RECOMPUTE_LAYERS:
-        raise InputError(
-            f"recompute.num_layers must be from 1 to {MAX_RECOMPUTE_LAYERS}, got {spec.num_layers}", field=f"{field}.num_layers"
         )
     if spec.granularity == "per_op":
         _check_per_op(model, workload, field=field)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hp_tool import catalog, launchers
-from hp_tool.catalog.cluster_runs import cluster_name, cluster_runs
+from hp_tool.catalog.hardware import cluster_name, cluster_runs
 from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns
 from hp_tool.domain.ports import Launcher

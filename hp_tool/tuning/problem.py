@@ -20,7 +20,7 @@ from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, series_of
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers.check import check_trainer, check_varied, program_name
+from hp_tool.trainers import check_trainer, check_varied, program_name
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training

@@ -14,10 +14,10 @@ from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import Hardware, Runner
+from hp_tool.domain.profiling import unserved, unserved_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.serving_runs import unserved, unserved_sizes
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, cluster_key, model_family

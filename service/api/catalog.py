@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Query, status
 
 from hp_tool import catalog
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import GpuSpec, NodeType
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
@@ -57,10 +58,8 @@ class Listing(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewRegistration:
+class NewRegistration(Strict):
     """A model or server to register under a name."""
-
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str
     """Its name in queries: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""

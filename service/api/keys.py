@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
+from hp_tool.domain.fields import Strict
 from service import keys
 from service.api import openapi
 from service.api.bodies import json_body
@@ -22,10 +23,8 @@ ScopeName = Literal["read", "submit", "admin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
+class NewKey(Strict):
     """The key to make."""
-
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     owner: str
     """Owner of the searches that it sees and submits."""

@@ -14,16 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from hp_tool.errors import (
-    ConflictError,
-    HpToolError,
-    InputError,
-    LauncherError,
-    LimitError,
-    MissingExtraError,
-    NotFoundError,
-    StoreError,
-)
+from hp_tool.errors import HpToolError, LimitError, NotFoundError
+from service.api.views import STATUS_BY_CLASS
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -38,16 +30,6 @@ STATUS_BY_CODE: dict[str, int] = {
     "payload_too_large": 413,
     "unknown_host": 421,
 }
-STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
-    (InputError, 422),
-    (NotFoundError, 404),
-    (ConflictError, 409),
-    (LimitError, 429),
-    (LauncherError, 502),
-    (StoreError, 503),
-    (MissingExtraError, 501),
-    (HpToolError, 500),
-)
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.fields import check_bounds
 from hp_tool.domain.ports import Store
+from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import SearchRecord
 from hp_tool.errors import InputError
-from hp_tool.queries import ranges
 
 
 class Action(StrEnum):
@@ -40,8 +41,7 @@ def change_budget(
     """
     if budget_runs is None and budget_gpu_seconds is None:
         raise InputError("nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs")
-    for name, value in (("budget_runs", budget_runs), ("budget_gpu_seconds", budget_gpu_seconds)):
-        ranges.check_range(value, ranges.BUDGET_RANGES[name], field=name)
+    check_bounds(SearchSettings, {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds})
     return store.change_budget(search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds)
 
 

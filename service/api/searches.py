@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
@@ -14,6 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain import query as domain
+from hp_tool.domain.fields import Amount, Strict
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, RunState, SearchRecord, SearchState
@@ -102,14 +103,12 @@ def get_search(search_id: str, store: StoreDep) -> SearchView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetChange:
+class BudgetChange(Strict):
     """New budget of a search; a field that is left out stays as it is."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    budget_runs: int | None = None
+    budget_runs: domain.Repetitions | None = None
     """Maximum profile runs, those already done included."""
-    budget_gpu_seconds: float | None = None
+    budget_gpu_seconds: Amount | None = None
     """Maximum device seconds of profile runs, those already spent included."""
 
 

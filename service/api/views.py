@@ -20,11 +20,32 @@ from hp_tool.domain.records import (
 )
 from hp_tool.domain.serving import Configuration
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
+from hp_tool.errors import (
+    ConflictError,
+    HpToolError,
+    InputError,
+    LauncherError,
+    LimitError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+)
 
 T = TypeVar("T")
 NDJSON = "application/x-ndjson"
 STREAM_END = "end"
 """Name of an event stream's last event: the search has ended and nothing will follow."""
+STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
+    (InputError, 422),
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (LimitError, 429),
+    (LauncherError, 502),
+    (StoreError, 503),
+    (MissingExtraError, 501),
+    (HpToolError, 500),
+)
+"""HTTP status of an error without one of its own; the clients read the table backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

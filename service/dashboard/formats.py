@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import JsonObject
+from hp_tool.render.words import parallel_sizes
 from hp_tool.units import JOULES_PER_MWH
 
 ABSENT = "–"
@@ -170,12 +170,8 @@ def subject(query: JsonObject) -> str:
 
 def arithmetic(parallel: ParallelConfig) -> str:
     """TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
-    sizes = {"TP": parallel.tensor_parallel_size, "PP": parallel.pipeline_parallel_size}
-    if parallel.context_parallel_size > 1:
-        sizes["CP"] = parallel.context_parallel_size
-    sizes["DP"] = parallel.data_parallel_size
-    product = math.prod(sizes.values())
-    return " x ".join(f"{name} {size}" for name, size in sizes.items()) + f" = {product} GPU{'s' if product > 1 else ''}"
+    sizes, num_gpus = parallel_sizes(parallel)
+    return f"{sizes} = {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
 
 
 def details(parallel: ParallelConfig) -> str:

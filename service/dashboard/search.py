@@ -33,13 +33,11 @@ from service.dashboard.page_and_json import page_at
 from service.dashboard.serving_runs import quantity, serves
 from service.dashboard.trials import TrialTable, trial_table
 
-SEARCH_TONES: dict[SearchState, Tone] = {
-    SearchState.QUEUED: "",
+TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
     SearchState.PAUSED: "warn",
     SearchState.SUCCEEDED: "good",
     SearchState.FAILED: "bad",
-    SearchState.CANCELLED: "",
 }
 
 router = APIRouter(tags=["dashboard"])
@@ -174,7 +172,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         export_href=f"/searches/{view.id}/export" if best else None,
         export_formats=tuple(export_formats),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
-        tone=SEARCH_TONES[view.state],
+        tone=TONES.get(view.state, ""),
         ended=view.state.ended,
         actions=_buttons(view),
         best=best,

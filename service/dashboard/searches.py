@@ -21,7 +21,7 @@ from service.dashboard.formats import subject
 from service.dashboard.forms import BLANK_IS_NONE
 from service.dashboard.links import address, next_href
 from service.dashboard.page_and_json import page_at
-from service.dashboard.search import SEARCH_TONES, budget_runs_of
+from service.dashboard.search import TONES, budget_runs_of
 from service.dashboard.serving_runs import serves, words
 
 MAX_ROWS = 50
@@ -137,7 +137,7 @@ def _row(view: SearchView) -> SearchRow:
         view,
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
-        tone=SEARCH_TONES[view.state],
+        tone=TONES.get(view.state, ""),
         kind="inference" if serves(view.query) else "training",
         subject=subject(view.query),
         model=model_of(view.query),

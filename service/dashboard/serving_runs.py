@@ -30,7 +30,7 @@ def words(config: Configuration) -> tuple[str, str]:
         return formats.arithmetic(config), formats.details(config)
     replicas = config.data_parallel_size // config.attention_data_parallel_size
     requests = config.max_num_seqs
-    return serving_arithmetic(config, replicas=replicas), f"up to {requests} request{'' if requests == 1 else 's'} at once"
+    return serving_arithmetic(config, replicas=replicas), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
 
 
 def quantity(query: JsonObject) -> Quantity:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hp_tool.calibration.preflight import find_outliers, group_ranks
-from hp_tool.domain.microbenchmark import Operation, OperationTimes
+from hp_tool.domain.measurement import Operation, OperationTimes
 
 HOSTS = [f"node{rank // 4}" for rank in range(16)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from hp_tool.calibration.process import Process, most_likely
+from hp_tool.calibration.fitting import Process, most_likely
 
 PARAMETERS = (0.4, 1.3, 0.1)
 

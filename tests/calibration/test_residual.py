@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hp_tool.calibration import GPU_PRIOR, Calibration, Evidence, fit_calibration
-from hp_tool.calibration.features import most_alike
+from hp_tool.calibration.evidence import most_alike
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.units import GIB
 

@@ -10,11 +10,12 @@ import typer
 from typer.testing import CliRunner
 
 from hp_tool import catalog
-from hp_tool.cli.catalog import register
+from hp_tool.cli.catalog import clusters, gpus, models
 from hp_tool.errors import NotFoundError
 
 app = typer.Typer()
-register(app)
+for command in (models, gpus, clusters):
+    app.command()(command)
 
 
 def run(*arguments: str) -> str:

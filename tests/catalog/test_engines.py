@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.catalog.engines import engine_efficiency, engine_profiles, version_key
+from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles, version_key
 from hp_tool.errors import UnsupportedError
 
 

@@ -69,9 +69,9 @@ def test_what_cannot_be_exits_3_and_says_why(entry_point: Run, query_file: Path,
 
 def test_people_are_told_what_mends_it(entry_point: Run, query_file: Path) -> None:
     shown = entry_point("estimate", str(query_file), "--set=parallel.tensor_parallel_size=5").stdout
-    assert "what would mend it" in shown and "TP 5 -> 8" in shown
+    assert "How to fix it" in shown and "TP 5 -> 8" in shown
     late = entry_point("estimate", str(query_file), "--set=constraints.max_days=0.001").stdout
-    assert "is the best near it, yet target_missed: days" in late
+    assert "comes nearest, but target_missed: days" in late
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_people_get_tables_and_programs_json(task: str, shown: str) -> None:
 
 def test_a_missed_target_exits_3() -> None:
     found = run("estimate", "-", query=QUERY + "targets: {tpot_s: 0.0001}\n")
-    assert found.returncode == 3 and "target_missed" in found.stdout and "what would mend it" in found.stdout
+    assert found.returncode == 3 and "target_missed" in found.stdout and "How to fix it" in found.stdout
     assert run("recommend", "-", query=QUERY + "targets: {tpot_s: 0.0001}\n").returncode == 3
 
 

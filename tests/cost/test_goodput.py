@@ -15,8 +15,8 @@ from hp_tool import catalog, training
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.goodput import MTBF_PER_GPU_S, best_interval_s, goodput, time_stretch, young_interval_s
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.reliability import Goodput, ReliabilitySpec
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.result import Goodput
+from hp_tool.domain.workload import ReliabilitySpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries import schema
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster
-from hp_tool.catalog.engines import engine_profiles
+from hp_tool.catalog.efficiency import engine_profiles
 from hp_tool.cost.parameters import (
     attention_matrices,
     cached_width,

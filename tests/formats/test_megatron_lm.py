@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.exchange.imports import detect, read_query
-from hp_tool.formats import megatron_lm, shell, slurm
+from hp_tool.formats import megatron_lm, shell
 from tests.conftest import skip_or_fail
 from tests.formats.cases import llama, queries, same_work, setup_of
 
@@ -106,7 +106,7 @@ def test_a_llama_as_its_flags() -> None:
 
 
 def test_the_scripts_are_shell(tmp_path: Path) -> None:
-    for text in (megatron_lm.command(setup_of(llama())), slurm.script(setup_of(llama()))):
+    for text in (megatron_lm.command(setup_of(llama())), megatron_lm.slurm(setup_of(llama()))):
         path = tmp_path / "run.sh"
         path.write_text(text)
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0

@@ -17,6 +17,7 @@ from hp_tool.queries import schema
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.rank import cost_space
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
 
 
@@ -112,3 +113,18 @@ def test_lines_of_a_batch_are_corrected_as_each_is_alone(learnt):
     answers = answer_lines(lines, **told)
     assert answers == [answer_line(line, **told) for line in lines]
     assert all('"calibrated_estimate":{' in answer for answer in answers)
+
+
+def test_on_two_kinds_of_gpu_each_estimate_keeps_the_capacity_of_its_own_fullest_kind():
+    stages = [{"gpu": "a100-sxm-40gb", "num_gpus": 8}, {"gpu": "h100-sxm-80gb", "num_gpus": 8}]
+    query = schema.parse_query(QUERY | {"model": "llama-2-7b", "cluster": {"stages": stages}})
+    problem = resolve_training(query)
+    candidates = cost_space(query=query, problem=problem).candidates
+    costs = problem.costs(candidates)
+    row = int(np.flatnonzero(costs.capacity_bytes != costs.capacity_bytes[0])[0])
+    predictor = CalibratedPredictor(calibration=fit_calibration())
+    estimate = predictor.estimate(row, costs=costs, candidates=candidates, problem=problem)
+    assert estimate.memory.capacity_bytes == costs.capacity_bytes[row]
+    assert estimate.provenance["layers_per_stage"] == [
+        [kind["gpu"], int(layers[row])] for kind, layers in zip(stages, costs.layers_by_kind, strict=True)
+    ]

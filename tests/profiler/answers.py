@@ -11,7 +11,7 @@ from torch import distributed
 
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.profiler import backend, cpu_shim
-from hp_tool.profiler.files import read_request
+from hp_tool.profiler.__main__ import read_request
 
 
 def main(folder: Path) -> None:

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hp_tool.profiler.__main__ import profile
-from hp_tool.profiler.files import read_request, write_measurement
+from hp_tool.profiler.__main__ import profile, read_request, write_measurement
 
 
 def main(folder: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from hp_tool.domain.ports import JobState
 from hp_tool.launchers import create
-from hp_tool.profiler.stopping import why_stop
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request
@@ -28,6 +27,9 @@ from tests.profiler.requests import request
     ],
 )
 def test_when_steps_are_enough(times, limits, words):
+    pytest.importorskip("torch")
+    from hp_tool.profiler.steps import why_stop
+
     told = why_stop(request(steps=20, warmup_steps=1, **limits), times)
     assert (told is None) if words is None else (words in told)
 

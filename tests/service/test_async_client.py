@@ -39,6 +39,8 @@ def test_the_twin_does_what_the_client_does(server: str, store: Store, query: Qu
             changed = await client.change_budget(search_id=search, budget_runs=2)
             assert changed.query["search"]["budget_runs"] == 2
             assert await client.result(search_id=search) is None
+            copy = (await client.clone(search_id=search)).id
+            assert (copy != search, (await client.cancel(search_id=copy)).state) == (True, "cancelled")
             lease = claim(store, search)
 
             def work() -> None:

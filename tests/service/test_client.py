@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hp_tool.cli.batches.answering import Asked, by_server
+from hp_tool.cli.batches.answering import Task, by_server
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
@@ -64,8 +64,8 @@ def test_a_batch_comes_back_in_order(server: str, query: Query) -> None:
 def test_a_batch_of_any_size_keeps_what_is_no_query_in_its_place(server: str, query: Query) -> None:
     wrong = InputError("not YAML", code="syntax")
     items = [wrong, *(json.dumps(query | {"id": str(n)}).encode() for n in range(BATCH_LINES)), wrong, b"{}", wrong]
-    asked = Asked(task="estimate", top=1, calibration=False)
-    answers = [json.loads(line) for line in by_server(iter(items), asked, server=server)]
+    task = Task(name="estimate", top=1, calibration=False)
+    answers = [json.loads(line) for line in by_server(iter(items), task, server=server)]
     assert [answer["id"] for answer in answers] == [None, *map(str, range(BATCH_LINES)), None, None, None]
     codes = [answer["error"]["code"] for answer in answers if answer["status"] == "error"]
     assert codes == ["syntax", "syntax", "missing_field", "syntax"]

@@ -54,7 +54,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         for label, value in (
             ("GPU", "cpu"),
             ("GPUs", "many"),
-            ("GPUs a node", "2"),
+            ("GPUs per node", "2"),
             ("Sequence length", "64"),
             ("Global batch size", "4"),
         ):
@@ -65,7 +65,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         page.get_by_label("GPUs", exact=True).fill("2")
         page.get_by_role("heading", name="Best by the cost model").wait_for()
         page.get_by_text("Profile runs", exact=True).click()
-        page.get_by_label("Profile runs at most").fill("2")
+        page.get_by_label("Maximum profile runs").fill("2")
         page.get_by_role("button", name="Start the search").click()
         page.locator("h1 + .state", has_text="queued").wait_for()
         search = page.url

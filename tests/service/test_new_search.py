@@ -57,6 +57,22 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
     assert "Sequences per optimizer step" in known["training.global_batch_size"].help
 
 
+def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
+    texts = {"model", "cluster", "cluster.gpu", "training.framework", "inference.engine", "parallel.sequence_parallel"}
+    for kind in ("training", "inference"):
+        page = http.get(f"/searches/new?kind={kind}").text
+        for name, field in fields("training" if kind == "training" else "inference").items():
+            if name in texts or field.options:
+                assert field.maximum is None
+                continue
+            assert field.minimum is not None and field.maximum is not None and field.minimum < field.maximum, name
+            (tag,) = re.findall(rf'<input name="{re.escape(name)}"[^>]*>', page)
+            bounds = f'min="{field.minimum}" max="{field.maximum}"'
+            assert (bounds in tag) != field.several
+            assert f"({field.minimum} to {field.maximum})" in tag
+    assert 'min="1" max="2147483648" step="1"' in http.get("/searches/new").text
+
+
 SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=2, max_size=4))
 
 

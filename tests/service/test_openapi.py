@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import schemathesis
 from fastapi.testclient import TestClient
 from schemathesis.config import SchemathesisConfig
 
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.queries import schema
 from hp_tool.store import SqlStore
 from service.app import create_app
 from service.describe import description
@@ -45,6 +49,28 @@ def test_the_description_that_is_checked_in_is_the_applications() -> None:
         changed = changed or [name for name in now[part] if stored[part][name] != now[part][name]]
         assert not changed, f"{part} {changed} differ from {FILE.name}: python -m service.describe docs/openapi.json"
     assert stored == now
+
+
+def unbounded(node: Any, *path: str) -> Iterator[str]:
+    """The paths of numbers without a minimum or a maximum."""
+    if isinstance(node, dict) and node.get("type") in ("integer", "number") and not {"minimum", "maximum"} <= node.keys():
+        yield ".".join(path)
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in children:
+        yield from unbounded(child, *path, str(name))
+
+
+def test_every_number_of_a_query_has_bounds() -> None:
+    schemas = json.loads(description())["components"]["schemas"]
+    told = ("Fidelity", "Hardware", "Measurement", "NewKey", "Operation", "OperationTimes", "ServingTimes")  # no queries
+    bodies = {name: body for name, body in schemas.items() if name.endswith("-Input")}
+    asked = {name: body for name, body in bodies.items() if name.removesuffix("-Input") not in told}
+    assert {"Query-Input", "ParallelQuery-Input", "SizingQuery-Input", "ModelSpec-Input", "BudgetChange-Input"} <= asked.keys()
+    assert not list(unbounded(asked))
+    batch = asked["TrainingWorkload-Input"]["properties"]["global_batch_size"]
+    assert (batch["minimum"], batch["maximum"]) == (1, 1 << 31)
+    with pytest.raises(InputError, match="from 1 to 2,147,483,648, got 0"):
+        schema.parse(TrainingWorkload, {"sequence_length": 1, "global_batch_size": 0})
 
 
 def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert twin["quantity"] == {"seconds": "Request latency", "charged": True, "rate": "Output tokens/s per GPU"}
     assert "Step" not in page and "Time to first token and throughput" in page and "target 100 ms" in page
     best = twin["best"]
-    assert best["measured"] and "replica" in best["arithmetic"] and "requests at once" in best["details"]
+    assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]
     for latency in best["latencies"]:
         assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
     targets = {each["name"]: each["target_s"] for each in best["latencies"]}
@@ -68,7 +68,7 @@ def test_its_columns_hold_what_was_predicted_and_measured_under_the_whole_load(s
     http, _, search = searched
     table = http.get(f"/searches/{search}/trials.json").json()
     serving = table["serving"]
-    assert {axis["label"] for axis in table["axes"]} <= {"TP", "Requests at once"}
+    assert {axis["label"] for axis in table["axes"]} <= {"TP", "Concurrent requests"}
     assert serving["targets"] == {"tpot_s": TARGET_S}
     for name in ("ttft_s", "tpot_s"):
         assert serving[name] == pytest.approx([FACTOR * guess for guess in serving[f"predicted_{name}"]], rel=0.01)

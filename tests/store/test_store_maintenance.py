@@ -101,7 +101,7 @@ def test_postgresql_is_backed_up_by_its_own_tool() -> None:
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = typer.Typer()
-    db.register(app)
+    app.add_typer(db.db, name="db")
     url = f"sqlite:///{tmp_path}/s.sqlite3"
     monkeypatch.setenv("HP_DATABASE_URL", url)
 

@@ -12,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.program import Program
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query
-from hp_tool.trainers import check_trainer, check_varied
-from hp_tool.trainers.check import program_name
-from hp_tool.trainers.command import program
-from hp_tool.trainers.placeholders import NAMES
+from hp_tool.trainers import check_trainer, check_varied, program_name
+from hp_tool.trainers.command import NAMES, program
 from hp_tool.training.problem import resolve_training
 
 CONFIG = ParallelConfig(
@@ -116,13 +113,13 @@ def test_a_configuration_as_a_file() -> None:
         (trainer(), "trainer.command", "empty"),
         (trainer("train", "{tensor_paralel_size}"), "trainer.command", r"did you mean \{tensor_parallel_size\}"),
         (trainer("train", "{flags:megatron}"), "trainer.command", r"did you mean \{flags:megatron-lm\}"),
-        (trainer("train", "--x={flags:megatron-lm}"), "trainer.command", "argument of its own"),
-        (trainer("train", "--x={sequence_parallel?1}"), "trainer.command", "argument of its own"),
+        (trainer("train", "--x={flags:megatron-lm}"), "trainer.command", "must be a whole argument"),
+        (trainer("train", "--x={sequence_parallel?1}"), "trainer.command", "must be a whole argument"),
         (trainer("{recompute}"), "trainer.command", "own name"),
         (trainer("train", "a\0b"), "trainer.command", "NUL"),
         (trainer("train", environment={"A B": "1"}), "trainer.environment", "A B"),
         (trainer("train", metrics_file="../x"), "trainer.metrics_file", "letters"),
-        (trainer("train", metrics_file="result.json"), "trainer.metrics_file", "no file of ours"),
+        (trainer("train", metrics_file="result.json"), "trainer.metrics_file", "not one of ours"),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ import yaml
 
 from hp_tool import catalog
 from hp_tool.catalog import library
-from hp_tool.catalog.cluster_runs import cluster_runs
+from hp_tool.catalog.hardware import cluster_runs
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import TrainerCommand
@@ -140,7 +140,7 @@ def test_the_entry_of_the_documentation_is_one(own_catalogue: Path) -> None:
     [
         ({"launcher": "slurm", "max_runs": 2}, "did you mean 'max_concurrent_runs'"),
         ({"launcher": "slurm", "max_concurrent_runs": 0}, "from 1 to"),
-        ({"launcher": "slurm", "max_gpu_seconds_per_day": -1.0}, "above 0"),
+        ({"launcher": "slurm", "max_gpu_seconds_per_day": -1.0}, "from 1e-09 to"),
         ({"launcher": "local", "options": {"root": "/"}}, "takes no options"),
         ("slurm", "must be a mapping"),
     ],

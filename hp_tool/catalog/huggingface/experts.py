@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hp_tool.catalog.huggingface.decoders import LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED, latent_biases
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
-from hp_tool.catalog.huggingface.llamas import LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED, latent_biases
 
 _DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
 _LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}

@@ -1,1 +1,1 @@
-"""What `hp-tool batch` is made of: queries in (JSON lines, YAML, CSV grids), answers by processes or a server, answers out."""
+"""The parts of `hp-tool batch`: the queries, their answers, and the output."""

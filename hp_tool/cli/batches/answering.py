@@ -1,4 +1,4 @@
-"""Answers to a stream of queries, in order: in this process, by several, or by a server; in bounded memory."""
+"""Answers to a stream of queries, in order and in bounded memory: by this process, by several, or by a server."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ from hp_tool.errors import HpToolError, InputError
 if TYPE_CHECKING:
     from hp_tool.training.calibrated import Calibrations
 
-LINES_A_TURN = 64
-"""Queries that are answered at a time: enough to cost those alike together, few enough to come back soon."""
-TURNS_AHEAD = 4
-"""Turns in flight for each process; how far reading may run ahead of writing."""
+CHUNK_LINES = 64
+"""Queries answered at a time: enough to evaluate similar ones as one batch, few enough to be answered soon."""
+CHUNKS_AHEAD = 4
+"""Chunks in flight per process, which bounds how far reading runs ahead of writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is done with every query."""
+class Task:
+    """What to do with every query."""
 
-    task: Literal["estimate", "recommend"]
+    name: Literal["estimate", "recommend"]
     top: int
     calibration: bool
 
 
-def here(items: Iterator[Item], asked: Asked) -> Iterator[str]:
-    """By this process."""
-    with stored_calibrations(wanted=asked.calibration) as calibrations:
-        for turn in _turns(items, asked):
-            yield from _answers(turn, asked, calibrations)
+def here(items: Iterator[Item], task: Task) -> Iterator[str]:
+    """Answers by this process."""
+    with stored_calibrations(wanted=task.calibration) as calibrations:
+        for chunk in _chunks(items, task):
+            yield from _answers(chunk, task, calibrations)
 
 
-def by_processes(items: Iterator[Item], asked: Asked, *, jobs: int) -> Iterator[str]:
-    """By `jobs` processes of their own. Raises HpToolError where one of them dies."""
+def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[str]:
+    """Answers by `jobs` processes. Raises HpToolError if one of them dies."""
     # spawn: the progress bar has a thread, which a forked process would not survive
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_start, initargs=(asked,))
+    pool = ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_start, initargs=(task,))
     waiting: deque[Future[list[str]]] = deque()
     try:
-        for turn in _turns(items, asked):
-            waiting.append(pool.submit(_turn, turn))
-            if len(waiting) >= TURNS_AHEAD * jobs:
+        for chunk in _chunks(items, task):
+            waiting.append(pool.submit(_answer_chunk, chunk))
+            if len(waiting) >= CHUNKS_AHEAD * jobs:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise HpToolError(f"a process of the batch died ({error}); what is written stays, --resume goes on") from None
+        raise HpToolError(f"a process of the batch died ({error}); continue from the written answers with --resume") from None
     finally:
-        # waits, as the interpreter's own end would: that one may write to a pipe the pool is closing
+        # wait, as the interpreter's exit would; but that may write to a pipe that the pool is closing
         pool.shutdown(cancel_futures=True)
 
 
-def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[str]:
-    """By a server. What is no query at all is told here, in its place."""
+def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
+    """Answers by a server; lines that are no query are answered with their error here, in their place."""
     from hp_tool.batch import error_line
     from service.client import Client
 
@@ -80,7 +80,7 @@ def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[s
 
     with Client(server=server) as client:
         place = 0
-        for answer in client.batch(lines=sent(), task=asked.task, top=asked.top, calibration=asked.calibration):
+        for answer in client.batch(lines=sent(), task=task.name, top=task.top, calibration=task.calibration):
             while errors and errors[0][0] == place:
                 yield error_line(b"", errors.popleft()[1])
                 place += 1
@@ -89,35 +89,35 @@ def by_server(items: Iterator[Item], asked: Asked, *, server: str) -> Iterator[s
         yield from (error_line(b"", error) for _, error in errors)
 
 
-def _turns(items: Iterator[Item], asked: Asked) -> Iterator[list[Item]]:
-    """The queries some at a time; recommendations, which take longer than their way, one by one. Where reading fails, what was
-    read before is answered first.
+def _chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
+    """The queries in chunks; those for recommendations, which take longer, one by one. If reading fails, the queries before
+    are answered first.
     """
-    size = LINES_A_TURN if asked.task == "estimate" else 1
-    turn: list[Item] = []
+    size = CHUNK_LINES if task.name == "estimate" else 1
+    chunk: list[Item] = []
     try:
         for item in items:
-            turn.append(item)
-            if len(turn) == size:
-                yield turn
-                turn = []
+            chunk.append(item)
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
     except InputError:
-        yield turn
+        yield chunk
         raise
-    if turn:
-        yield turn
+    if chunk:
+        yield chunk
 
 
-_worker: tuple[Asked, Calibrations | None] | None = None
+_worker: tuple[Task, Calibrations | None] | None = None
 _open = ExitStack()
 
 
-def _start(asked: Asked) -> None:
-    """Set up one process of the pool: it leaves Ctrl-C to its parent, and does not outlive it."""
+def _start(task: Task) -> None:
+    """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and does not outlive the parent."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = asked, _open.enter_context(stored_calibrations(wanted=asked.calibration))
+    _worker = task, _open.enter_context(stored_calibrations(wanted=task.calibration))
 
 
 def _end_with_parent() -> None:
@@ -127,13 +127,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _turn(items: list[Item]) -> list[str]:
+def _answer_chunk(items: list[Item]) -> list[str]:
     assert _worker is not None  # the pool's initializer has run
     return _answers(items, *_worker)
 
 
-def _answers(items: list[Item], asked: Asked, calibrations: Calibrations | None) -> list[str]:
+def _answers(items: list[Item], task: Task, calibrations: Calibrations | None) -> list[str]:
     from hp_tool.batch import answer_lines
     from hp_tool.queries import schema
 
-    return answer_lines(items, task=asked.task, top=asked.top, read=schema.parse_own_query, calibrations=calibrations)
+    return answer_lines(items, task=task.name, top=task.top, read=schema.parse_own_query, calibrations=calibrations)

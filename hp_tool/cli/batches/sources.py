@@ -1,49 +1,56 @@
-"""Queries of a batch, one JSON object each, from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory."""
+"""The queries of a batch as JSON lines, from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory.
+
+In a CSV a column is a key of a query, a cell a value or several, and a row stands for all combinations of its cells.
+"""
 
 from __future__ import annotations
 
+import copy
+import csv
+import difflib
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from hp_tool.cli.batches.grid import grid_lines
+from hp_tool.api import SHORT_KEYS
 from hp_tool.errors import InputError
 
 MAX_LINE_BYTES = 1_000_000
-"""Of one query, in any of the formats."""
+"""Limit of one query, in any of the formats."""
 
 Item = bytes | InputError
-"""A query as one line, or in its place what is wrong with it."""
+"""A query as one line, or the error in its place."""
 Format = Literal["jsonl", "yaml", "csv"]
 SUFFIXES: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".csv": "csv"}
 
 _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
-"""At the start of a line; YAML allows them nowhere else in a document, block scalars included."""
+"""At the start of a line, where YAML allows these only between documents, even in block scalars."""
 
 
 def format_of(path: str) -> Format:
-    """What a file holds by its suffix; JSON lines where that says nothing."""
+    """The format of a file by its suffix; JSON lines for an unknown one."""
     return SUFFIXES.get(Path(path).suffix.lower(), "jsonl")
 
 
 def items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
-    """The queries of a stream in order; `base` is the mapping that every row of a CSV is laid over."""
+    """The queries of a stream in order; every row of a CSV is laid over the query `base`."""
     if format == "csv":
         return grid_lines(_physical_lines(source), base=base)
     return _documents(source) if format == "yaml" else _json_lines(source)
 
 
 def _json_lines(source: BinaryIO) -> Iterator[Item]:
-    """Lines as they stand, without blank ones; the rest of one that is too long is skipped."""
+    """The lines without blank ones; the rest of a line that is too long is skipped."""
     for line in _bounded(source):
         if isinstance(line, InputError) or line.strip():
             yield line
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
-    """Lines of a CSV as text. One that is too long ends the batch: nobody can say which row the next one belongs to."""
+    """The lines of a CSV as text. A line that is too long ends the batch, because the row of the next one is unknown."""
     encoding = "utf-8-sig"  # spreadsheets write a byte order mark
     for line in _bounded(source):
         if isinstance(line, InputError):
@@ -67,32 +74,142 @@ def _skip(source: BinaryIO, ends: Callable[[bytes], bool], last: bytes) -> None:
 
 
 def _documents(source: BinaryIO) -> Iterator[Item]:
-    """YAML documents as JSON lines. Cut at their separators before they are parsed: one that is broken harms only itself."""
-    kept: list[bytes] = []
+    """YAML documents as JSON lines. They are split at separators before parsing, so that an invalid one affects only itself."""
+    lines: list[bytes] = []
     size = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
         if _DOCUMENT_ENDS.match(line):
-            yield from _document(kept, size)
-            kept, size = [line[3:]], len(line)
+            yield from _document(lines, size)
+            lines, size = [line[3:]], len(line)
         else:
             size += len(line)
             if size <= MAX_LINE_BYTES:
-                kept.append(line)
-    yield from _document(kept, size)
+                lines.append(line)
+    yield from _document(lines, size)
 
 
-def _document(kept: list[bytes], size: int) -> Iterator[Item]:
-    """The document whose lines these are; nothing for one of blank lines and comments."""
+def _document(lines: list[bytes], size: int) -> Iterator[Item]:
+    """The document with these lines; nothing if all are blank or comments."""
     from hp_tool.queries import schema
 
     if size > MAX_LINE_BYTES:
         yield InputError(f"the document is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
         return
-    if all(not line.strip() or line.lstrip().startswith(b"#") for line in kept):
+    if all(not line.strip() or line.lstrip().startswith(b"#") for line in lines):
         return
     try:
-        yield json.dumps(schema.parse_mapping(b"".join(kept)), allow_nan=False).encode()
+        yield json.dumps(schema.parse_mapping(b"".join(lines)), allow_nan=False).encode()
     except InputError as error:
         yield error
     except (TypeError, ValueError) as error:
-        yield InputError(f"the query holds a value that JSON does not know: {error}", code="syntax")
+        yield InputError(f"the query has a value that JSON does not support: {error}", code="syntax")
+
+
+SHORT = {
+    "tp": "parallel.tensor_parallel_size",
+    "pp": "parallel.pipeline_parallel_size",
+    "vpp": "parallel.virtual_pipeline_parallel_size",
+    "cp": "parallel.context_parallel_size",
+    "ep": "parallel.expert_parallel_size",
+    "etp": "parallel.expert_tensor_parallel_size",
+    "dp": "parallel.data_parallel_size",
+    "mbs": "parallel.micro_batch_size",
+    "sp": "parallel.sequence_parallel",
+    "recompute": "parallel.recompute",
+    "zero": "parallel.zero_stage",
+    "gpus_per_node": "cluster.gpus_per_node",
+    **SHORT_KEYS,
+}
+"""Column names other than dotted paths: abbreviations of the sizes, and the flags of `hp-tool estimate`."""
+
+
+def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
+    """A JSON line for every combination of every row, the last column varying fastest.
+
+    An empty cell omits its key. Commas separate alternatives, as in `1,2,4`; brackets and braces enclose one value, as in
+    `[1,2]` or `{granularity: full, method: block, num_layers: 4}`. The `id` of a line is that of its row (by default the
+    row's number) followed by the values that distinguish it within the row.
+    """
+    reader = csv.reader(lines, strict=True)
+    try:
+        columns = next(reader, None)
+    except csv.Error as error:
+        raise InputError(f"the header is not valid CSV: {error}") from None
+    if columns is None:
+        return
+    columns = [column.strip() for column in columns]
+    paths = _paths(columns)
+    for number in itertools.count(1):
+        try:
+            cells = next(reader, None)
+            if cells is None:
+                return
+            if any(cell.strip() for cell in cells):
+                yield from _row(number, cells, columns=columns, paths=paths, base=base)
+        except csv.Error as error:
+            yield InputError(f"row {number}: {error}", code="syntax")
+
+
+def _paths(columns: Sequence[str]) -> list[str]:
+    """The dotted paths of the columns. Raises InputError for one that no query has, or that occurs twice."""
+    from hp_tool.domain.query import Query
+
+    first = {*Query.__slots__}
+    paths = [SHORT.get(column, column) for column in columns]
+    for column, path in zip(columns, paths, strict=True):
+        if path.partition(".")[0] not in first:
+            near = difflib.get_close_matches(column, [*SHORT, *first], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use a query's dotted path or one of {', '.join(SHORT)}"
+            raise InputError(f"unknown column {column!r}; {hint}", field=column or None, code="unknown_key")
+        if paths.count(path) > 1:
+            raise InputError(f"{path} occurs in more than one column", field=column)
+    return paths
+
+
+def _row(
+    number: int, cells: Sequence[str], *, columns: Sequence[str], paths: Sequence[str], base: Mapping[str, Any]
+) -> Iterator[bytes | InputError]:
+    from hp_tool.queries import schema
+
+    try:
+        if len(cells) != len(columns):
+            raise InputError(f"row {number} has {len(cells)} cells under {len(columns)} columns; quote a cell with commas")
+        axes = [_alternatives(cell, where=f"row {number}, {column}") for cell, column in zip(cells, columns, strict=True)]
+    except InputError as error:
+        yield error
+        return
+    filled = [index for index, values in enumerate(axes) if values]
+    varied = [index for index in filled if len(axes[index]) > 1]
+    for values in itertools.product(*(axes[index] for index in filled)):
+        chosen = dict(zip(filled, values, strict=True))
+        query = copy.deepcopy(dict(base))
+        try:
+            schema.lay(query, {paths[index]: value for index, value in chosen.items()})
+            query.setdefault("kind", "inference" if "inference" in query else "training")
+            name = str(query.get("id") or number)
+            query["id"] = " ".join((name, *(f"{columns[index]}={_word(chosen[index])}" for index in varied)))
+            yield json.dumps(query, allow_nan=False).encode()
+        except (InputError, TypeError, ValueError) as error:
+            yield error if isinstance(error, InputError) else InputError(f"row {number}: {error}", code="invalid_value")
+
+
+def _alternatives(cell: str, *, where: str) -> list[Any]:
+    """The values of a cell, read as a YAML list without its brackets."""
+    import yaml
+
+    from hp_tool.documents import load_yaml
+
+    if not cell.strip():
+        return []
+    try:
+        values = load_yaml(f"[{cell}]")
+    except (yaml.YAMLError, ValueError) as error:
+        reason = getattr(error, "problem", None) or error
+        raise InputError(f"{where}: {cell[:80]!r} is not YAML: {reason}", code="syntax") from None
+    if not isinstance(values, list):
+        raise InputError(f"{where}: {cell[:80]!r} is not a value or a list of values", code="syntax")
+    return values
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from hp_tool.formats.megatron_lm.read import read
-from hp_tool.formats.megatron_lm.write import command, flags
-from hp_tool.formats.megatron_lm.yaml_file import content as yaml_content
-from hp_tool.formats.megatron_lm.yaml_file import text as yaml
+from hp_tool.formats.megatron_lm.write import command, flags, slurm, yaml, yaml_content
 
-__all__ = ["command", "flags", "read", "yaml", "yaml_content"]
+__all__ = ["command", "flags", "read", "slurm", "yaml", "yaml_content"]

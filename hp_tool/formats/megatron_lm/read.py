@@ -7,9 +7,19 @@ import re
 from typing import Any
 
 from hp_tool.domain.pipeline_layout import parse_layout
+from hp_tool.domain.pipeline_split import chunk_layers
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.megatron_lm import stages
-from hp_tool.formats.megatron_lm.words import CONTEXT, LAYOUT, POSITIONS, SHARDING, Flags
+from hp_tool.formats.megatron_lm.words import (
+    CONTEXT,
+    FIRST_STAGE,
+    LAST_STAGE,
+    LAYOUT,
+    POSITIONS,
+    SHARDING,
+    WITH_EMBEDDING,
+    WITH_LOSS,
+    Flags,
+)
 
 
 def read(given: Flags, *, num_gpus: int) -> dict[str, Any]:
@@ -150,7 +160,7 @@ class _Reader:
             "zero_stage": self.zero_stage(),
         }
         sizes = chosen["pipeline_parallel_size"], chosen["virtual_pipeline_parallel_size"]
-        if layout := self.text(LAYOUT, "") or stages.layout(self, stages=sizes[0], chunks=sizes[1]):
+        if layout := self.text(LAYOUT, "") or self.shorter_ends(stages=sizes[0], chunks=sizes[1]):
             chosen["pipeline_layout"] = layout
         if chosen["context_parallel_size"] > 1:
             kinds = {foreign: ours for ours, foreign in CONTEXT.items()}
@@ -248,3 +258,36 @@ class _Reader:
         if self.on("fp8-format"):
             return "mxfp8" if self.text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
         return "bf16" if self.on("bf16") else "fp16" if self.on("fp16") else "fp32"
+
+    def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
+        """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer layers than the usual ones.
+
+        Raises InputError where the flags do not divide the layers.
+        """
+        if not self.on(FIRST_STAGE, LAST_STAGE, WITH_EMBEDDING, WITH_LOSS):
+            return None
+        layers = self.number("num-layers")
+        held = self.stage_sizes(layers, stages, chunks) if self.on(FIRST_STAGE, LAST_STAGE) else None
+        if held is None:  # embedding and output layer count as a layer each, so their chunks hold one fewer
+            first, last = int(self.on(WITH_EMBEDDING)), int(self.on(WITH_LOSS))
+            held = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
+            held[0] -= first
+            held[-1] -= last
+        if sum(held) != layers or min(held) < 0:
+            raise InputError(
+                f"--num-layers {layers} cannot be split over {stages} stages of {chunks} chunks with the ends that the command "
+                f"asks for: chunks of {max(held)}, {held[0]} and {held[-1]} layers make {sum(held)}",
+                field="--num-layers",
+            )
+        if held == chunk_layers(num_layers=layers, stages=stages, chunks=chunks):
+            return None
+        texts = [f"t*{count}" if count else "" for count in held]
+        return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
+
+    def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
+        """Chunks of a stage hold equally many (get_num_layers_to_build of Megatron Core); what is not given is shared out."""
+        said = {0: FIRST_STAGE, stages - 1: LAST_STAGE}
+        fixed = {rank: self.number(name) for rank, name in said.items() if self.on(name)}
+        others = max(stages - len(fixed), 1)
+        rest = (layers - sum(fixed.values())) // others
+        return [fixed.get(rank, rest) // chunks for _ in range(chunks) for rank in range(stages)]

@@ -7,6 +7,7 @@ the tests hold against the installed megatron-core.
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
@@ -26,7 +27,7 @@ from hp_tool.formats.megatron_lm.words import (
     WITH_LOSS,
     Flags,
 )
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_framework, refuse_unsaid
+from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
 
 
 def flags(setup: TrainingSetup) -> Flags:
@@ -34,8 +35,7 @@ def flags(setup: TrainingSetup) -> Flags:
 
     Raises UnsupportedError for what the flags cannot say.
     """
-    refuse_framework(setup, tool=TOOL, runs=("megatron-core",))
-    refuse_unsaid(setup, tool=TOOL, said=SAID)
+    refuse_unsaid(setup, tool=TOOL, said=SAID, runs="megatron-core")
     return {**_model(setup), **_parallel(setup), **_training(setup)}
 
 
@@ -214,3 +214,104 @@ def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
             "",
         )
     )
+
+
+_LANGUAGE_MODEL = {
+    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "num-query-groups", "normalization",
+    "attention-dropout", "hidden-dropout", "recompute-granularity", "recompute-method", "recompute-num-layers",
+    "recompute-modules", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
+    "moe-router-num-groups", "moe-router-group-topk", "moe-layer-freq", "moe-token-dispatcher-type", "moe-grouped-gemm",
+    "moe-expert-capacity-factor", "add-qkv-bias",
+    "qk-layernorm", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "attention-backend",
+    "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
+    "mtp-num-layers", "cp-comm-type", WITH_EMBEDDING, WITH_LOSS, FIRST_STAGE, LAST_STAGE,
+}  # fmt: skip
+_MODEL_PARALLEL = {
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+    "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel", "bf16", "fp16", "tp-comm-overlap",
+    "overlap-moe-expert-parallel-comm", "cross-entropy-loss-fusion", "num-virtual-stages-per-pipeline-rank",
+}  # fmt: skip
+_KEYS = {
+    "num-experts": "num_moe_experts",
+    "fp8-format": "fp8",
+    "fp4-format": "fp4",
+    "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    FIRST_STAGE: "num_layers_in_first_pipeline_stage",
+    LAST_STAGE: "num_layers_in_last_pipeline_stage",
+}
+"""Where the file's key is not the flag's name."""
+
+
+def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
+    """The same flags as keys and values of Megatron-LM's --yaml-cfg. Raises UnsupportedError for what it cannot say.
+
+    That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml: those of TransformerConfig
+    under `language_model`, those of ModelParallelConfig under `model_parallel`, all others beside them.
+    """
+    given = flags(setup)
+    gated = "swiglu" in given
+    language: dict[str, Any] = {
+        "add_bias_linear": "disable-bias-linear" not in given,
+        "gated_linear_unit": gated,
+        "activation_func": "swiglu" if gated else "gelu",
+    }
+    parallel: dict[str, Any] = {"overlap_p2p_comm": "no-overlap-p2p-communication" not in given}
+    others: dict[str, Any] = {}
+    for name, values in given.items():
+        if name in ("disable-bias-linear", "no-overlap-p2p-communication"):
+            continue
+        section = language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
+        section[_KEYS.get(name, name.replace("-", "_"))] = _value(name, values)
+    return {"language_model": language, "model_parallel": parallel, **others}
+
+
+def _value(name: str, values: list[str]) -> Any:
+    """A switch is true; numbers are numbers; what may be several stays a list."""
+    if name == "recompute-modules":
+        return values
+    if not values:
+        return True
+    text = " ".join(values)
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def yaml(setup: TrainingSetup) -> str:
+    """The YAML file, to lay over examples/gpt3/gpt_config.yaml."""
+    from yaml import safe_dump
+
+    head = f"# {TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"
+    return head + safe_dump(yaml_content(setup), sort_keys=False)
+
+
+def slurm(setup: TrainingSetup) -> str:
+    """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
+    per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
+    body = command(setup).splitlines()
+    start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
+    run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            f"#SBATCH --job-name={_job_name(setup.model.name)}",
+            f"#SBATCH --nodes={setup.cluster.num_nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={per_node}",
+            "#SBATCH --exclusive",
+            *body[1:start],
+            "set -euo pipefail",
+            'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export MASTER_ADDR",
+            run,
+            "",
+        )
+    )
+
+
+def _job_name(name: str) -> str:
+    """Letters, digits, dot and dash alone: a model's name is a user's string."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:64] or "training"

@@ -1,13 +1,16 @@
-"""The model cut into stages, its matrices over a tensor-parallel mesh, its parameters over FSDP's.
+"""The model divided: into pipeline stages, its matrices over a tensor-parallel mesh, its parameters by FSDP; and recomputation.
 
-A layer is materialised, filled and sharded before the next one: no rank ever holds the whole model.
+A layer is materialised, filled and sharded before the next one, so that no rank ever has the whole model.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,25 +26,30 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.pipeline_split import chunk_layers
-from hp_tool.profiler.native import recompute
 from hp_tool.profiler.native.model import Decoder
 
 _STD = 0.02
+_aten = torch.ops.aten
+_MATMUL = _aten.mm.default
+_KEPT = {
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+}
 
 
 def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
     """Pipeline outermost, then replicas, shards and, innermost, tensor parallelism."""
     parallel = request.parallel
     shards = parallel.data_parallel_shard_size or parallel.data_parallel_size
-    sizes = (
-        parallel.pipeline_parallel_size,
-        parallel.data_parallel_size // shards,
-        shards,
-        parallel.tensor_parallel_size,
-    )
+    replicas = parallel.data_parallel_size // shards
+    sizes = (parallel.pipeline_parallel_size, replicas, shards, parallel.tensor_parallel_size)
     return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "replicate", "shard", "tp"))
 
 
@@ -49,16 +57,16 @@ def build_stages(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.dev
     """(number, model) of this rank's stages: every p-th of p v."""
     parallel, model = request.parallel, request.model
     p = parallel.pipeline_parallel_size
-    held = chunk_layers(num_layers=model.num_hidden_layers, stages=p, chunks=parallel.virtual_pipeline_parallel_size)
-    found = []
-    for number in range(mesh["pp"].get_local_rank(), len(held), p):
-        before = sum(held[:number])
-        layers = range(before, before + held[number])
+    counts = chunk_layers(num_layers=model.num_hidden_layers, stages=p, chunks=parallel.virtual_pipeline_parallel_size)
+    stages = []
+    for number in range(mesh["pp"].get_local_rank(), len(counts), p):
+        before = sum(counts[:number])
+        layers = range(before, before + counts[number])
         with torch.device("meta"):
             decoder = Decoder(model, layers=layers, sequence_length=request.training.sequence_length)
         _distribute(decoder, request, mesh, device=device)
-        found.append((number, decoder))
-    return found
+        stages.append((number, decoder))
+    return stages
 
 
 def _distribute(decoder: Decoder, request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> None:
@@ -70,10 +78,32 @@ def _distribute(decoder: Decoder, request: ProfileRequest, mesh: DeviceMesh, *, 
     options = _fsdp_options(request, mesh)
     for number, layer in decoder.layers.items():
         _materialise(layer, f"layers.{number}", request, device=device)
-        recompute.apply(layer, request)
+        _recompute(layer, request)
         fully_shard(layer, **options)
     _materialise(decoder, "", request, device=device, only=_ends(decoder))
     fully_shard(decoder, **options)
+
+
+def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
+    """Recompute a layer: per_layer keeps only its input; per_op keeps attention, reduce-scatters and every second matmul, as
+    torchtitan does."""
+    name = recompute_name(request.parallel.recompute)
+    if name == "none":
+        return
+    contexts: dict[str, Any] = {"context_fn": _per_op} if name == "per_op" else {}
+    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, **contexts)
+
+
+def _per_op() -> Any:
+    """Forward and recomputation see the same matmuls, so each counts its own."""
+    counters = {False: itertools.count(), True: itertools.count()}
+
+    def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        second = operation == _MATMUL and next(counters[context.is_recompute]) % 2 == 1
+        keep = operation in _KEPT or (operation == _MATMUL and not second)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def _ends(decoder: Decoder) -> list[nn.Module]:
@@ -144,7 +174,7 @@ def _materialise(
 
 
 def _values(name: str, shape: torch.Size, request: ProfileRequest) -> torch.Tensor:
-    """Normal matrices, the residual ones narrower by depth; vectors one (norms) or nought (biases)."""
+    """Normal matrices, the residual ones narrower by depth; vectors one (norms) or zero (biases)."""
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     residual = "attention.out" in name or "mlp.down" in name

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from hp_tool.domain.query import Query
 from hp_tool.queries import schema
+from hp_tool.queries.messages import branches, declarations
 
 Kind = Literal["training", "inference"]
 Suggested = Literal["models", "gpus", "clusters"]
@@ -25,6 +26,10 @@ class Field:
     placeholder: str = ""
     options: tuple[str, ...] = ()
     """All that it may hold, where the schema lists it."""
+    minimum: float | None = None
+    maximum: float | None = None
+    step: str = "any"
+    """1: a whole number."""
     several: bool = False
     """It takes several values, separated by commas: those allowed."""
     text: bool = False
@@ -50,7 +55,7 @@ WORK: tuple[Ask, ...] = (("model", "Model", "llama-3-70b"),)
 CLUSTER: tuple[Ask, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),
     ("cluster.num_gpus", "GPUs", "64"),
-    ("cluster.gpus_per_node", "GPUs a node", "8"),
+    ("cluster.gpus_per_node", "GPUs per node", "8"),
     ("cluster", "or a registered cluster"),
 )
 WORKLOADS: dict[Kind, tuple[Ask, ...]] = {
@@ -58,7 +63,7 @@ WORKLOADS: dict[Kind, tuple[Ask, ...]] = {
         ("training.sequence_length", "Sequence length", "8192"),
         ("training.global_batch_size", "Global batch size", "128"),
         ("training.precision", "Precision"),
-        ("training.total_tokens", "Tokens in all", "15e12"),
+        ("training.total_tokens", "Total tokens", "15e12"),
         ("training.framework", "Framework", "megatron-core"),
     ),
     "inference": (
@@ -73,7 +78,7 @@ AXES: dict[Kind, tuple[Ask, ...]] = {
     "training": (
         ("parallel.tensor_parallel_size", "Tensor parallel", "any"),
         ("parallel.pipeline_parallel_size", "Pipeline parallel", "any"),
-        ("parallel.virtual_pipeline_parallel_size", "Chunks a rank", "any"),
+        ("parallel.virtual_pipeline_parallel_size", "Chunks per rank", "any"),
         ("parallel.context_parallel_size", "Context parallel", "any"),
         ("parallel.expert_parallel_size", "Expert parallel", "any"),
         ("parallel.micro_batch_size", "Micro-batch", "any"),
@@ -91,24 +96,24 @@ AXES: dict[Kind, tuple[Ask, ...]] = {
 GOALS: dict[Kind, tuple[Ask, ...]] = {
     "training": (
         ("objective", "Objective", "throughput"),
-        ("constraints.max_days", "Days at most"),
-        ("constraints.max_cost", "Dollars at most"),
-        ("constraints.memory_headroom_fraction", "Memory kept free", "0.05"),
+        ("constraints.max_days", "Maximum days"),
+        ("constraints.max_cost", "Maximum cost ($)"),
+        ("constraints.memory_headroom_fraction", "Free memory fraction", "0.05"),
     ),
     "inference": (
         ("objective", "Objective", "throughput_per_gpu"),
-        ("targets.ttft_s", "TTFT at most, s", "1.0"),
-        ("targets.tpot_s", "TPOT at most, s", "0.03"),
-        ("constraints.memory_headroom_fraction", "Memory kept free", "0.05"),
+        ("targets.ttft_s", "Maximum TTFT (s)", "1.0"),
+        ("targets.tpot_s", "Maximum TPOT (s)", "0.03"),
+        ("constraints.memory_headroom_fraction", "Free memory fraction", "0.05"),
     ),
 }
 BUDGET: tuple[Ask, ...] = (
-    ("search.launcher", "Runs start on"),
-    ("search.budget_runs", "Profile runs at most", "8"),
-    ("search.budget_gpu_seconds", "GPU-seconds at most"),
-    ("search.run_timeout_s", "Seconds a run at most", "300"),
+    ("search.launcher", "Launcher"),
+    ("search.budget_runs", "Maximum profile runs", "8"),
+    ("search.budget_gpu_seconds", "Maximum GPU-seconds"),
+    ("search.run_timeout_s", "Maximum seconds per run", "300"),
     ("search.fidelity", "Fidelity"),
-    ("search.reuse", "Earlier measurements stand for runs"),
+    ("search.reuse", "Reuse earlier measurements"),
 )
 SUGGESTED: dict[str, Suggested] = {"model": "models", "cluster.gpu": "gpus", "cluster": "clusters"}
 
@@ -135,12 +140,13 @@ def fields(kind: Kind) -> dict[str, Field]:
 
 def _field(ask: Ask) -> Field:
     path, label, placeholder = ask if len(ask) == 3 else (*ask, "")
-    declared = _declared(path)
-    kinds = _alternatives(declared)
+    query = schema.adapter(Query)
+    (declared,) = declarations(query, path.split("."))
+    kinds = branches(query, declared)
+    number = next((each for each in kinds if "maximum" in each), {})
     options = next((tuple(map(str, each["enum"])) for each in kinds if "enum" in each), ())
     if not options and any(each.get("type") == "boolean" for each in kinds):
         options = ("true", "false")
-    several = any(each.get("type") == "array" for each in kinds)
     default = declared.get("default")
     return Field(
         name=path,
@@ -148,31 +154,11 @@ def _field(ask: Ask) -> Field:
         suggested=SUGGESTED.get(path),
         placeholder=placeholder,
         options=options,
-        several=several,
-        text=all(each.get("type") in ("string", "null") or "$ref" in each or each.get("type") == "object" for each in kinds),
+        minimum=number.get("minimum"),
+        maximum=number.get("maximum"),
+        step="1" if number.get("type") == "integer" else "any",
+        several=any(each.get("type") == "array" for each in kinds),
+        text=all(each.get("type") in ("string", "null", "object") for each in kinds),
         help=str(declared.get("description", "")),
         default="" if default is None else str(default).lower() if isinstance(default, bool) else str(default),
     )
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    found: dict[str, Any] = schema.adapter(Query).json_schema()
-    return found
-
-
-def _declared(path: str) -> dict[str, Any]:
-    """What the schema says of a field."""
-    node: dict[str, Any] = _schema()
-    for name in path.split("."):
-        mapping = next(each for each in _alternatives(node) if "properties" in each)
-        node = mapping["properties"][name]
-    return node
-
-
-def _alternatives(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a field may be, references followed."""
-    found = []
-    for each in node.get("anyOf", [node]):
-        found.append(_schema()["$defs"][each["$ref"].rsplit("/", 1)[1]] if "$ref" in each else each)
-    return found

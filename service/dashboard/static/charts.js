@@ -87,7 +87,7 @@ export function faded(trials, i) {
 function axis(trials, before) {
   const { seconds, charged } = trials.quantity;
   const name = before ? before + seconds.toLowerCase() : seconds;
-  return charged ? `${name} + charge, s` : `${name}, s`;
+  return charged ? `${name} + penalty, s` : `${name}, s`;
 }
 
 function expected(trials, i) {

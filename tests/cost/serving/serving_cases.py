@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.engines import engine_profiles
+from hp_tool.catalog.efficiency import engine_profiles
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.legality import legality

@@ -1,0 +1,96 @@
+"""`hp-tool estimate QUERY` and `hp-tool recommend QUERY`: one configuration, and the best ones, by the cost model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from hp_tool.cli import queries
+from hp_tool.cli.calibrations import CalibrationOption, stored_calibrations
+
+
+def estimate(
+    context: typer.Context,
+    query: queries.QueryArgument = None,
+    model: queries.Model = None,
+    gpu: queries.Gpu = None,
+    num_gpus: queries.NumGpus = None,
+    sequence_length: queries.SequenceLength = None,
+    global_batch_size: queries.GlobalBatchSize = None,
+    precision: queries.Precision = None,
+    total_tokens: queries.TotalTokens = None,
+    settings: queries.Setting = None,
+    calibration: CalibrationOption = True,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Predict memory, step time, MFU and cost of the configuration a query describes, or latency and throughput of serving."""
+    parsed = queries.read_query(query, queries.flags(context), settings)
+
+    from hp_tool import answers
+    from hp_tool.cli.serving_tables import print_inference_estimate
+    from hp_tool.cli.tables import print_estimate
+    from hp_tool.domain.serving import InferenceEstimate
+    from hp_tool.queries import schema
+
+    with stored_calibrations(wanted=calibration) as calibrations:
+        answer = answers.estimate_answer(parsed, calibrations=calibrations)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    elif isinstance(answer.estimate, InferenceEstimate):
+        print_inference_estimate(answer.estimate)
+    else:
+        print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
+    if not (answer.calibrated_estimate or answer.estimate).feasible:
+        raise typer.Exit(3)
+
+
+def recommend(
+    context: typer.Context,
+    query: queries.QueryArgument = None,
+    model: queries.Model = None,
+    gpu: queries.Gpu = None,
+    num_gpus: queries.NumGpus = None,
+    sequence_length: queries.SequenceLength = None,
+    global_batch_size: queries.GlobalBatchSize = None,
+    precision: queries.Precision = None,
+    total_tokens: queries.TotalTokens = None,
+    settings: queries.Setting = None,
+    top: Annotated[int, typer.Option(help="Maximum number of rows.")] = 10,
+    pareto: Annotated[
+        Literal["memory", "gpus", "throughput"] | None,
+        typer.Option(
+            help="Also the Pareto-optimal ones in step time and memory or devices; for serving, in throughput per user and GPU."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A picture of time and memory by part: .html, .png, .svg or .pdf.")
+    ] = None,
+    calibration: CalibrationOption = True,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Rank all legal configurations that fit, fastest first."""
+    parsed = queries.read_query(query, queries.flags(context), settings)
+
+    from hp_tool import answers
+    from hp_tool.cli.serving_tables import print_serving_recommendations
+    from hp_tool.cli.tables import print_pareto, print_recommendations
+    from hp_tool.queries import schema
+    from hp_tool.render import plots
+
+    if plot is not None:
+        plots.check_path(plot)
+    with stored_calibrations(wanted=calibration) as calibrations:
+        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto)
+    if plot is not None and answer.recommendations:
+        plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    elif parsed.kind == "inference":
+        print_serving_recommendations(answer)
+    else:
+        print_recommendations(answer)
+        print_pareto(answer)
+    if not answer.recommendations and not answer.disaggregated:
+        raise typer.Exit(3)

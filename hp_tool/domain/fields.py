@@ -1,0 +1,77 @@
+"""What the types that users write have in common: an unknown key is an error, and numbers have bounds.
+
+Bounds are wide enough for anyone's work and narrow enough that no formula overflows. They stand in the fields' annotations,
+where pydantic enforces them, and /openapi.json and the form show them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+
+from annotated_types import Interval, MinLen
+
+from hp_tool.errors import InputError
+
+T = TypeVar("T")
+
+Count = Annotated[int, Interval(ge=1, le=1 << 31)]
+Devices = Annotated[int, Interval(ge=1, le=1 << 20)]
+"""Devices, nodes, or the degree of a parallel dimension."""
+Amount = Annotated[float, Interval(ge=1e-9, le=1e18)]
+"""Money, a duration or a rate: more than none."""
+Fraction = Annotated[float, Interval(ge=0.0, le=0.99)]
+"""A share that leaves something."""
+Rate = Annotated[float, Interval(ge=1.0, le=1e24)]
+"""Bytes or FLOPs per second."""
+NonNegative = Annotated[float, Interval(ge=0.0, le=1e24)]
+"""A price, a power or a latency, which may be nothing."""
+Axis: TypeAlias = T | Annotated[tuple[T, ...], MinLen(1)] | None
+"""A value (fixed), a list (allowed values) or absent (free)."""
+
+
+class Strict:
+    """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the schema's descriptions."""
+
+    __slots__ = ()
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True, "allow_inf_nan": False}
+
+
+@functools.cache
+def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of each field of a dataclass that has bounds."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: bounds for name, hint in hints.items() if (bounds := _bounds(hint)) is not None}
+
+
+def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> None:
+    """Check numbers that pydantic has not seen: `values` by the name of a field of `kind`, None where it is left out.
+
+    Raises InputError `invalid_value`, which names the value's path below `field`.
+    """
+    prefix = f"{field}." if field else ""
+    for name, bounds in bounds_of(kind).items():
+        value = values.get(name)
+        numbers = value if isinstance(value, Mapping) else {"": value}
+        for key, number in numbers.items():
+            if isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]:  # not: NaN is within no bounds
+                raise out_of_bounds(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))
+
+
+def checked(spec: T, *, field: str) -> T:
+    """The dataclass itself, its numbers within their bounds. Raises InputError as `check_bounds`."""
+    kind: Any = type(spec)
+    check_bounds(kind, {name: getattr(spec, name) for name in bounds_of(kind)}, field=field)
+    return spec
+
+
+def out_of_bounds(value: object, bounds: tuple[float, float], *, field: str) -> InputError:
+    """The error of a number outside its bounds, both included."""
+    ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in bounds)
+    return InputError(f"{field} must be from {ends}, got {str(value)[:80]}", field=field, code="invalid_value")
+
+
+def _bounds(hint: Any) -> tuple[float, float] | None:
+    own: list[Any] = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Interval)]
+    return (own[0].ge, own[0].le) if own else next(filter(None, map(_bounds, get_args(hint))), None)
