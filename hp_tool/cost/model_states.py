@@ -46,7 +46,7 @@ class StageStates:
     gradients: Floats
     optimizer: Floats
     host: Floats = 0.0
-    """In host memory instead."""
+    """Bytes in host memory."""
 
     def __add__(self, other: StageStates) -> StageStates:
         return StageStates(
@@ -58,22 +58,24 @@ class StageStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:
-    """What the states of a pipeline cost."""
+    """Bytes and seconds of a pipeline's states."""
 
     stages: tuple[StageStates, ...]
     """In the order of Pipeline.stages."""
     gathered_layer: Floats
-    """Bytes of one layer's weights when gathered under ZeRO 3; 0 where weights are not sharded."""
+    """Bytes of one layer's weights when gathered under ZeRO 3; 0 if weights are not sharded."""
     times: StateTimes
 
 
 def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> StateCosts:
-    """States under ZeRO: stage 1 shards the optimizer over the replicas, 2 gradients too, 3 weights too. Replicas are the
-    d c ranks of a tensor and pipeline position; of a routed expert they are t d c / (e_p e_t).
+    """Bytes and seconds of the states under ZeRO.
 
-    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights; hybrid sharding
-    does so in each shard group and all-reduces the gradients' shards over the replicas.
-    Update: memory-bound; every state read and written on the own shard, gradients zeroed and their norm taken whole.
+    Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights. Replicas are the d c ranks of
+    a tensor and pipeline position; for a routed expert they are t d c / (e_p e_t).
+
+    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights; hybrid sharding does
+    this in each shard group and all-reduces the gradients' shards over the replicas. Update: memory-bound; each rank reads and
+    writes every state of its shard, and zeroes all gradients and takes their norm.
     """
     model, workload, order = case.model, case.workload, case.cluster.rank_order
     c, size = candidates, bytes_per_parameter(case.workload)
@@ -109,8 +111,9 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
 
 
 def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Parameters besides routed experts on one rank of each representative stage. Tied weights are kept on both ends where
-    those are different stages (Megatron Core), once where they are the same.
+    """Parameters, without routed experts, on one rank of each representative stage.
+
+    Tied weights are kept on both ends if these are different stages (Megatron Core), otherwise once.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -132,7 +135,7 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
 
 
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Entries of the layers' weight matrices besides routed experts' on one rank of each stage."""
+    """Entries of the layers' weight matrices, without routed experts, on one rank of each stage."""
     model = case.model
     dense = _matrix_entries(model, candidates, moe=False)
     more = _matrix_entries(model, candidates, moe=True) - dense if model.num_experts else 0.0
@@ -142,7 +145,7 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
 
 
 def _shared_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
-    """All parameters of each stage but routed experts in bytes."""
+    """Bytes of each stage's parameters without routed experts."""
     nothing: list[Floats] = [0.0] * len(pipeline.stages)
     columns = zip(
         stage_parameters(case, candidates, pipeline),
@@ -158,7 +161,7 @@ def _shared_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 
 
 def _expert_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
-    """Routed experts on one rank of each stage in bytes."""
+    """Bytes of routed experts on one rank of each stage."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
@@ -170,7 +173,7 @@ def _expert_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 
 
 def _adapters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool) -> Sequence[Floats | None]:
-    """Parameters of LoRA's adapters on one rank of each stage: routed experts', or all others'."""
+    """Parameters of LoRA's adapters on one rank of each stage: on routed experts, or on all other matrices."""
     model, lora = case.model, case.workload.lora
     if lora is None:
         return [None] * len(pipeline.stages)
@@ -181,7 +184,7 @@ def _adapters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *,
 
 
 def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Those of stage_parameters that `workload.frozen` names, in plain pipelines (`rules.training` refuses others)."""
+    """Parameters of each stage that `workload.frozen` names, in plain pipelines (`training.rules` refuses others)."""
     model, workload, t = case.model, case.workload, candidates.tensor_parallel_size
     embedding: Floats = 0.0
     output: Floats = 0.0
@@ -194,12 +197,12 @@ def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> l
 
 
 def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> Floats:
-    """Entries of one layer's weight matrices besides routed experts' on one rank."""
+    """Entries of one layer's weight matrices, without routed experts, on one rank."""
     return entries(matrix for matrix in rank_matrices(model, candidates, moe=moe) if not matrix.routed)
 
 
 def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Parameters of one layer on one rank; of the larger kind where a model has both."""
+    """Parameters of one layer on one rank; of the larger kind if a model has both."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
         return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(model, tensor_parallel_size=t)
@@ -215,8 +218,10 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
 def _divided(
     stages: Sequence[StageBytes], *, case: TrainingCase, candidates: Candidates, sharding: Sharding
 ) -> tuple[list[StageStates], StateTimes]:
-    """Gradients are all-reduced, from ZeRO 1 (of Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are
-    a share of the accumulated gradients'.
+    """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones.
+
+    Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are a
+    share of the accumulated gradients'.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
@@ -254,7 +259,7 @@ def _largest(columns: Sequence[Floats]) -> Floats:
 def _offloaded(
     stages: Sequence[StageStates], times: StateTimes, *, case: TrainingCase, size: BytesPerParameter
 ) -> tuple[list[StageStates], StateTimes]:
-    """The states with the share f of the optimizer on the host, see `optimizer.offloaded_update`."""
+    """The states with the share f of the optimizer on the host (see `optimizer.offloaded_update`)."""
     share = case.workload.offload_fraction
     moved = [share * (stage.optimizer / size.optimizer) for stage in stages]
     update = offloaded_update(_largest(moved[:2]), workload=case.workload, gpu=case.cluster.gpu, size=size)
@@ -267,7 +272,9 @@ def _offloaded(
 
 
 def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
-    """First and last stage all-reduce the shared embedding's gradient: V h / t parameters, a group of two."""
+    """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h / t parameters, a group of
+    two.
+    """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size
     apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False

@@ -1,7 +1,7 @@
 """The mixture-of-experts block: router, dispatch, grouped matmuls, combine, shared experts.
 
-After Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each, an all-to-all over the e_p
-expert-parallel ranks brings them to their experts, expert tensor parallelism splits each expert's matrices. A rank holds
+Modelled on Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each, an all-to-all over the e_p
+expert-parallel ranks brings them to their experts, and expert tensor parallelism splits each expert's matrices. A rank holds
 E/e_p experts; the busiest rank sees `imbalance` times the mean load.
 """
 
@@ -26,7 +26,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Token copies the busiest rank's experts work on: (T/t) k e_t times the imbalance, at most the capacity."""
+    """Token copies that the busiest rank's experts process: (T/t) k e_t times the imbalance, at most the capacity."""
     workload = case.workload
     factor = workload.expert_imbalance
     if workload.expert_capacity_factor is not None:
@@ -35,9 +35,11 @@ def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floa
 
 
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Norm and router input (16 bits: the router's matmul is wide), 8 bytes for each pair of token and expert (the fused
-    permutation's map, two int32 each), permuted inputs of the experts, pre-activations and activations of routed and
-    shared experts. Not counted: 32 bytes or so for each chosen pair, its probabilities and indices.
+    """Activation bytes of the block.
+
+    Norm and router input (16 bits: the router's matmul is wide), 8 bytes per pair of token and expert (the fused permutation's
+    map, two int32), permuted inputs of the experts, pre-activations and activations of routed and shared experts. About 32
+    bytes per chosen pair, its probabilities and indices, are not counted.
     """
     model = case.model
     gates = float(model.mlp_inputs)
@@ -60,8 +62,10 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
 
 
 def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block. Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
-    an all-gather and a reduce-scatter of the dispatched tokens beside each pair.
+    """Seconds of the block.
+
+    Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism also an all-gather and a
+    reduce-scatter of the dispatched tokens per pair.
     """
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     c = candidates
@@ -115,7 +119,7 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:
-    """(inside the NVLink domain, out of it) copies of a token that a rank sends, on average, for a uniform router.
+    """(inside the NVLink domain, out of it) mean number of copies of a token that a rank sends, for a uniform router.
 
     `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
     """
@@ -144,7 +148,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     """Probability that a token has an expert in one of `parts` equal parts of the E experts.
 
     With k `chosen` of E drawn uniformly 1 - C(E - E/n, k) / C(E, k). Group-limited routing (DeepSeek) first draws `kept` of
-    `groups` groups of neighbouring experts, then the k among theirs; real routers prefer groups with good experts instead.
+    `groups` groups of neighbouring experts, then the k from these; real routers prefer groups with good experts instead.
     """
     eligible = kept * experts // groups
     untouched = 0.0
@@ -157,7 +161,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
 
 
 def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
-    """The share for each number of parts; few different ones occur."""
+    """The share for each number of parts, computed once per distinct number."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
     different, which = np.unique(parts, return_inverse=True)
@@ -170,16 +174,16 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 
 
 def merges_passes(workload: TrainingWorkload) -> bool:
-    """Whether the query asks for it."""
+    """Whether the query turns on training.overlap.expert_parallel."""
     return workload.overlap is not None and bool(workload.overlap.expert_parallel)
 
 
 def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
-    """The experts' block where one micro-batch's forward pass runs merged with another's backward pass through a layer.
+    """The experts' block if one micro-batch's forward pass runs merged with another's backward pass.
 
-    Of the two all-to-alls of each pass, one runs beside the other pass's attention and one beside its experts:
-    exposed = sum over both of max(a2a - compute, 0); a forward dispatch beside the experts' backward, a forward combine beside
-    the attention's backward, and the backward ones beside the forward compute.
+    Of the two all-to-alls of each pass, one runs beside the other pass's attention and one beside its experts: exposed = sum
+    over both of max(a2a - compute, 0). Forward dispatch runs beside the experts' backward, forward combine beside the
+    attention's backward, and the backward ones beside the forward compute.
     """
     forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
     blocks = (attention, experts)
@@ -191,8 +195,10 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
 
 
 def merged_share(candidates: Candidates, *, micro_batches: Floats) -> Floats:
-    """Share of the passes that have an opposite one to run with: 1 - ((v - 1) p + 1) / (m v), which are all but the warm-up of
-    the last pipeline rank, whose passes follow each other without gaps; one of m without a pipeline.
+    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v).
+
+    These are all passes except the warm-up of the last pipeline rank, whose passes follow each other without gaps; without a
+    pipeline all but one of m.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
     return maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0)

@@ -1,8 +1,8 @@
-"""Groups of ranks on the network: where they lie, what its topology does to their traffic, and the seconds of collectives.
+"""Groups of ranks on the network: their places, the effect of its topology on their traffic, and the seconds of collectives.
 
-Ranks count through the parallel dimensions in an order, innermost first, as Megatron Core's RankGenerator does. Dense
-layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p e_t)) p over the same ranks: both in the same order,
-the former without ep, the latter without cp.
+Ranks are numbered through the parallel dimensions in an order, innermost first, as in Megatron Core's RankGenerator. Dense
+layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p e_t)) p over the same ranks: both in the same order, the
+former without ep, the latter without cp.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from hp_tool.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`size` ranks, each `stride` further on than the one before; plain numbers, or arrays of shape (n,)."""
+    """`size` ranks at a distance of `stride`; plain numbers, or arrays of shape (n,)."""
 
     size: Ints
     stride: Ints
 
 
 Group = tuple[Axis, ...]
-"""The ranks of one group: all combinations of its axes, innermost first. Neighbouring dimensions are one axis."""
+"""The ranks of one group: all combinations of its axes, innermost first. Neighbouring dimensions form one axis."""
 
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
 
 def checked_order(order: str) -> str:
-    """A whole order of DIMENSIONS from one that a query writes; cp and ep, where left out, follow tp (Megatron-LM's
-    --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp). Raises InputError.
+    """The full order of DIMENSIONS for a query's rank_order. Raises InputError.
+
+    cp and ep follow tp if left out (Megatron-LM's --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp).
     """
     named = order.split("-")
     if len(set(named)) < len(named) or not {"tp", "dp", "pp"} <= set(named) <= set(DIMENSIONS):
@@ -61,7 +62,7 @@ def dense_group(candidates: Candidates, *names: str, order: str) -> Group:
 
 
 def expert_group(candidates: Candidates, *names: str, order: str) -> Group:
-    """The group over the dimensions `names` (tp: experts' tensor parallelism, ep, dp: their replicas, pp) of experts."""
+    """The group over the dimensions `names` of experts: tp (experts' tensor parallelism), ep, dp (their replicas), pp."""
     c = candidates
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
     sizes: dict[str, Ints] = {
@@ -74,7 +75,7 @@ def expert_group(candidates: Candidates, *names: str, order: str) -> Group:
 
 
 def line(size: Ints, stride: Ints) -> Group:
-    """`size` ranks that are `stride` apart."""
+    """`size` ranks at a distance of `stride`."""
     return (Axis(size, stride),)
 
 
@@ -84,8 +85,9 @@ def group_size(group: Group) -> Ints:
 
 
 def split(group: Group, parts: Ints) -> tuple[Group, Group]:
-    """(one of `parts` equal parts of the group, the ranks with the same place in each part): the outermost axis divides, into
-    single ranks where it has fewer than `parts`.
+    """(one of `parts` equal parts of the group, the ranks with the same place in each part).
+
+    The outermost axis is divided, into single ranks if it has fewer than `parts`.
     """
     last = group[-1]
     parts = minimum(parts, last.size)
@@ -96,8 +98,8 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
 def sharing(group: Group, *, block: int) -> Ints:
     """Members of a group within one block of `block` consecutive ranks (an NVLink domain, the devices under a leaf).
 
-    Where groups do not fit into blocks evenly, some straddle an edge, and everyone waits for them: counted are the ranks
-    on the short side, gcd(block, extent) / stride of an axis.
+    If groups do not fit into blocks evenly, some straddle an edge, and all wait for them: the count is that of the ranks on the
+    short side, gcd(block, extent) / stride per axis.
     """
     counts = (_in_block(axis, block) for axis in group)
     return math.prod(counts, start=1)
@@ -134,15 +136,15 @@ def _in_block(axis: Axis, block: int) -> Ints:
 
 
 def local_bandwidth(cluster: ClusterSpec) -> float:
-    """Per-direction bandwidth to a neighbour in the domain: NVLink, or PCIe where there is none."""
+    """Per-direction bandwidth to a neighbour in the domain: NVLink, or PCIe without NVLink."""
     return cluster.gpu.nvlink_bandwidth_bytes_per_second or cluster.gpu.pcie_bandwidth_bytes_per_second
 
 
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Share of its ports' bandwidth that a ring across leaves loses, as a factor of at least 1.
+    """Factor (at least 1) by which oversubscription slows a ring across leaves.
 
-    A ring enters and leaves each leaf once, however many members it has there: with j domains of the group under a leaf,
-    1/j of the leaf's ports send upwards, and 1/oversubscription of their bandwidth exists: max(1, oversubscription / j).
+    A ring enters and leaves each leaf once, whatever its members there: with j domains of the group under a leaf, 1/j of the
+    leaf's ports send upwards, and 1/oversubscription of their bandwidth exists: max(1, oversubscription / j).
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -151,7 +153,7 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
-    """The same of every rank sending `distance` ranks on: a share distance / leaf of them, at most all, goes upwards."""
+    """The same factor if every rank sends `distance` ranks on: the share distance / leaf of them, at most all, goes upwards."""
     if not _oversubscribed(cluster):
         return 1.0
     upwards = minimum(distance / _leaf_devices(cluster), 1.0)
@@ -159,8 +161,9 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
 
 def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """The same of an all-to-all: of what leaves the domain (size - k), the share (size - j k) leaves the leaf. Without NVLink
-    nothing forwards to the right rail, and the (k - 1)/k that change rails climb as well.
+    """The same factor for an all-to-all: of what leaves the domain (size - k), the share (size - j k) leaves the leaf.
+
+    Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails go upwards too.
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -173,8 +176,10 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
 
 
 def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Bytes of an all-to-all that cross NVLink before the network: on rails each message first goes to the neighbour on its
-    receiver's rail (NCCL's PXN), one of the k in the domain; 1/k are there already.
+    """Bytes of an all-to-all that cross NVLink before the network.
+
+    On rails each message first goes to the neighbour on its receiver's rail (NCCL's PXN), one of the k in the domain; 1/k start
+    there.
     """
     if not _changes_rails(cluster) or not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         return 0.0
@@ -182,7 +187,7 @@ def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec
 
 
 def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
-    """Seconds more for a message between neighbours on different rails: one hop over NVLink to the right one."""
+    """Additional seconds of a message between neighbours on different rails: one hop over NVLink."""
     if not _changes_rails(cluster):
         return 0.0
     off_rail = group[-1].stride % cluster.gpus_per_node != 0
@@ -206,33 +211,35 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The ring collectives of one group of ranks for each candidate; arrays of shape (n,)."""
+    """The ring collectives of one group of ranks per candidate; shape (n,)."""
 
     latency_s: Floats
     """Zero for a group of one."""
     bandwidth: Floats
-    """Bytes a second that each member sends."""
+    """Bytes per second that each member sends."""
     ramp_bytes: Floats
     in_domain: Bools = True
-    """All members share an NVLink domain."""
+    """Whether all members share an NVLink domain."""
 
     def seconds(self, wire_bytes: Floats) -> Floats:
-        """Seconds to send `wire_bytes` from each member: S (n-1)/n for all-gather and reduce-scatter of S bytes in all,
-        twice that for all-reduce (NCCL's bus-bandwidth convention); zero bytes for a group of one.
+        """Seconds to send `wire_bytes` from each member; zero bytes for a group of one.
+
+        An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice that (NCCL's bus-bandwidth
+        convention).
         """
         return self.latency_s + (wire_bytes + sqrt(wire_bytes * self.ramp_bytes)) / self.bandwidth
 
 
 def ring(*, group_size: Ints, stride: Ints, machine: Machine) -> Ring:
-    """The ring over `group_size` ranks that are `stride` apart."""
+    """The ring over `group_size` ranks at a distance of `stride`."""
     return group_ring(machine=machine, group=line(group_size, stride))
 
 
 def group_ring(*, group: Group, machine: Machine) -> Ring:
     """The ring over the ranks of a group.
 
-    k members share an NVLink domain. Across domains each of the k drives its own network port, so k rings share the load
-    (NCCL's multi-ring): bandwidth min(NVLink, k x network).
+    k members share an NVLink domain. Across domains each of the k uses its own network port, so k rings share the load (NCCL's
+    multi-ring): bandwidth min(NVLink, k x network).
     """
     cluster, profile = machine.cluster, machine.profile
     size = group_size(group)
@@ -260,8 +267,9 @@ def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
 
 
 def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine) -> Floats:
-    """Seconds to send one message to the rank `distance` further on, into another NVLink domain where `crosses`; all ranks
-    send at once, each over its own link.
+    """Seconds to send one message to the rank `distance` further on, into another NVLink domain where `crosses`.
+
+    All ranks send at once, each over its own link.
     """
     cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
@@ -272,7 +280,7 @@ def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machi
 
 
 def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
-    """Seconds in which each member sends `wire_bytes` spread evenly over the others. Zero bytes for a group of one."""
+    """Seconds in which each member sends `wire_bytes` spread evenly over the others; zero bytes for a group of one."""
     size = group_size(group)
     k = sharing(group, block=machine.cluster.nvlink_domain_size)
     away = wire_bytes * ((size - k) / maximum(size - 1, 1))
@@ -280,8 +288,9 @@ def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) ->
 
 
 def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
-    """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it: both travel at
-    the same time, and the slower decides.
+    """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it.
+
+    Both travel at the same time, and the slower decides.
     """
     cluster, profile = machine.cluster, machine.profile
     size = group_size(group)

@@ -1,4 +1,4 @@
-"""What each parameter costs to keep while it is trained: the optimizers and their precisions."""
+"""Optimizers: bytes per parameter, Muon's update, and offloading to the host."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MASTER_BYTES = {"fp32": 4.0, "fp16": 2.0, "remainder": 2.0, "none": 0.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesPerParameter:
-    """Before sharding: 2 + 4 + 12 = 18 by default."""
+    """Bytes before sharding: 2 + 4 + 12 = 18 by default."""
 
     weights: float
     gradients: float
     optimizer: float
     """Master copy and states."""
     communicated_weights: float
-    """What an all-gather of weights sends: the matmuls' 16 bits even where the shards are kept in fp32."""
+    """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are kept in fp32."""
     lighter_matrices: float
-    """Optimizer bytes that a weight matrix saves against the other parameters: Muon's missing second state."""
+    """Optimizer bytes that a weight matrix saves compared with other parameters: Muon has no second state."""
     matrix_copies: float = 0.0
-    """Bytes that a weight matrix takes beyond the other parameters: quantised by rows and by columns instead of 16 bits."""
+    """Additional bytes of a weight matrix: quantised by rows and by columns instead of 16 bits."""
     matrix_communicated: float = 0.0
-    """The same of an all-gather, which sends one of the two; below 0 where it saves."""
+    """The same for an all-gather, which sends one of the two; negative if it saves."""
 
     @property
     def tells_matrices_apart(self) -> bool:
@@ -45,26 +45,28 @@ class BytesPerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """What one rank of one stage would keep without sharding; shape (n,)."""
+    """Bytes that one rank of one stage keeps without sharding; shape (n,)."""
 
     weights: Floats
     trained_weights: Floats
     gradients: Floats
     optimizer: Floats
     communicated_weights: Floats
-    """What one all-gather of all weights sends."""
+    """Bytes of one all-gather of all weights."""
     communicated_trained: Floats
-    """The same of those that an optimizer step changes."""
+    """The same for the weights that an optimizer step changes."""
 
 
 def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
-    """Mixed precision as Megatron Core keeps it: 16-bit weights, fp32 gradients, fp32 master copy and Adam states.
-    FSDP keeps fp32 shards and gathers 16 bits; no master copy is needed then.
+    """Bytes per parameter in mixed precision.
+
+    Megatron Core keeps 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP keeps fp32 shards, gathers 16
+    bits, and needs no master copy.
 
     Adam keeps two states, SGD its momentum, Muon a momentum for the layers' weight matrices and Adam's two for embeddings,
-    output layer, norms and biases (Megatron Core's optimizer/muon.py; arXiv 2502.16982 section 2.2). Narrower states and
-    master copies are those of Megatron's precision-aware optimizer; one scale per tensor for fp16 and fp8 states is not
-    counted. `remainder` keeps of the fp32 master copy the 16 bits that bf16 weights do not hold already.
+    output layer, norms and biases (Megatron Core's optimizer/muon.py; arXiv 2502.16982 section 2.2). Narrower states and master
+    copies are those of Megatron's precision-aware optimizer; the one scale per tensor of fp16 and fp8 states is not counted.
+    `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack.
     """
     wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
     stored = workload.parameter_precision or ("fp32" if wide else "bf16")
@@ -94,8 +96,9 @@ def stage_bytes(
     adapters: Floats | None = None,
     frozen: Floats = 0.0,
 ) -> StageBytes:
-    """Bytes of a stage's `parameters`, of which `matrices` are entries of the layers' weight matrices and `frozen` are not
-    trained. Where there are `adapters` (their parameters), they alone are trained.
+    """Bytes of a stage's `parameters`, of which `matrices` are entries of weight matrices and `frozen` are not trained.
+
+    If there are `adapters` (their number of parameters), only these are trained.
     """
     trained = parameters - frozen
     if adapters is not None:
@@ -118,16 +121,18 @@ ITERATIONS = 5
 
 
 def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
-    """One matrix: with r the smaller and q the larger side an iteration is A = X X^T, A^2 and (b A + c A^2) X:
-    2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
+    """FLOPs for one matrix of smaller side r and larger side q.
+
+    An iteration is A = X X^T, A^2 and (b A + c A^2) X: 2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
     """
     r, q = minimum(rows, columns), maximum(rows, columns)
     return ITERATIONS * (4.0 * r * r * q + 2.0 * r * r * r)
 
 
 def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
-    """One matrix alone, its three matmuls an iteration on the tensor cores at bf16's rate where there is one (Megatron's
-    muon_fp32_matmul_prec medium); elementwise sums of r^2 and r q are small beside them and not counted.
+    """Seconds for one matrix: three matmuls per iteration, in bf16 if the GPU has it (Megatron's muon_fp32_matmul_prec medium).
+
+    Elementwise sums of r^2 and r q are small and not counted.
     """
     cluster = machine.cluster
     r, q = minimum(rows, columns), maximum(rows, columns)
@@ -148,10 +153,11 @@ def muon_seconds(
     layers: StageLayers,
     matrices: Floats,
 ) -> Floats:
-    """What Muon adds to the optimizer step: the orthogonalisation, and where ZeRO 2 and 3 leave every rank a shard of every
-    matrix, two exchanges that bring 16-bit momenta together and updates back (arXiv 2502.16982 algorithm 1; experts' are
-    not counted, whose groups are small). With ZeRO 0 every rank turns all matrices. `layers` and `matrices` (their entries) are
-    those of the largest stage.
+    """Seconds that Muon adds to the optimizer step: the orthogonalisation, and exchanges of the sharded momenta.
+
+    ZeRO 2 and 3 leave every rank a shard of every matrix: two exchanges gather 16-bit momenta and return updates (arXiv
+    2502.16982 algorithm 1; those of experts, whose groups are small, are not counted). With ZeRO 0 every rank processes all
+    matrices. `layers` and `matrices` (their entries) are those of the largest stage.
     """
     zero = candidates.zero_stage
     shards, expert_shards = (where(zero >= 1, one.shards, 1.0) for one in (division, expert_division))
@@ -166,9 +172,11 @@ def muon_seconds(
 def orthogonalize_seconds(
     *, case: TrainingCase, candidates: Candidates, layers: StageLayers, shards: Floats, expert_shards: Floats
 ) -> Floats:
-    """Seconds of the matrices that one rank of the largest stage turns. Tensor-parallel ranks turn their own slices (Megatron's
-    muon_tp_mode blockwise), queries, keys and values apart (muon_split_qkv); whole matrices are dealt out to the `shards`
-    ranks that divide the states (LayerWiseDistributedOptimizer), so that a rank has at least one.
+    """Seconds for the matrices that one rank of the largest stage processes.
+
+    Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise), queries, keys and values separately
+    (muon_split_qkv); whole matrices are dealt out to the `shards` ranks that divide the states (LayerWiseDistributedOptimizer),
+    so a rank has at least one.
     """
     model = case.model
     count, fraction = layers.count, layers.expert_share
@@ -182,7 +190,7 @@ def orthogonalize_seconds(
 
 
 def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine) -> Floats:
-    """Seconds of the rank with the most to do when the matrices of `layers` layers are dealt out to `shards` ranks."""
+    """Seconds of the busiest rank if the matrices of `layers` layers are dealt out to `shards` ranks."""
     work: Floats = 0.0
     longest: Floats = 0.0
     for matrix in matrices:
@@ -206,15 +214,15 @@ HOST_MEMORY_FRACTION = 0.45
 """torch's fused AdamW on a CPU moves its 28 bytes a parameter at 0.55 of a copy's rate (torch 2.13, one thread, 2026-11-21),
 and a copy reaches about 0.8 of the memory's datasheet rate."""
 HOST_STATES = {"adam": 2, "sgd": 1}
-"""fp32 states of the optimizers that run on the host."""
+"""Number of fp32 states of the optimizers that run on the host."""
 TRANSFER_OVERLAP = 1.0
-"""Share of activations' copies that runs beside compute, where there is enough of it: copy engines are the GPU's own."""
+"""Share of the activations' copies that compute can hide: the GPU has its own copy engines."""
 LAYERS_ON_DEVICE = 2.0
-"""Layers whose offloaded activations are on the device all the same: one under way, one in use."""
+"""Layers whose offloaded activations are on the device at the same time: one being copied, one in use."""
 
 
 def link_rate(gpu: GpuSpec) -> float:
-    """Bytes a second between device and host, each way."""
+    """Bytes per second between device and host, each way."""
     return PCIE_FRACTION * gpu.pcie_bandwidth_bytes_per_second
 
 
@@ -230,11 +238,11 @@ class OffloadedUpdate:
 def offloaded_update(
     parameters: Floats, *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
 ) -> OffloadedUpdate:
-    """Update of so many parameters on the host (Megatron's HybridDeviceOptimizer), which keeps fp32 parameters, gradients and
-    states, pinned.
+    """Seconds and host bytes for updating `parameters` on the host (Megatron's HybridDeviceOptimizer).
 
-    Gradients come down in fp32, the host updates (reads and writes parameters and states, reads gradients), 16-bit weights
-    go up: one after the other, as by default; the device's own share of the update runs meanwhile.
+    The host keeps fp32 parameters, gradients and states, pinned. Gradients are copied down in fp32, the host updates (reads and
+    writes parameters and states, reads gradients), 16-bit weights are copied up: one after the other, as by default. The device
+    updates its own share meanwhile.
     """
     states = HOST_STATES[workload.optimizer]
     host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
@@ -246,16 +254,18 @@ def offloaded_update(
 
 
 def offload_activations(saved: Floats, *, layer_bytes: Floats, workload: TrainingWorkload) -> tuple[Floats, Floats]:
-    """(bytes that stay on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` for each layer of one
-    micro-batch: the share f of the layers writes what it keeps to the host in the forward pass and reads it back in the
-    backward pass (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing).
+    """(bytes on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` per layer of one micro-batch.
+
+    The share f of the layers writes what it keeps to the host in the forward pass and reads it back in the backward pass
+    (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing).
     """
     away = workload.offload_fraction * saved
     return saved - away + minimum(away, LAYERS_ON_DEVICE * layer_bytes), away
 
 
 def activation_seconds(stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec) -> Floats:
-    """Exposed seconds in one micro-batch that brings `stage_bytes` to the host behind its forward pass, and back behind its
-    backward pass."""
+    """Exposed seconds per micro-batch that copies `stage_bytes` to the host behind its forward pass and back behind its
+    backward pass.
+    """
     each = stage_bytes / link_rate(gpu)
     return 2.0 * each - TRANSFER_OVERLAP * (minimum(each, forward) + minimum(each, backward))

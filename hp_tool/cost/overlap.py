@@ -1,4 +1,4 @@
-"""Which communication runs beside compute, where a query says so: settings that are known are said, not fitted."""
+"""Overlap of communication with compute as a query sets it: known settings replace fitted constants."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ FRACTIONS = {
     "pipeline_parallel": ("pipeline_overlap",),
     "data_parallel": ("data_parallel_overlap", "all_reduce_overlap"),
 }
-"""Constants of FrameworkEfficiency behind each field of OverlapSpec."""
+"""Constants of FrameworkEfficiency for each field of OverlapSpec."""
 MERGED = "expert_parallel"
-"""Switched on it is no share of a pass, see `exchange_overlap`."""
+"""Switched on, it is not a share of a pass: see `moe.behind_other_pass`."""
 
 
 def with_overlap(
     framework: FrameworkEfficiency, *, overlap: OverlapSpec | None, newest: FrameworkEfficiency
 ) -> FrameworkEfficiency:
-    """The framework's constants under a query's switches: off is none hidden; on is the measured share, that of the newest
-    measured software (`newest`) where the runs behind these constants hid none. UnsupportedError where nobody measured it.
+    """The framework's constants under a query's switches.
+
+    Off hides nothing. On hides the measured share, or that of the newest measured software (`newest`) if the runs behind these
+    constants hid none. Raises UnsupportedError if there is no measurement.
     """
     if overlap is None:
         return framework

@@ -1,5 +1,7 @@
-"""Pipelines whose stages differ: over two kinds of GPU, or laid out by hand. Parts of stages that hold the same are costed like
-any pipeline, each on its own device, and joined: the fullest stage, the slowest stage, and what all others take besides.
+"""Pipelines whose stages differ: over two kinds of GPU, or with a layout.
+
+Parts of equal stages are costed like any pipeline, each on its own device, and joined: the fullest stage, the slowest stage,
+and the time of all others.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
 STAGE_PARTS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
-"""Parts that a stage repeats for each micro-batch; those of the critical stage count."""
+"""Parts that a stage repeats for each micro-batch; the critical stage's count."""
 CRITICAL_PARTS = (*STAGE_PARTS, "overhead")
-"""Also waits for the host."""
+"""The same with waits for the host."""
 
 
 def stage_seconds(costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats) -> Floats:
@@ -51,7 +53,7 @@ def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Float
 
 
 def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
-    """Row by row one or the other."""
+    """Row by row, `yes` if the condition holds, else `no`."""
 
     def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: where(condition, column, other[name]) for name, column in one.items()}
@@ -69,7 +71,7 @@ def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> Traini
 
 
 def _rows(candidates: Candidates) -> Candidates:
-    """A grid as rows."""
+    """The candidates as rows."""
     return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
 
 
@@ -83,8 +85,9 @@ def _rows(candidates: Candidates) -> Candidates:
 def mixed_costs(
     kinds: tuple[TrainingCase, TrainingCase], candidates: Candidates, *, memory_headroom_fraction: float
 ) -> TrainingCosts:
-    """Memory of the kind that is closest to its capacity, or furthest above it; step time of the pipeline. `kinds` are the case
-    on either kind of GPU, in the order of their stages, with the number of devices of each.
+    """Memory of the kind that is closest to its capacity or furthest above it, and step time of the pipeline.
+
+    `kinds` are the case on each kind of GPU, with its number of devices, in the order of their stages.
     """
     c = _rows(candidates)
     layers, p = kinds[0].model.num_hidden_layers, c.pipeline_parallel_size
@@ -115,7 +118,7 @@ def mixed_costs(
 
 
 def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
-    """Stages of each kind: its share of the devices."""
+    """Stages of each kind, in proportion to its devices."""
     p = c.pipeline_parallel_size
     first = p * kinds[0].cluster.num_gpus // sum(kind.cluster.num_gpus for kind in kinds)
     return first, p - first
@@ -124,7 +127,7 @@ def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, 
 def _parts_by_kind(
     kinds: tuple[TrainingCase, TrainingCase], c: Candidates, layers: tuple[Floats, Floats]
 ) -> tuple[Pipeline, Pipeline]:
-    """The stages on each kind, with so many layers each."""
+    """The stages on each kind, with these numbers of layers each."""
     model, (first, second) = kinds[0].model, stages_by_kind(kinds, c)
     return (
         pipeline_part(
@@ -145,8 +148,9 @@ def _seconds_by_kind(kinds: tuple[TrainingCase, TrainingCase], c: Candidates, ea
 def _bubble(
     kinds: tuple[TrainingCase, TrainingCase], c: Candidates, each: Sequence[TrainingCosts], *, slowest_s: Floats
 ) -> Floats:
-    """All stages' seconds for one micro-batch but the slowest's, over v, and the transfers on the way there and back: a part's
-    own bubble holds what all of its stages take, and the transfers.
+    """Seconds of all stages except the slowest for one micro-batch, over v, and the transfers both ways.
+
+    A part's own bubble holds the time of all of its stages, and the transfers.
     """
     transfers = [2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c) for kind in kinds]
     stages: Floats = sum(one.parts["pipeline_bubble"] - own for one, own in zip(each, transfers, strict=True))
@@ -161,25 +165,25 @@ def _bubble(
 
 
 class StageKind(NamedTuple):
-    """Stages that hold the same."""
+    """Stages with equal contents."""
 
     ranks: float
-    """How many there are."""
+    """Number of such stages."""
     rank: float
     """The first of them, which holds most micro-batches."""
     layers: float
-    """Without those for multi-token prediction."""
+    """Layers without those of multi-token prediction."""
     dense_layers: float
-    """Of `layers`, those without experts in a model that has them."""
+    """Part of `layers` without experts, if the model has experts."""
     extra_layers: float
-    """For multi-token prediction."""
+    """Layers of multi-token prediction."""
     embedding: float
     embedding_copies: float
     output: float
     chunk_layers: float
 
     def pipeline(self, model: ModelSpec) -> Pipeline:
-        """The part of a pipeline that is one such stage."""
+        """One such stage as a part of a pipeline."""
         count: Floats = self.layers + self.extra_layers
         share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
         stage = PipelineStage(
@@ -198,7 +202,7 @@ class StageKind(NamedTuple):
 def laid_out_costs(
     case: TrainingCase, candidates: Candidates, *, layout: PipelineLayout, memory_headroom_fraction: float
 ) -> TrainingCosts:
-    """Of candidates with as many chunks as the layout."""
+    """Costs of candidates with as many chunks as the layout."""
     c = _rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
@@ -216,8 +220,9 @@ def laid_out_costs(
 
 
 def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
-    """The kinds for each candidate's number of stages, every field an array where `stages` is one. Where a candidate has fewer
-    kinds than another, its last one stands in for 0 ranks.
+    """The kinds of stage for each candidate's number of stages; every field is an array if `stages` is one.
+
+    If a candidate has fewer kinds than another, its last one is repeated with 0 ranks.
     """
     if not isinstance(stages, np.ndarray):
         return stage_kinds(layout, stages=int(stages), model=model)
@@ -231,7 +236,7 @@ def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[St
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
-    """What the ranks of a pipeline of so many stages hold, in the order of the first rank of each kind."""
+    """The kinds of stage in a pipeline of `stages` stages, in the order of their first ranks."""
     kinds: dict[tuple[Any, ...], StageKind] = {}
     for rank in range(stages):
         chunks, dense = _chunks(layout, model, rank, stages)
@@ -242,13 +247,13 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
 
 
 def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: ModelSpec) -> StageKind:
-    """What one rank of a pipeline of so many holds."""
+    """The contents of one rank of a pipeline of `stages` stages."""
     chunks, dense = _chunks(layout, model, rank, stages)
     return _kind(model, chunks, dense, rank, stages)
 
 
 def _chunks(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) -> tuple[tuple[LayoutChunk, ...], int]:
-    """A rank's chunks, and how many of their layers are dense ones at the start of a mixture of experts."""
+    """A rank's chunks, and how many of their layers are leading dense layers of a mixture of experts."""
     leading = model.num_hidden_layers - model.moe_layers if model.num_experts else 0
     chunks = layout.stage(rank, stages=stages)
     return chunks, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in chunks)
@@ -272,8 +277,10 @@ def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: i
 
 
 def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
-    """Mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts: p micro-batches are through each chunk but the
-    last when the first of the last one's backward passes begins, 2(p - r - 1) + 1 more follow, beyond p in the first chunk.
+    """Mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts.
+
+    p micro-batches have passed each chunk except the last when the first backward pass of the last chunk begins, and 2(p - r -
+    1) + 1 more follow; those beyond p are in the first chunk.
     """
     more = 2 * (stages - rank - 1) + 1
     passes = [stages] * (len(layers) - 1) + [min(more, stages)]

@@ -1,4 +1,4 @@
-"""What the stages of each candidate's pipeline hold: a few representative stages, from which memory and time follow."""
+"""Contents of each candidate's pipeline: a few representative stages, from which memory and time follow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_split import missing_layers
 
 NO_LAYERS = 1e-9
-"""Layers of a stage that holds none: formulas ask for seconds a layer."""
+"""Layers of an empty stage: formulas divide by the number of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class StageLayers:
     """Layers of one stage, by kind; shape (n,) or the same for all."""
 
     count: Floats
-    """Multi-token-prediction layers included."""
+    """With the layers of multi-token prediction."""
     expert_share: Floats = 0.0
-    """Share of them that has experts."""
+    """Share of the layers with experts."""
 
     def sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """Of a quantity that is `dense` in a layer without experts, and by `more` larger in one with experts."""
+        """The sum over the layers of a quantity that is `dense` without experts and larger by `more` with experts."""
         return self.count * (dense + self.expert_share * more)
 
 
@@ -41,68 +41,68 @@ class PipelineStage:
     """Its pipeline rank, 0-based."""
     layers: StageLayers
     mirrored: StageLayers | None = None
-    """Layers of another stage whose weights it keeps as well (DualPipe)."""
+    """Layers of another stage whose weights this one keeps as well (DualPipe)."""
     chunk_layers: Floats
-    """Layers of one model chunk, the mean over those whose activations it holds at its fullest."""
+    """Layers of one model chunk, the mean over the chunks whose activations the stage holds at its peak."""
     embedding: Bools | Ints | Floats
-    """1 where tokens are looked up on it, else 0."""
+    """1 if tokens are looked up on it, else 0."""
     embedding_copies: Bools | Ints | Floats
-    """Copies of the embedding's weights: multi-token prediction wants one beside the output layer (Megatron Core,
-    gpt_model.py), unless the output layer's weights are one.
-    """
+    """Copies of the embedding's weights: multi-token prediction needs one beside the output layer (Megatron Core,
+    gpt_model.py), unless the output layer's weights are the copy."""
     output: Bools | Ints | Floats
-    """1 where output layer and loss are on it, else 0."""
+    """1 if output layer and loss are on it, else 0."""
     extra_layers: Ints | Floats
-    """Of its layers, those for multi-token prediction, with a projection and two norms each."""
+    """Its layers for multi-token prediction, with a projection and two norms each."""
 
     def layer_sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """Of a weight-like quantity over all layers whose weights it keeps, see StageLayers.sum."""
+        """`StageLayers.sum` over all layers whose weights the stage keeps."""
         own = self.layers.sum(dense=dense, more=more)
         return own if self.mirrored is None else own + self.mirrored.sum(dense=dense, more=more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Representative stages of each candidate's pipeline, or of the part of it that is looked at.
+    """Representative stages of each candidate's pipeline, or of a part of it.
 
-    All stages but the ends hold equally many layers. The leading dense layers of a mixture of experts are on the first.
+    All stages except the ends hold equally many layers. The leading dense layers of a mixture of experts are on the first.
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the one with the output layer (one and the same where the part is one stage); then, where these hold
-    less, the fullest between them: the second, which keeps a micro-batch fewer than the first but may hold a layer more
-    (Llama 3.1 405B at TP 8 and PP 16 needs 6 % more memory there), and the last but one.
-    """
+    """The first stage and the one with the output layer (the same one if the part is one stage). If these hold less, also the
+    fullest between them: the second, which keeps a micro-batch fewer than the first but may hold a layer more (Llama 3.1 405B
+    at TP 8 and PP 16 needs 6 % more memory there), and the last but one."""
     critical: StageLayers
-    """Layers of the critical stage, which takes longest: one between the ends, where there is one."""
+    """Layers of the slowest stage: one between the ends, if there is one."""
     fewer_first: Floats | Ints = 0
-    """Layers by which the first stage has fewer than that."""
+    """Layers that the first stage has fewer than that."""
     fewer_last: Floats | Ints = 0
-    """The same of the stage with the output layer."""
+    """The same for the stage with the output layer."""
     fewer: Floats | Ints = 0
-    """The same of all stages together."""
+    """The same for all stages together."""
     part: Floats | Ints | None = None
-    """Stages of the part that is looked at; None: of the whole pipeline."""
+    """Number of stages of the part; None for the whole pipeline."""
     embedding: Bools | Floats = 1
-    """0 where the part does not begin with the embedding."""
+    """0 if the part does not begin with the embedding."""
     output: Bools | Floats = 1
-    """0 where the part does not end with the output layer."""
+    """0 if the part does not end with the output layer."""
     depths: int = 0
-    """Multi-token predictions that the stage with the output layer makes beyond `critical`."""
+    """Multi-token predictions of the stage with the output layer beyond `critical`."""
 
     @property
     def ends(self) -> tuple[PipelineStage, ...]:
-        """The stages that hold most of weights: what is between them holds fewer layers or neither of the model's ends."""
+        """The stages with most weights: those between them hold fewer layers or neither end of the model."""
         return self.stages[:2]
 
     def between(self, c: Candidates) -> Bools:
-        """Where there are stages between the ends, so that stages[2:] mean something."""
+        """Where stages lie between the ends, so that stages[2:] count."""
         return (c.pipeline_parallel_size > 2) & (c.is_folded ^ True)
 
 
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
-    """L/p layers on each stage; where p v does not divide L, the ends hold fewer, see `domain.pipeline_split`. Where the
-    framework balances blocks, they are filled by weight.
+    """The stages of the whole pipeline, with L/p layers each.
+
+    If p v does not divide L, the ends hold fewer (`domain.pipeline_split`). If the framework balances blocks, stages are filled
+    by weight.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     if facts(case.workload.framework).balances_blocks:
@@ -153,8 +153,9 @@ def pipeline_part(
     embedding: bool | int,
     output: bool | int,
 ) -> Pipeline:
-    """Neighbouring stages of a pipeline, with `layers` layers each; `embedding` and `output` say whether they begin and end
-    the model.
+    """Neighbouring stages of a pipeline, with `layers` layers each.
+
+    `embedding` and `output` tell whether the part begins and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
@@ -180,14 +181,14 @@ def pipeline_part(
 
 
 def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
-    """The layers of the mirrored stage as DualPipe keeps them beside a stage's own; none under other schedules."""
+    """The layers of the mirrored stage, which DualPipe keeps as well; None under other schedules."""
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return None
     return StageLayers(count=(c.pipeline_schedule == DUALPIPE) * layers.count, expert_share=layers.expert_share)
 
 
 def _stage_layers(model: ModelSpec, layers: Floats, *, before: Floats, extra: Floats | Ints = 0) -> StageLayers:
-    """A stage of so many layers behind `before` others, and of `extra` for multi-token prediction."""
+    """The layers of a stage: `layers` after `before` others, and `extra` for multi-token prediction."""
     count = layers + extra
     if not model.num_experts:
         return StageLayers(count=count)
@@ -198,8 +199,10 @@ def _stage_layers(model: ModelSpec, layers: Floats, *, before: Floats, extra: Fl
 def _whole_ends(
     model: ModelSpec, c: Candidates, layers: tuple[StageLayers, StageLayers], *, output_from_end: Ints = 0
 ) -> tuple[PipelineStage, PipelineStage]:
-    """The stage with the embedding and the one with the output layer. Without a pipeline they are the same; where it is
-    folded, both ends of the model are on the first rank, in DualPipe on the last one too.
+    """The stage with the embedding and the one with the output layer.
+
+    Without a pipeline they are the same; in a folded pipeline both ends of the model are on the first rank, in DualPipe also on
+    the last.
     """
     p = c.pipeline_parallel_size
     alone: Bools = p == 1
@@ -220,7 +223,7 @@ def _ends(
     embedding: tuple[Bools | Ints, Bools | Ints],
     output: tuple[Bools | Ints, Bools | Ints],
 ) -> tuple[PipelineStage, PipelineStage]:
-    """Two stages with these layers, each keeping the other's too in DualPipe."""
+    """Two stages with these layers; in DualPipe each also keeps the other's."""
     chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
     copied = bool(depths) and not model.tie_word_embeddings
     first, last = (
@@ -246,18 +249,18 @@ TAIL_BLOCKS = 2
 
 
 class Split(NamedTuple):
-    """Where the blocks of a model are, for one number of stages."""
+    """Places of a model's blocks for one number of stages."""
 
     first: int
     """Layers on the first stage."""
     most: int
-    """Layers on the stage that has most."""
+    """Layers on the stage with most."""
     output: int
-    """Layers on the stage that has the output layer."""
+    """Layers on the stage with the output layer."""
     output_from_end: int
-    """Stages after the one that has the output layer: the loss, or nothing, is on them."""
+    """Stages after the one with the output layer: they hold the loss, or nothing."""
     empty: int
-    """Stages without any block: the framework cannot start with them."""
+    """Stages without a block: the framework cannot start with them."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -276,8 +279,8 @@ def split(*, layers: int, layer_weight: float, output_weight: float, stages: int
 def filled(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> tuple[list[int], list[int], int]:
     """(layers of each stage, blocks of each stage, the stage with the output layer).
 
-    Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). A stage is closed by
-    the block with which the running sum exceeds its share, (r + 1)/p of the total: that block is still on it.
+    Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). The block with which the
+    running sum exceeds a stage's share, (r + 1)/p of the total, is the last on that stage.
 
     Source: nanotron, models/base.py build_model; models/llama.py get_block_compute_costs.
     """
@@ -305,7 +308,7 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
 
 
 def splits(model: ModelSpec, stages: Ints) -> Split:
-    """The split of each candidate's number of stages; every field an array where `stages` is one."""
+    """The split for each candidate's number of stages; every field is an array if `stages` is one."""
     layer_weight, output_weight = _weights(model)
     of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
     if not isinstance(stages, np.ndarray):
@@ -317,15 +320,16 @@ def splits(model: ModelSpec, stages: Ints) -> Split:
 
 
 def _weights(model: ModelSpec) -> tuple[float, float]:
-    """(a layer's, the output layer's) weight as the framework counts it: four square projections even with grouped heads, and
-    three MLP matrices.
+    """(a layer's, the output layer's) weight as the framework counts it.
+
+    Four square projections, even with grouped heads, and three MLP matrices.
     """
     width = model.num_attention_heads * model.head_size
     return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(model.vocab_size * model.hidden_size)
 
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
-    """Dense layers and the output layer, split by weight."""
+    """The stages of dense layers and output layer, split by weight."""
     p, split = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
     first, last = StageLayers(count=split.first), StageLayers(count=split.output)
     return Pipeline(

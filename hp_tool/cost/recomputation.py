@@ -1,6 +1,6 @@
-"""Recomputation: what a model chunk keeps all the same, what comes back at a time, and what runs again.
+"""Recomputation: bytes that a model chunk keeps, bytes restored at a time, and seconds that run again.
 
-The modules that selective recomputation may name are in `modules`, torchtitan's operations in `per_op`.
+Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from hp_tool.domain.model import ModelSpec
 
 
 def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Bytes one model chunk of `layers` layers keeps for one micro-batch under the candidate's recomputation.
+    """Bytes that one model chunk of `layers` layers keeps for one micro-batch under the candidate's recomputation.
 
-    full uniform: one layer input for every recompute_num_layers layers; full block: the first recompute_num_layers
-    layers keep their input, the others everything.
+    full uniform: one layer input for every recompute_num_layers layers; full block: the first recompute_num_layers layers keep
+    their input, the others everything.
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
@@ -56,8 +56,10 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Bytes that recomputation brings back at a time: one attention core, or the modules of one block, or the layers of one
-    checkpoint; where weight gradients come after the input gradients of the chunk, all its `layers`.
+    """Bytes that recomputation restores at a time: one attention core, the modules of one block, or the layers of one
+    checkpoint.
+
+    If weight gradients follow the input gradients of the chunk, all its `layers` are restored.
     """
     method = candidates.recompute_method
     core = where(method == SELECTIVE, layer.repeated, 0.0)
@@ -70,7 +72,7 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
-    """Share of layers whose whole forward pass is run again."""
+    """Share of layers whose whole forward pass runs again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not candidates.recomputes_layers:
         return zeros_like(method)
@@ -79,8 +81,10 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
 
 
 def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats) -> Floats:
-    """Seconds per layer and micro-batch that run again, the mean of a stage's layers: of the share `whole` of them
-    (`recomputed_layer_fraction`) the forward pass, which takes `forward` with its communication; selectively, `repeated`.
+    """Seconds per layer and micro-batch that run again, the mean of a stage's layers.
+
+    The share `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which takes `forward` with its
+    communication; selective recomputation repeats `repeated`.
     """
     return whole * forward + where(candidates.recompute_method == SELECTIVE, layer.repeated, 0.0)
 
@@ -93,15 +97,15 @@ def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Flo
 
 
 def layer_axes(c: Candidates) -> tuple[str, ...]:
-    """What everything inside a layer of these candidates depends on."""
+    """Candidate fields that everything inside a layer depends on."""
     return (*LAYER_AXES, "recompute_modules") if c.names_modules else LAYER_AXES
 
 
 def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
     """Bytes of one block that its recomputed modules do not keep.
 
-    A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy; nothing at all where
-    the norm before it discards its output.
+    A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy; it keeps nothing if the
+    norm before it discards its output.
     """
     modules = c.recompute_modules
     norm, mlp = _has(modules, LAYERNORM), _has(modules, MLP)
@@ -120,8 +124,10 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
 def repeated_seconds(
     *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats, moe: bool
 ) -> Floats:
-    """Seconds a layer and micro-batch that selective recomputation runs again; `second` is the MLP or the experts, `region`
-    the tensor-parallel collectives around one of the layer's two blocks, which a checkpointed MLP runs again too.
+    """Seconds per layer and micro-batch that selective recomputation runs again.
+
+    `second` is the MLP or the experts; `region` the tensor-parallel collectives around one of the layer's two blocks, which a
+    checkpointed MLP repeats too.
     """
     model = case.model
     c, modules = candidates, candidates.recompute_modules
@@ -148,7 +154,7 @@ def repeated_seconds(
 
 
 def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -> float:
-    """Forward FLOPs of one token that the modules of one candidate alone run again; `attention` are the cores' FLOPs."""
+    """Forward FLOPs per token that the modules of one candidate run again; `attention` are the cores' FLOPs."""
     modules = c.recompute_modules
     if modules == PER_OP:
         return 2.0 * (model.num_hidden_layers + model.num_nextn_predict_layers) * per_op_matrices(model)
@@ -167,18 +173,18 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
 
 
 def _has(modules: Ints, bit: int) -> Ints:
-    """1 where the module is recomputed, else 0."""
+    """1 if the module is recomputed, else 0."""
     return (modules & bit) // bit
 
 
 def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
-    """Latent attention's matrices for queries, and for keys without rotation and values."""
+    """Latent attention's matrices for queries, unrotated keys, and values."""
     modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
     return [matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules]
 
 
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
-    """Queries, keys and values out of the latents, and the rotation of their parts."""
+    """Seconds to compute queries, keys and values from the latents and rotate their parts."""
     matrices = shapes(_up_projections(case.model, s.t))
     matmul, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
@@ -186,7 +192,7 @@ def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
 
 
 def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Floats, Floats]:
-    """(shared experts, activation functions of the routed ones), forward."""
+    """Forward seconds of (shared experts, activation functions of the routed ones)."""
     model = case.model
     gates = float(model.mlp_inputs)
     routed = routed_tokens(case, c, s) * model.expert_size / c.expert_tensor_parallel_size
@@ -207,10 +213,10 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Float
 
 
 def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
-    """Bytes a layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t where SP is on) + the fp32 log-sum-exp, with
-    a query and k key/value heads of d and an MLP of f on the rank, and the layer's input divided over the r ranks of SP.
+    """Bytes per layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) + the fp32 log-sum-exp.
 
-    The down projection's output is kept before its reduce-scatter, so whole; those of the two reduce-scatters divided.
+    The rank has a query and k key/value heads of width d and an MLP of width f; the layer's input is divided over the r ranks
+    of SP. The down projection's output is kept whole, before its reduce-scatter; those of the two reduce-scatters are divided.
     """
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
@@ -219,8 +225,10 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
 
 
 def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats) -> Floats:
-    """Seconds a layer and micro-batch: the matmuls for keys, the output projection and the MLP's other half, all elementwise
-    kernels, and one of the two collectives around each block (`region` is both of one block).
+    """Seconds per layer and micro-batch that per_op runs again.
+
+    The matmuls for keys, the output projection and the MLP's other half, all elementwise kernels, and one of the two
+    collectives around each block (`region` is both of one block).
     """
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)

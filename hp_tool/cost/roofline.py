@@ -12,11 +12,11 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""Bytes of one matmul input."""
+"""Bytes per element of a matmul input."""
 
 
 def peak_flops(gpu: GpuSpec, *, precision: Precision) -> float:
-    """Dense peak of the datasheet. Raises InputError where the hardware has none for this precision."""
+    """Dense peak of the datasheet. Raises InputError if the hardware has none for this precision."""
     peak = gpu.peak_flops_per_second.get(precision)
     if peak is None:
         supported = ", ".join(sorted(gpu.peak_flops_per_second))
@@ -38,9 +38,10 @@ def matmul_seconds(
     output_bytes: float = 2.0,
     batch: Floats = 1.0,
 ) -> Floats:
-    """y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call: 2mnk FLOPs, inputs read once, output written once.
+    """Seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
 
-    `output_bytes` is what one output element costs to write (8 where it is accumulated into an fp32 buffer).
+    2mnk FLOPs, inputs read once, output written once; `output_bytes` is the cost of writing one output element (8 if it is
+    accumulated into an fp32 buffer).
     """
     gpu, profile = machine.cluster.gpu, machine.profile
     roof = _matmul_roofline(profile, precision)
@@ -56,8 +57,10 @@ def weight_matmuls(
     tokens: Floats, matrices: Iterable[tuple[Floats, Floats]], *, machine: Machine, precision: Precision, batch: Floats = 1.0
 ) -> tuple[Floats, Floats]:
     """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
-    each. Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one
-    write of 4 bytes.
+    each.
+
+    Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one write of 4
+    bytes.
     """
     forward: Floats = 0.0
     gradient: Floats = 0.0
@@ -82,7 +85,7 @@ def additive_seconds(flops: Floats, traffic: Floats, roof: Roofline, *, gpu: Gpu
 
 
 def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) -> Floats:
-    """Memory-bound kernels that together must move `traffic` bytes, in `kernels` launches."""
+    """Seconds of memory-bound kernels that together move at least `traffic` bytes, in `kernels` launches."""
     profile = machine.profile
     moved = traffic * profile.framework.elementwise_traffic_factor
     reached = profile.gpu.memory_fraction * machine.cluster.gpu.memory_bandwidth_bytes_per_second
@@ -90,7 +93,7 @@ def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) ->
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
-    """The measured constants of this precision; of plain fp8 for block-scaled fp8; else those of bf16."""
+    """The measured constants of this precision; for block-scaled fp8 those of plain fp8; otherwise those of bf16."""
     measured = profile.gpu.matmul
     return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
 
@@ -103,13 +106,13 @@ def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofli
 
 
 QUANTIZED_BYTES: dict[Precision, float] = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
-"""One element with its share of the scaling factors: one for a tensor, a byte for each 32, a byte for each 16."""
+"""Bytes per element with its share of the scaling factors: one per tensor, a byte per 32 elements, a byte per 16."""
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
-"""fp8_recipe blockwise: an fp32 scale for each 128 elements."""
+"""fp8_recipe blockwise: an fp32 scale per 128 elements."""
 
 
 def quantized_bytes(workload: TrainingWorkload) -> float:
-    """Bytes of one quantised element, scaling factors included. Only for precisions below 16 bits."""
+    """Bytes per quantised element, scaling factors included. Only for precisions below 16 bits."""
     blocks = FP8_BLOCK_SCALE_BYTES if workload.precision == "fp8" and workload.fp8_recipe == "blockwise" else 0.0
     return QUANTIZED_BYTES[workload.precision] + blocks
 
@@ -120,18 +123,18 @@ def is_narrow(workload: TrainingWorkload) -> bool:
 
 
 def wide_precision(workload: TrainingWorkload) -> Precision:
-    """Of the matmuls that are not quantised."""
+    """Precision of the matmuls that are not quantised."""
     return "bf16" if is_narrow(workload) else workload.precision
 
 
 def cast_traffic(workload: TrainingWorkload, matrices: Iterable[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Bytes a token that quantising moves (forward, backward) around matmuls of these (output, input) widths.
+    """(forward, backward) bytes per token that quantising moves around matmuls of these (output, input) widths.
 
-    Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as columns; backward the same
-    for each output's gradient; frozen weights (LoRA) need no columns. A scale that is taken from the tensor itself, of fp8
-    with fp8_recipe tensorwise and of nvfp4's second level, reads it once more for the largest magnitude; delayed scales
-    come from earlier steps, block scales from what is being cast. nvfp4's Hadamard transforms and random rounding are done
-    on the way. Nothing in 16 bits and above.
+    Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as columns; backward the same for
+    each output's gradient; frozen weights (LoRA) need no columns. A scale computed from the tensor itself, with fp8_recipe
+    tensorwise and at nvfp4's second level, reads it once more for its largest magnitude; delayed scales come from earlier
+    steps, block scales from the block being cast. nvfp4's Hadamard transforms and random rounding need no additional traffic. 0
+    for 16 bits and above.
     """
     if not is_narrow(workload):
         return 0.0, 0.0

@@ -22,14 +22,15 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> Floats:
-    """m = B / (d b): micro-batches each replica runs in one step; fractional where illegal."""
+    """m = B / (d b): micro-batches that each replica runs in one step; fractional if illegal."""
     return workload.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
 
 
 def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """One micro-batch's activations to the next stage: each tensor-parallel rank sends its share, e T h / t
-    (Megatron's scatter-gather, arXiv 2104.04473 section 4.1; with SP they are sharded already). Some neighbours are in
-    different NVLink domains wherever one domain does not hold all stages, and the slowest decide.
+    """Seconds to send one micro-batch's activations to the next stage: each tensor-parallel rank sends its share, e T h / t.
+
+    This is Megatron's scatter-gather (arXiv 2104.04473 section 4.1); with SP activations are already sharded. If one NVLink
+    domain does not hold all stages, some neighbours are in different domains, and the slowest decide.
     """
     cluster, workload = case.cluster, case.workload
     c = candidates
@@ -72,11 +73,11 @@ def time_parts(
     micro_batches: Floats,
     offloaded: Floats = 0.0,
 ) -> dict[str, Floats]:
-    """The slowest stage runs m micro-batches, then waits for the others to fill and drain.
+    """Exposed seconds of a step by TIME_PARTS: the slowest stage runs m micro-batches, then waits for the others to fill and
+    drain.
 
-    `layer` is the mean layer of that stage; `offloaded` what a micro-batch on it sends to the host, in bytes. Transfers
-    between stages take part twice: once for each micro-batch, as far as they are not hidden, and on the way there and back
-    of the first one.
+    `layer` is the mean layer of that stage; `offloaded` the bytes that a micro-batch on it sends to the host. Transfers between
+    stages count twice: once for each micro-batch, as far as they are not hidden, and for the first one both ways.
     """
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
@@ -122,7 +123,7 @@ def step_seconds(parts: dict[str, Floats]) -> Floats:
 def _offload_seconds(
     case: TrainingCase, *, states: StateTimes, stage: StageTime, offloaded: Floats, micro_batches: Floats
 ) -> Floats:
-    """Exposed seconds a step that the host adds: of its update, or of activations' way there and back."""
+    """Exposed seconds per step of the host's update, or of copying activations both ways."""
     workload = case.workload
     if workload.offload == "optimizer":
         return states.offload_s
@@ -145,17 +146,17 @@ class StageTime:
     context: Floats
     expert: Floats
     forward: Floats
-    """The forward pass's share of the five."""
+    """The forward pass's share of these five."""
     total: Floats
-    """The five together."""
+    """The sum of the five."""
     host_waits: Floats
-    """What the device waits for its host besides, in both passes."""
+    """Seconds that the device additionally waits for its host, in both passes."""
     occupied_forward: Floats
     """`forward` with its waits."""
     occupied: Floats
-    """`total` with its waits: how long the stage is taken."""
+    """`total` with its waits: how long the stage is busy."""
     occupied_layer: Floats
-    """One layer's part of `occupied`."""
+    """One layer's share of `occupied`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +165,13 @@ class EndsTime:
 
     both: Floats
     critical: Floats
-    """What they add to the critical stage."""
+    """Seconds that they add to the critical stage."""
     communication: Floats
     """Part of `critical`: the output layer's tensor-parallel collectives."""
 
 
 def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, pipeline: Pipeline) -> StageTime:
-    """The stage's layers, each the mean `layer`."""
+    """Seconds of the critical stage's layers, each the mean `layer`."""
     layers = pipeline.critical.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
@@ -212,10 +213,10 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
 
 
 def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage: StageTime, pipeline: Pipeline) -> EndsTime:
-    """The ends add to the first and last stage. The longer one is critical, as far as it is longer than the layers that an
-    uneven end leaves out; in a folded pipeline the rank that holds both does.
+    """Seconds that embedding and output layer add to the first and last stage.
 
-    Multi-token prediction: each depth is one more layer and one more pass through the output layer.
+    The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a folded pipeline the rank
+    with both ends is. Multi-token prediction: each depth is one more layer and one more pass through the output layer.
     """
     c, depths = candidates, model.num_nextn_predict_layers
     collectives = (1.0 + depths) * head.output_communication
@@ -238,9 +239,10 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
 
 
 def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime, ends: EndsTime, pipeline: Pipeline) -> Floats:
-    """What the other stages take for one micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473
-    section 2.2; `schedules.costs` has the share of it that is left where the backward pass is split. Of a part of the
-    pipeline it is what all its stages take.
+    """Seconds that the other stages take for one micro-batch, divided by v.
+
+    With equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2; `schedules.bubble` has the share that remains if the
+    backward pass is split. For a part of the pipeline it is the time of all its stages.
     """
     c, p = candidates, candidates.pipeline_parallel_size
     if pipeline.part is not None:
@@ -260,22 +262,23 @@ def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime
 
 
 MOE_LAUNCHES = 58.0 / 31.0
-"""Kernels of a layer with experts over those of a dense one, both passes, as attention.py (8 elementwise, 6 matmuls, 2 of the
-core), mlp.py (9 and 6) and experts.py (36 and 6) count them."""
+"""Kernels of a layer with experts over those of a dense one, both passes, as counted by attention.py (8 elementwise, 6 matmuls,
+2 of the core), mlp.py (9 and 6) and moe.py (36 and 6)."""
 FORWARD_LAUNCHES = 12.0 / 31.0
-"""Share of a layer's kernels that belong to the forward pass: what recomputing it launches again."""
+"""Share of a layer's kernels in the forward pass: recomputing it launches them again."""
 
 
 def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """The constants where kernels are launched as recorded CUDA graphs: no device waits."""
+    """The constants with recorded CUDA graphs: no device waits for its host."""
     return dataclasses.replace(
         framework, host_layer_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0
     )
 
 
 def launched_layers(layers: Floats, *, moe_fraction: Floats, recomputed_fraction: Floats) -> Floats:
-    """Dense layers without recomputation that have as many kernels as `layers` layers, of which these shares have experts
-    and are recomputed whole.
+    """Dense layers without recomputation that have as many kernels as `layers` layers.
+
+    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed whole.
     """
     return layers * (1.0 + (MOE_LAUNCHES - 1.0) * moe_fraction) * (1.0 + FORWARD_LAUNCHES * recomputed_fraction)
 
@@ -289,13 +292,13 @@ def host_waits(
     forward_s: Floats,
     backward_s: Floats,
 ) -> tuple[Floats, Floats]:
-    """Seconds a device waits for its host in one micro-batch's forward and in its backward pass through `layers` layers (of
-    launched_layers), which take the device `forward_s` and `backward_s`: max(0, f l (h + t s) - forward_s), f the forward
-    pass's share of the launches, and the same of the backward pass, which repeats what is recomputed.
+    """(forward, backward) seconds per micro-batch that a device waits for its host.
 
-    h launches one layer's kernels, whatever their size. s is added for each of the t ranks of a tensor-parallel group, whose
-    collectives wait for the rank that was held up longest, where hosts also serve a network: the group itself, or the
-    pipeline, on several nodes. Not counted: launching the embedding, the output layer and the loss.
+    max(0, f l (h + t s) - forward_s) for l = `layers` (of `launched_layers`) and f the forward pass's share of the launches;
+    the same for the backward pass, which repeats what is recomputed. h launches one layer's kernels, whatever their size. s is
+    added for each of the t ranks of a tensor-parallel group, whose collectives wait for the slowest rank, if hosts also serve a
+    network: the group itself, or the pipeline, on several nodes. Launching the embedding, the output layer and the loss is not
+    counted.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -309,9 +312,9 @@ def host_waits(
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """(seconds a micro-batch, seconds a step) by which blocking messages between stages are held up in large jobs.
+    """(seconds per micro-batch, seconds per step) by which blocking messages between stages stall in large jobs.
 
-    A stage between two others receives and sends in each direction, four messages a micro-batch; with two stages it is two.
+    A stage between two others receives and sends in each direction, four messages per micro-batch; with two stages it is two.
     Filling and draining the pipeline adds two for each further stage.
     """
     cluster = case.cluster

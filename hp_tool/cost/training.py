@@ -31,8 +31,8 @@ from hp_tool.cost.step_time import micro_batches, step_seconds, time_parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates: arrays of shape (n,), numbers of one alone, or what broadcasts to the shape of a grid;
-    bytes and seconds.
+    """Predictions for n candidates in bytes and seconds: arrays of shape (n,), plain numbers of one, or arrays that broadcast
+    to a grid.
     """
 
     memory_parts: dict[str, FloatArray]
@@ -41,22 +41,22 @@ class TrainingCosts:
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
     first_stage_bytes: FloatArray
-    """Allocated on the first stage: what a run reports whose first rank speaks for all."""
+    """Allocated on the first stage: the figure that runs report if only their first rank does."""
     capacity_bytes: FloatArray | float
-    """Usable bytes of the device; of the kind that memory_parts are of, where there are two."""
+    """Usable bytes of the device; with two kinds of GPU, of the kind that memory_parts are for."""
     parts: dict[str, FloatArray]
     """By TIME_PARTS; exposed seconds."""
     step_s: FloatArray
     host_bytes: FloatArray | float = 0.0
-    """Most that one rank keeps in host memory."""
+    """Maximum over the ranks of bytes in host memory."""
     host_capacity_bytes: float = math.inf
-    """A rank's share of the host's memory; infinite where nobody knows it, or nothing is kept there."""
+    """A rank's share of the host's memory; infinite if unknown or unused."""
     layers_by_kind: tuple[FloatArray, ...] = ()
-    """Layers on each stage of either kind of GPU, where there are two."""
+    """Layers on each stage of the two kinds of GPU; empty with one kind."""
 
     @property
     def feasible(self) -> BoolArray:
-        """Fits in memory; whether it is legal was decided before it became a candidate."""
+        """Whether memory suffices; legality is decided earlier."""
         fits: BoolArray = self.memory_total_bytes <= self.capacity_bytes
         return fits & (self.host_bytes <= self.host_capacity_bytes) if math.isfinite(self.host_capacity_bytes) else fits
 
@@ -88,10 +88,10 @@ class TrainingCosts:
 def training_costs(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline | None = None, memory_headroom_fraction: float = 0.05
 ) -> TrainingCosts:
-    """Full memory and step-time parts of every candidate. One row runs the same formulas as ten million.
+    """Memory and step-time parts of every candidate. One row runs the same formulas as ten million.
 
-    Of a grid, what does not depend on one of its axes comes with a length of 1 there. `pipeline` says what its stages hold
-    where they are not the equal ones of `whole_pipeline`.
+    In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the equal stages of
+    `whole_pipeline`.
     """
     model, cluster = case.model, case.cluster
     pipeline = pipeline or whole_pipeline(case, candidates)
@@ -136,12 +136,12 @@ Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """Of one micro-batch on one rank of each candidate."""
+    """Layers and ends for one micro-batch on one rank of each candidate."""
 
     dense: LayerBytes
-    """A layer without experts; of an encoder-decoder model the mean one."""
+    """A layer without experts; in an encoder-decoder model the mean layer."""
     sparse: LayerBytes | None
-    """A layer with experts, where the model has any."""
+    """A layer with experts; None for models without."""
     time: LayerTime
     """The mean layer of the critical stage."""
     head: HeadTime
@@ -154,7 +154,7 @@ class ModelLayers:
 
 
 def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
-    """The costs of layers and ends of legal candidates."""
+    """The layers and ends of legal candidates."""
     model, cluster, workload = case.model, case.cluster, case.workload
     unique, inverse = unique_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
     if model.architecture == "encoder_decoder":
@@ -189,7 +189,7 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
 
 
 def _spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
-    """Each row's own entry of every column; None: every row is unique. Scalars stay scalars."""
+    """The columns with each row's own entry; None: every row is unique. Scalars stay scalars."""
     if inverse is None:
         return columns
     values = {f.name: getattr(columns, f.name) for f in fields(columns)}
@@ -197,6 +197,6 @@ def _spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
 
 
 def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
-    """The mean layer of a stage with this share of mixture-of-experts layers, or of layers with other costs."""
+    """The mean layer of a stage in which the share `moe_fraction` of layers costs `sparse`."""
     names = [f.name for f in fields(dense)]
     return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})

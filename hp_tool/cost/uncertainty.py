@@ -1,7 +1,7 @@
-"""How far a prediction may be off: as far as predictions of rows that were not fitted on were, and further where nobody looked.
+"""Intervals of predictions, from the errors on held-out rows, and wider for features without measurements.
 
-ln(measured / predicted step time) is taken as normal around zero. Its standard deviation is the profile's, from held-out
-rows; each kind of doubt that no row speaks for widens it by the same factor.
+ln(measured / predicted step time) is taken as normal around zero. Its standard deviation is the profile's, from held-out rows;
+each kind of doubt without data widens it by the same factor.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
 WIDENING = 2.0
-"""Intervals are this much wider on a GPU whose constants come from another one, and again where a feature is used that was
-never set beside a measurement. No row says how much: it is a judgement, the same for all."""
+"""Factor on a GPU whose constants come from another one, and again for a feature that was never measured. It is a judgement,
+the same for all: no data tells it."""
 CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8")
 CHECKED_SCHEDULES = (None, "1f1b", "interleaved")
 
 
 def intervals(*, step_s: float, memory_total_bytes: float, profile: EfficiencyProfile, unchecked: tuple[str, ...]) -> Intervals:
-    """The central 90 %. Memory is what the allocator holds: it may keep more than is in use, never less, so that its upper
-    end is further away than its lower end where `reserved_log_sd` says so.
+    """The central 90 %.
+
+    Measured memory is what the allocator holds: it may keep more than is in use, never less, so `reserved_log_sd` may extend
+    the upper bound.
     """
     doubt = NORMAL_QUANTILE * (WIDENING if unchecked else 1.0)
     constants = profile.framework
@@ -43,7 +45,7 @@ def intervals(*, step_s: float, memory_total_bytes: float, profile: EfficiencyPr
 
 
 def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[str, ...]:
-    """What this prediction uses that no measured step time in `benchmarks.accuracy` did, as the fields of a query."""
+    """Features of this prediction without any measured step time in `benchmarks.accuracy`, as fields of a query."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     recompute = config.recompute
     used = {
@@ -77,7 +79,7 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
 
 
 def simplified(model: ModelSpec) -> dict[str, object]:
-    """provenance's `simplified` entry, a list of sentences; nothing where the model is counted whole."""
+    """Provenance's `simplified` entry, a list of sentences; empty if the model is counted whole."""
     simplifications = []
     if model.norms_per_layer != 2 or model.query_key_norm is not None or model.embedding_norm:
         simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")

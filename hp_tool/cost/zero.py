@@ -1,4 +1,4 @@
-"""ZeRO and data parallelism: which ranks divide parameters, gradients and optimizer states, and what exchanging them costs."""
+"""ZeRO and data parallelism: the ranks that divide parameters, gradients and optimizer states, and the cost of exchanges."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from hp_tool.cost.network import Group, group_ring, group_size, line, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1
-"""ZeRO 3: layers whose weights are gathered while the one before them computes (FSDP2's implicit prefetch)."""
+"""ZeRO 3: layers whose weights are gathered while the previous one computes (FSDP2's implicit prefetch)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """The ranks of `shard_group` divide what all groups along `replica_group` hold alike. Hybrid sharding (HSDP) has the shard
+    """How ranks that hold the same parameters divide their states.
+
+    The ranks of `shard_group` divide what all groups along `replica_group` hold alike. Hybrid sharding (HSDP) has the shard
     group inside and its replicas outside: FSDP2's two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
     """
 
@@ -28,7 +30,7 @@ class Sharding:
         return group_size(self.shard_group)
 
     def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
-        """All-reduce of a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
+        """Seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
         replicas = group_size(self.replica_group)
         if not anywhere(replicas > 1):
             return 0.0
@@ -37,8 +39,10 @@ class Sharding:
 
 
 def sharding(candidates: Candidates, *, group: Group) -> Sharding:
-    """How the ranks of `group`, which hold the same parameters, divide their states: all of them, or with
-    data_parallel_shard_size S in d / S groups (each of S c ranks: context-parallel ranks hold the same parameters too).
+    """How the ranks of `group`, which hold the same parameters, divide their states.
+
+    All of them divide it, or with data_parallel_shard_size S in d / S groups (each of S c ranks: context-parallel ranks hold
+    the same parameters too).
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
@@ -50,18 +54,18 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTimes:
-    """Seconds a step, of the larger end of the pipeline; shape (n,)."""
+    """Seconds per step, of the larger end of the pipeline; shape (n,)."""
 
     reduce_s: Floats
-    """One reduction of the gradients over the shard group, before any of it is hidden."""
+    """One reduction of the gradients over the shard group, before overlap."""
     replica_s: Floats
-    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once a step; 0 without."""
+    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once per step; otherwise 0."""
     gather_s: Floats
-    """One all-gather of the weights, before any of it is hidden."""
+    """One all-gather of the weights, before overlap."""
     update_s: Floats
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
-    """Optimizer step on the host, with the copies there and back."""
+    """Optimizer step on the host, with its copies."""
     tied_reduction_s: Floats = 0.0
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
 
@@ -89,10 +93,10 @@ def data_parallel_seconds(
 ) -> Floats:
     """Exposed seconds of gradients and weights in one step.
 
-    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; what hides them is one micro-batch on the
-    stage, its own exposed communication included, which uses other links. ZeRO 2: gradients after every micro-batch's
-    backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward pass.
-    Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind what its reduction leaves of the stage.
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they hide behind one micro-batch on the stage,
+    including its exposed communication, which uses other links. ZeRO 2: gradients after every micro-batch's backward pass,
+    weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward pass. Replicas of hybrid
+    sharding all-reduce once, with the last micro-batch, behind the part of the stage that its reduction leaves.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -118,16 +122,16 @@ def data_parallel_seconds(
 def fully_sharded_seconds(
     *, gather: Floats, reduce: Floats, forward: Floats, backward: Floats, layers: Floats, overlap: float
 ) -> Floats:
-    """Exposed seconds of ZeRO 3 in one micro-batch, whose weights are gathered for either pass and whose gradients are
-    reduced behind the backward one (arXiv 2304.11277 section 3.3).
+    """Exposed seconds of ZeRO 3 in one micro-batch (arXiv 2304.11277 section 3.3).
 
-    Layer by layer, the gather of the next one hides behind the running one; the first gather of a pass, and the last
-    reduction, have nothing to hide behind: of the L layers' communication at most the share (L - 1) / L is hidden.
+    Weights are gathered for both passes and gradients reduced behind the backward pass. Layer by layer, the gather of the next
+    one hides behind the running one; the first gather of a pass, and the last reduction, have nothing to hide behind: at most
+    the share (L - 1) / L of the L layers' communication is hidden.
     """
     hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
     return exposed(gather, behind=forward, overlap=hidden) + exposed(gather + reduce, behind=backward, overlap=hidden)
 
 
 def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
-    """What is left of communication that runs beside `behind` seconds of compute, of which the share `overlap` is used."""
+    """Seconds of communication that remain if it runs beside `behind` seconds of compute, which hide the share `overlap`."""
     return seconds - overlap * minimum(seconds, behind)

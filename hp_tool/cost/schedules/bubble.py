@@ -1,9 +1,8 @@
-"""What a pipeline schedule costs: its bubble, and the micro-batches whose activations a rank holds.
+"""Costs of a pipeline schedule: its bubble, and the micro-batches whose activations a rank holds. Letters: docs/cost-model.md.
 
-Letters: p ranks, v model chunks per rank, m micro-batches, r a rank; t_f, t_b, t_w seconds of one micro-batch's forward pass,
-backward pass for the inputs and for the weights on one rank (all its chunks). The closed forms are what the operation orders
-in `orders` take when executed (`timeline`); a step ends when its slowest rank does, because optimizers wait for the gradient
-norm of all ranks, so that the fill of a "zero bubble" schedule counts here, and not where the optimizer step is let overlap.
+The closed forms equal the duration of the operation orders in `execution`. A step ends when its slowest rank does, because
+optimizers wait for the gradient norm of all ranks: the fill of a "zero bubble" schedule counts, even where a framework overlaps
+the optimizer step with it.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from hp_tool.cost.network import Axis, Group, dense_group
 
 
 def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats) -> Floats:
-    """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w), that of GPipe and 1F1B;
-    `forward` is t_f, `whole` the sum of the three. Anything for other schedules.
+    """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w), that of GPipe and 1F1B.
 
-    ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as it usually is, that is what
-    arXiv 2401.10241 section 2.3 says. ZB-V: max(t_b, 2(t_b - t_w)) / 2 where t_w <= t_f <= t_b; elsewhere an upper bound.
-    DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in all, where t_f = t_b the
-    q (F&B + B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward passes), and at most one t_f below it elsewhere.
-    That DualPipe hides one pass's communication behind the other's arithmetic is not counted.
+    `forward` is t_f, `whole` the sum of the three. The value for other schedules is meaningless.
+
+    - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as usual, this is arXiv 2401.10241
+      section 2.3.
+    - ZB-V: max(t_b, 2(t_b - t_w)) / 2 if t_w <= t_f <= t_b; otherwise an upper bound.
+    - DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in total. If t_f = t_b this is q (F&B +
+      B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward passes); otherwise it is at most one t_f less. That DualPipe
+      hides one pass's communication behind the other's arithmetic is not counted.
     """
     p, schedule = c.pipeline_parallel_size, c.pipeline_schedule
     f, w = forward, weight_gradient
@@ -37,9 +38,9 @@ def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_
 def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: Floats) -> Floats:
     """Model chunks of L/(pv) layers whose activations rank r holds at once; `from_end` is p - 1 - r.
 
-    1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up count plus the one
-    running; on rank 0 with many micro-batches that is arXiv 2205.05198's L(1 + (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p, as
-    many layers as 1F1B's first rank, on every rank. DualPipe: p + 1.
+    1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up count plus the running one;
+    on rank 0 with many micro-batches this is arXiv 2205.05198's L(1 + (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p on every rank, as
+    many layers as on 1F1B's first. DualPipe: p + 1.
     """
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     plain = from_end + 1
@@ -53,9 +54,10 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
-    """Micro-batches whose weight gradients rank r still owes when it holds `chunks_in_flight`: r in ZB-H1, for which their
-    matmuls' inputs and output gradients stay (arXiv 2401.10241 table 1: 32sbh of a layer's 34sbh). The other schedules
-    hold most while they owe none.
+    """Micro-batches whose weight gradients rank r has still to compute when it holds `chunks_in_flight`.
+
+    r in ZB-H1, for which the inputs and output gradients of their matmuls stay (arXiv 2401.10241 table 1: 32sbh of a layer's
+    34sbh); 0 in the other schedules.
     """
     waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
@@ -65,9 +67,10 @@ def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
 
 
 def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
-    """`group`, whose ranks hold the same parameters, and in DualPipe the ranks of the mirrored stage, which keep them too
-    (arXiv 2412.19437 table 2): they reduce their gradients together, and ZeRO shards over both. The distance is the
-    farthest pair's.
+    """`group`, whose ranks hold the same parameters, and in DualPipe also the ranks of the mirrored stage.
+
+    These keep the same parameters (arXiv 2412.19437 table 2): they reduce their gradients together, and ZeRO shards over both.
+    The distance is that of the farthest pair.
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return group
@@ -77,7 +80,8 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
 
 
 def share_of_ends(c: Candidates) -> Floats:
-    """Share of the micro-batches for which the critical rank runs embedding and output layer: ZB-V's first rank
-    all of them, DualPipe's first and last rank half each.
+    """Share of the micro-batches for which the critical rank runs embedding and output layer.
+
+    ZB-V's first rank runs them for all, DualPipe's first and last rank for half each.
     """
     return where(c.pipeline_schedule == ZBV, 1.0, 0.5)

@@ -1,8 +1,8 @@
-"""Pipeline schedules as they are executed: which operation each rank runs after which.
+"""Pipeline schedules in execution: the order of operations on each rank, and their times. Letters: docs/cost-model.md.
 
-Letters: p ranks, v model chunks per rank, m micro-batches, r a rank. A stage is one model chunk, numbered in the order in
-which a micro-batch passes them. Sources: GPipe arXiv 1811.06965; 1F1B and interleaved 2104.04473, in Megatron Core's order;
-ZB-H1 and ZB-V 2401.10241 sections 2 and 6; DualPipe 2412.19437 section 3.2.1 and its published code.
+A stage is one model chunk, numbered in the order in which a micro-batch passes them; r is a rank. Sources: GPipe arXiv
+1811.06965; 1F1B and interleaved 2104.04473, in Megatron Core's order; ZB-H1 and ZB-V 2401.10241 sections 2 and 6; DualPipe
+2412.19437 section 3.2.1 and its published code.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ class Operation(NamedTuple):
     """One micro-batch on one stage."""
 
     kind: Kind
-    """F forward, B backward for the input, W for the weights, BW both at once."""
+    """F forward, B backward for the input, W for the weights, BW both."""
     stage: int
     micro_batch: int
 
 
 Block = tuple[Operation, ...]
-"""Operations that run as one: together they wait for their inputs, and together they end."""
+"""Operations that run as one: they wait for all their inputs, and end together."""
 Order = list[Block]
-"""What one rank runs, block after block."""
+"""The blocks of one rank in order."""
 
 
 def gpipe(*, p: int, m: int) -> list[Order]:
-    """All forward passes, then all backward passes."""
+    """Orders with all forward passes, then all backward passes."""
     kinds: tuple[Kind, ...] = ("F", "BW")
     return [_one_by_one(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)]
 
 
 def one_f_one_b(*, p: int, m: int) -> list[Order]:
-    """p - r forward passes, then backward and forward by turns."""
+    """Orders with p - r forward passes, then one backward and one forward pass in turn."""
     return [_one_by_one(_by_turns(r, warm_up=min(p - r, m), m=m)) for r in range(p)]
 
 
 def interleaved(*, p: int, v: int, m: int) -> list[Order]:
-    """Stages p apart on each rank; groups of p micro-batches pass one chunk after the other. m is a multiple of p."""
+    """Orders with stages p apart per rank; groups of p micro-batches pass one chunk after another. m is a multiple of p."""
 
     def forward(r: int, i: int) -> Operation:
         group, rest = divmod(i, p * v)
@@ -65,7 +65,7 @@ def interleaved(*, p: int, v: int, m: int) -> list[Order]:
 
 
 def zb_h1(*, p: int, m: int) -> list[Order]:
-    """1F1B with its backward pass split: rank r lets r weight gradients wait, and fills the drain with them."""
+    """Orders of 1F1B with a split backward pass: rank r delays r weight gradients, and fills the drain with them."""
     orders = []
     for r in range(p):
         order: list[Operation] = []
@@ -83,8 +83,9 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
 
 
 def zbv(*, p: int, m: int) -> list[Order]:
-    """Rank r holds stages r and 2p - 1 - r: the way down and back up a V. Made for t_f = t_b = t_w and m >= 2p - 1; of
-    fewer micro-batches the missing ones are left out.
+    """Orders with stages r and 2p - 1 - r on rank r: down and back up a V.
+
+    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches the missing ones are left out.
     """
     orders = []
     for r in range(p):
@@ -104,9 +105,11 @@ def zbv(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe(*, p: int, m: int) -> list[Order]:
-    """Micro-batches enter at both ends, m/2 at each; rank r runs stage r of the one way and stage p - 1 - r of the other, so
-    that every stage is kept twice. p and m are even, m >= 2p. A forward and a backward pass that overlap are one block,
-    but for the first one in the middle of the pipeline, as in the published code.
+    """Orders in which micro-batches enter at both ends, m/2 at each.
+
+    Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is kept twice. p and m are even, m >=
+    2p. A forward and a backward pass that overlap are one block, except the first one in the middle of the pipeline, as in the
+    published code.
     """
     orders = []
     for r in range(p):
@@ -142,7 +145,7 @@ def _by_turns(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
 
 
 class _Rank:
-    """One rank's order, written down by its two chunks: each takes its micro-batches in turn, first of all `first`."""
+    """The order of one rank with two chunks: each takes its micro-batches in turn, beginning with `first`."""
 
     def __init__(self, *, stages: tuple[int, int], first: tuple[int, int] = (0, 0)) -> None:
         self.order: Order = []
@@ -151,8 +154,9 @@ class _Rank:
         self._next = {"F0": first[0], "F1": first[1], "B0": first[0], "B1": first[1]}
 
     def run(self, *words: str, times: int = 1) -> None:
-        """F0, B1, BW0, ...: kind and chunk; W: the weight gradient that waits longest, W0 of that chunk; + joins two in one
-        block.
+        """Append operations by words: F0, B1, BW0, ... are kind and chunk.
+
+        W is the weight gradient that has waited longest, W0 that of chunk 0; + joins two operations in one block.
         """
         for _ in range(times):
             for word in words:
@@ -183,7 +187,7 @@ _Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One block in time; seconds from the start of the step."""
+    """Start and end of one block; seconds from the start of the step."""
 
     block: Block
     start_s: float
@@ -191,11 +195,11 @@ class Span:
 
 
 def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0) -> list[list[Span]]:
-    """The spans of each rank. A block starts when its rank is free and all its inputs have arrived: of a forward pass the
-    previous stage's output, of a backward pass its own forward pass and the next stage's gradient; it takes as long as its
-    operations one after the other. `transfer_s` is the way from one rank to another.
+    """The spans of each rank.
 
-    Raises ValueError where the ranks wait for each other in a circle.
+    A block starts when its rank is free and all its inputs have arrived: for a forward pass the previous stage's output, for a
+    backward pass its own forward pass and the next stage's gradient; it takes as long as its operations one after the other.
+    `transfer_s` is the time from one rank to another. Raises ValueError if the ranks wait for each other in a circle.
     """
     last_stage = max(operation.stage for order in orders for block in order for operation in block)
     done: dict[_Key, tuple[float, int]] = {}
