@@ -1,4 +1,4 @@
-"""Serving candidates as a struct of arrays, and everything else the formulas want to know."""
+"""Serving candidates as a struct of arrays, and the case that they share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hp_tool.domain.workload import SpeculativeSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCandidates:
-    """n configurations under n loads; every array has shape (n,). Fields are ServingConfig's, and the load."""
+    """n configurations under n loads; shape (n,). Fields are ServingConfig's, and the load."""
 
     tensor_parallel_size: IntArray
     pipeline_parallel_size: IntArray
@@ -43,16 +43,16 @@ class ServingCandidates:
         return self.data_parallel_size // self.attention_data_parallel_size
 
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
-        """The chosen rows, in the given order."""
+        """The chosen rows in the order of `indices`."""
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def config(self, index: int) -> ServingConfig:
-        """One row as a domain object."""
+        """One row as a configuration."""
         return ServingConfig(**{name: int(getattr(self, name)[index]) for name in ServingConfig.__slots__})
 
     @classmethod
     def from_configs(cls, configs: Iterable[ServingConfig], *, concurrency: Iterable[int]) -> ServingCandidates:
-        """Rows in the order given, each with its load."""
+        """The configurations as rows, in order, each with its load."""
         rows = list(configs)
         columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.int64) for name in ServingConfig.__slots__}
         return cls(**columns, concurrency=np.array(list(concurrency), dtype=np.int64))
@@ -60,8 +60,9 @@ class ServingCandidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
-    """What is served, where, by which engine, in which number formats, and how long requests are. Of the profile's framework
-    part only the network between nodes is read.
+    """What is served, on which machine, by which engine, in which number formats, and the lengths of requests.
+
+    Of the profile's framework part only the network between nodes is used.
     """
 
     model: ModelSpec
@@ -69,32 +70,32 @@ class ServingCase(Machine):
     compute_precision: Precision
     """Inputs of the layers' matmuls."""
     weight_bytes: float
-    """Bytes of one weight of those matmuls, scales included; embeddings and output layer stay 16 bit."""
+    """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16 bits."""
     kv_element_bytes: float
-    """Bytes of one cached number."""
+    """Bytes per cached number."""
     input_length: int
     """Prompt tokens (I)."""
     output_length: int
-    """Generated tokens (O), the first of which the prefill yields."""
+    """Generated tokens (O); the prefill yields the first."""
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
     speculative: SpeculativeSpec | None = None
 
     @property
     def computed_length(self) -> float:
-        """Prompt tokens that a prefill computes: those no earlier request left in the cache."""
+        """Prompt tokens that a prefill computes: those that no earlier request left in the cache."""
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward pass of one scheduler, or of one pipeline micro-batch of it; arrays of shape (n,)."""
+    """One forward pass of a scheduler, or of one of its pipeline micro-batches; shape (n,)."""
 
     tokens: FloatArray
     """Rows of the matmuls: decoding sequences and prefill tokens."""
     decoding: FloatArray
     """Sequences that decode one token."""
     prefill_requests: FloatArray
-    """Prompts processed, in prompts: half a prompt's chunk is 0.5."""
+    """Prompts processed; half a prompt's chunk is 0.5."""
     drafted: int = 0
-    """Drafted tokens that are verified beside each decoding sequence's own; `tokens` counts them."""
+    """Drafted tokens that are verified per decoding sequence, in addition to its own; `tokens` includes them."""

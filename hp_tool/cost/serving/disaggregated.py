@@ -1,15 +1,15 @@
 """Disaggregated serving: one pool of replicas prefills, another decodes, and keys and values travel between them.
 
-Letters: n, t replicas of a pool and GPUs of each; C requests in flight; s seconds of one prompt's prefill on a replica; x
-seconds its keys and values travel; D(b) seconds of a decoding step of b sequences; O output tokens; l requests a second.
+n replicas per pool; C requests in flight; s seconds of one prompt's prefill on a replica; x seconds to transfer its keys and
+values; D(b) seconds of a decoding step of b sequences; O output tokens; l requests per second.
 
-A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes n_p / s at most; what is in flight and
-neither travels nor decodes waits for prefill. The load settles at the largest b with
+A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes at most n_p / s; requests in flight that
+neither travel nor decode wait for prefill. The load settles at the largest b with
 
-    l(b) <= n_p / s,   n_d b + l(b) (s + x) <= C,   b <= what the cache and max_num_seqs hold
+    l(b) <= n_p / s,   n_d b + l(b) (s + x) <= C,   b <= the limit of the cache and max_num_seqs
 
-(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they do). By Little's law the
-time to first token is C / l - (O - 1) D(b), which counts waiting for prefill, or for room to decode, and the transfer.
+(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they idle). By Little's law the
+time to first token is C / l - (O - 1) D(b), which includes waiting for prefill or for room to decode, and the transfer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
 
 _HALVINGS = 40
-"""Of the interval of b: far below one request."""
+"""Bisections of the interval of b: far below one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCosts:
-    """n pairs of pools under one load; arrays of shape (n,)."""
+    """n pairs of pools under one load; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
@@ -41,14 +41,14 @@ class PoolCosts:
     requests_per_second: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
-    """Share of the time that a prefill replica works; near 1 prefill bounds the rate."""
+    """Share of the time that a prefill replica works; near 1 prefill limits the rate."""
     decode_batch: FloatArray
-    """Requests a decoding replica serves at once (b)."""
+    """Requests that a decoding replica serves at once (b)."""
     max_decode_batch: FloatArray
     fits: BoolArray
-    """Weights and one whole request fit on a replica of either pool."""
+    """Whether weights and one whole request fit on a replica of both pools."""
     sustained: BoolArray
-    """The load's request rate is reached; a closed load has none to reach."""
+    """Whether the request rate is reached; True for a closed load, which has none."""
 
 
 def pool_costs(
@@ -61,11 +61,11 @@ def pool_costs(
 ) -> PoolCosts:
     """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose concurrency is the load.
 
-    The pools may have GPUs of different kinds; data_parallel_size is the replicas of each. Counts prefill, transfer over the
-    network ports of both sides' ranks, decoding, and the engine's overheads on each; not a prompt's chunks, which nothing
-    decodes beside, nor tails. With `requests_per_second` in place of the load, prompts that arrive independently wait
-    r s / (2 (1 - r)) for a replica that is busy r of its time (a queue of one server and constant service), and `sustained`
-    says whether both pools keep up.
+    The pools may have GPUs of different kinds; data_parallel_size is the number of replicas of each. Counted are prefill,
+    transfer over the network ports of both sides' ranks, decoding, and the engine's overheads on each; chunking a prompt
+    (nothing decodes beside it) and tails are not. With `requests_per_second` instead of the load, prompts that arrive
+    independently wait r s / (2 (1 - r)) for a replica that is busy r of its time (a queue of one server and constant service),
+    and `sustained` tells whether both pools keep up.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.data_parallel_size, decoders.data_parallel_size
@@ -81,7 +81,7 @@ def pool_costs(
     fits = (rooms >= seen_tokens(decode.model, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
 
     def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(requests a second, seconds a token) with so many on each decoding replica."""
+        """(requests per second, seconds per token) with `batch` requests on each decoding replica."""
         token = token_seconds(decode, decoders, batch)
         return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
 
@@ -127,7 +127,7 @@ def pool_costs(
 
 
 def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """One whole prompt on one replica with nothing beside it, and the engine's work on it."""
+    """Seconds of one whole prompt alone on a replica, with the engine's work on it."""
     engine, ones = case.engine, np.ones(len(candidates))
     alone = Pass(tokens=ones * case.computed_length, decoding=0.0 * ones, prefill_requests=ones)
     around = engine.iteration_overhead_s + engine.prompt_layer_overhead_s * case.model.num_hidden_layers
@@ -137,7 +137,7 @@ def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> FloatArr
 
 
 def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:
-    """Seconds between two tokens of a sequence among `batch`, on a replica that prefills nothing."""
+    """Seconds between two tokens of a sequence among `batch`, on a replica that does not prefill."""
     engine, stages = case.engine, candidates.pipeline_parallel_size
     k = drafted_tokens(case.speculative)
     share = np.maximum(batch, 1.0) / stages
@@ -153,8 +153,10 @@ def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: Float
 def transfer_seconds(
     prefill: ServingCase, decode: ServingCase, prefillers: ServingCandidates, decoders: ServingCandidates
 ) -> FloatArray:
-    """A prompt's keys and values from one replica to another, through the network port of each rank: latency + bytes / (ports x
-    bandwidth), the narrower side's. Pools that share a node may use its faster links; that is not counted.
+    """Seconds to move a prompt's keys and values from one replica to another through the network port of each rank.
+
+    latency + bytes / (ports x bandwidth), of the narrower side. Pools on one node may use its faster links; this is not
+    counted.
     """
     model = prefill.model
     width = cached_width(model, prefillers.tensor_parallel_size) * prefillers.tensor_parallel_size

@@ -1,8 +1,8 @@
-"""Speculative decoding: how many tokens a pass yields, and what drafting them costs.
+"""A closed load on a continuous-batching engine: latencies, throughput and the KV limit; and speculative decoding.
 
-Of k drafted tokens a pass accepts those before the first rejection and adds one of its own. With acceptance rate a, the same
-and independent at each place, it yields (1 - a^(k+1)) / (1 - a) tokens on average (arXiv 2211.17192, equation 1) and takes
-1 + k c times as long, c being a draft token's seconds by a pass's.
+Of k drafted tokens a pass accepts those before the first rejection and adds one of its own. With acceptance rate a, equal and
+independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens on average (arXiv 2211.17192, equation 1) and takes 1 + k
+c times as long, with c the seconds of a draft token over those of a pass.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hp_tool.domain.workload import SpeculativeSpec
 
 
 def drafted_tokens(speculative: SpeculativeSpec | None) -> int:
-    """k; 0 without speculation."""
+    """Drafted tokens k per pass; 0 without speculation."""
     return 0 if speculative is None else speculative.num_speculative_tokens
 
 
 def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
-    """Tokens that a sequence gains by one verifying pass; 1 without speculation."""
+    """Tokens that a sequence gains per verifying pass; 1 without speculation."""
     if speculative is None:
         return 1.0
     a, k = speculative.acceptance_rate, speculative.num_speculative_tokens
@@ -34,7 +34,7 @@ def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
 
 
 def drafting_factor(speculative: SpeculativeSpec | None) -> float:
-    """Seconds of drafting and verifying by those of verifying alone: 1 + k c."""
+    """Seconds of drafting and verifying over those of verifying alone: 1 + k c."""
     return 1.0 if speculative is None else 1.0 + speculative.num_speculative_tokens * speculative.draft_cost_fraction
 
 
@@ -58,7 +58,7 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCosts:
-    """Arrays of shape (n,). Latencies are means over requests."""
+    """Costs of n candidates; shape (n,). Latencies are means over requests."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
@@ -67,26 +67,26 @@ class ServingCosts:
     """queue, front_end, prefill, prefill_interference, decode: sum to request_latency_s."""
     output_tokens_per_second_per_gpu: FloatArray
     running: FloatArray
-    """Requests one scheduler runs at once (B)."""
+    """Requests that one scheduler runs at once (B)."""
     max_running: FloatArray
-    """The most it could run: KV cache or max_num_seqs."""
+    """The maximum of `running`, limited by KV cache or max_num_seqs."""
     prompt_s: FloatArray
-    """What the prefill of one prompt delays everyone by."""
+    """Delay of all requests by the prefill of one prompt."""
     wave_s: FloatArray
-    """Part of ttft_s that requests which start in a wave wait for others of it, spread over all requests."""
+    """Part of ttft_s in which requests that start in a wave wait for others of it, spread over all requests."""
     kv_limited: BoolArray
-    """The KV cache, not the load or max_num_seqs, bounds B."""
+    """Whether the KV cache limits B, rather than the load or max_num_seqs."""
     fits: BoolArray
-    """Weights and one whole request fit."""
+    """Whether weights and one whole request fit."""
     sustained: BoolArray
-    """The load's request rate is reached; a closed load has none to reach."""
+    """Whether the request rate is reached; True for a closed load, which has none."""
     bytes: ServingBytes
 
 
 def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> ServingCosts:
     """Latency, throughput and memory of legal candidates; shape of the candidates.
 
-    The engine takes its own share of device memory, or what the headroom leaves where that is less.
+    The engine takes its own share of device memory, or what the headroom leaves if that is less.
     """
     c, engine = candidates, case.engine
     length, output = float(case.input_length), float(case.output_length)
@@ -162,12 +162,12 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
-    """Share of the front end's work on a request that its first token waits for: admission, and that token itself."""
+    """Share of the front end's work on a request before its first token: admission, and that token itself."""
     whole = engine.request_overhead_s + engine.stream_overhead_s * output
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
 
 
 def _iteration(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
-    """A forward pass and what the host does around it."""
+    """Seconds of a forward pass and of the host's work around it."""
     host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
     return forward_seconds(case, candidates, batch, context=context) + host

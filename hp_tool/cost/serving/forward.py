@@ -1,4 +1,4 @@
-"""One mixture-of-experts MLP in a forward pass: routed experts by how many are hit, their imbalance, their exchange."""
+"""Seconds of one forward pass through all layers and the output layer, with or without experts."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from hp_tool.domain.hardware import Precision
 
 
 def active_experts(tokens: FloatArray, *, experts: int, top_k: int) -> FloatArray:
-    """Expected number of experts that at least one of `tokens` picks, routing spread evenly: E (1 - (1 - k/E)^tokens)."""
+    """Expected number of experts that at least one of `tokens` picks, with uniform routing: E (1 - (1 - k/E)^tokens)."""
     missed = np.log1p(-min(top_k / experts, 1.0 - 1e-12))
     hit: FloatArray = -experts * np.expm1(tokens * missed)
     return hit
 
 
 def imbalance(load: FloatArray, *, ranks: IntArray) -> FloatArray:
-    """Tokens of the busiest of `ranks` over their mean `load`: 1 + sqrt(2 ln(ranks) / load), the largest of so many Poisson
-    counts, never more than all tokens on one rank.
+    """Tokens of the busiest of `ranks` over their mean `load`.
+
+    1 + sqrt(2 ln(ranks) / load), the expected largest of so many Poisson counts, and at most all tokens on one rank.
     """
     return np.minimum(1.0 + np.sqrt(2.0 * np.log(ranks) / np.maximum(load, 1e-9)), ranks)
 
@@ -51,7 +52,10 @@ def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
-    """Router, shared and routed experts of one layer; `tokens` are one scheduler's, the stage's experts see all d of them."""
+    """Seconds of router, shared and routed experts of one layer.
+
+    `tokens` are those of one scheduler; the stage's experts process the tokens of all d.
+    """
     model, gpu = case.model, case.cluster.gpu
     count, top_k = model.num_experts or 1, model.num_experts_per_tok or 1
     t, d, e = candidates.tensor_parallel_size, candidates.attention_data_parallel_size, candidates.expert_parallel_size
@@ -83,12 +87,12 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
 
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
-"""Per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two reads, two writes each) and
+"""Bytes per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two reads, two writes each), and
 the input of the projections once more."""
 
 
 def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
-    """All layers, one after the other, and the output layer for every sequence that gets a token.
+    """Seconds of all layers, one after the other, and of the output layer for every sequence that gets a token.
 
     With pipeline parallelism this is the latency through all stages; a stage is busy for its p-th part.
     """
@@ -127,8 +131,10 @@ def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pas
 
 
 def _expert_exchange(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, reduce: FloatArray) -> FloatArray:
-    """What brings tokens to experts and back: with one attention group the all-reduce of any MLP (`reduce`); with several, an
-    all-to-all to the experts' ranks and one back: a token goes to each of its top-k experts' groups of ranks once.
+    """Seconds to bring tokens to experts and back.
+
+    With one attention group the all-reduce of any MLP (`reduce`); with several, an all-to-all to the experts' ranks and one
+    back: a token goes to each of its top-k experts' groups of ranks once.
     """
     model = case.model
     t, d = candidates.tensor_parallel_size, candidates.attention_data_parallel_size
@@ -141,6 +147,6 @@ def _expert_exchange(case: ServingCase, candidates: ServingCandidates, tokens: F
 
 
 def _head_precision(case: ServingCase) -> Precision:
-    """The output layer is not quantised."""
+    """Precision of the output layer, which is not quantised."""
     supported = case.cluster.gpu.peak_flops_per_second
     return next(name for name in WIDE_PRECISIONS if name in supported)

@@ -1,4 +1,4 @@
-"""Which serving configurations engines accept: a bit per rule, and for one configuration the reason in words."""
+"""Serving configurations that engines accept: a bit per rule, and the reasons for one configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REASONS = (
 
 
 def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) -> IntArray:
-    """0 where the engines would accept the configuration, else the broken rules as bits; shape of the candidates."""
+    """0 if the engines accept the configuration, else the broken rules as bits; shape of the candidates."""
     c = candidates
     t, p, e, d = (
         c.tensor_parallel_size,
@@ -49,13 +49,13 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:
-    """How many candidates broke each rule; one that broke two counts in both."""
+    """Number of candidates that broke each rule; a candidate that broke two counts in both."""
     counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}
 
 
 def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig) -> tuple[Reason, ...]:
-    """The broken rules of one configuration, with numbers and the mend."""
+    """The broken rules of one configuration, with numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d = config.expert_parallel_size, config.attention_data_parallel_size
     used = t * p * config.data_parallel_size

@@ -1,19 +1,19 @@
-"""Independent arrivals: how far single requests stray from the means, because the load that they meet fluctuates.
+"""Independent arrivals: deviations of single requests from the means, because the load fluctuates.
 
 The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (the flow-equivalent server of Chandy,
-Herzog and Woo, 1975), and arrive at the rate l = X(c) however many there are. Around its mean c, n is then about an
+Herzog and Woo, 1975), and arrive at the rate l = X(c) for any n. Around its mean c, n is then approximately an
 Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and that of its mean over a stay S = c / l, are
 
     v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
 
-e = 1 where requests do not slow each other (v = c, as in M/G/inf), and near 0 where the devices are full. A quantile q of TPOT
-is its mean under the load c + z sqrt(v_S), z being the normal quantile; of TTFT under c + z sqrt(v), and beside it the prompts
-that arrive together, each P seconds of work, wait as in M/D/1 at utilisation r = l P:
+e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full. A quantile q of TPOT is its
+mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v), and prompts that arrive
+together, each P seconds of work, wait as in M/D/1 at utilisation r = l P:
 
     W_q = P / (2 (1 - r)) max(ln(r / (1 - q)), 0),    mean W = r P / (2 (1 - r))
 
-W_q - W is added, but no more is taken away than the mean itself waits for others' prompts. Not counted: bursts beyond
-independence, lengths that differ, and a queue that has not settled.
+W_q - W is added, but at most the mean's own wait for other prompts is subtracted. Not counted are bursts beyond independence,
+lengths that differ, and a queue that has not settled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 
 STEP = 0.05
-"""Share of the load over which X'(c) is taken, below c: above it a full cache would show."""
+"""Share of the load for the difference quotient of X'(c), below c: above it a full cache would show."""
 LEAST_ELASTICITY = 0.01
 
 
@@ -39,16 +39,16 @@ class Quantiles:
     ttft_s: FloatArray
     tpot_s: FloatArray
     request_latency_s: FloatArray
-    """Of requests that are late in both: an upper bound."""
+    """For requests that are late in both: an upper bound."""
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """The same without a common start: independent arrivals make no wave."""
+    """The case without a common start: independent arrivals make no wave."""
     return replace(case, engine=replace(case.engine, wave_share=0.0))
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(sqrt(v), sqrt(v_S)): standard deviations of the requests in flight at a moment, and of their mean over one's stay."""
+    """(sqrt(v), sqrt(v_S)): standard deviations of the requests in flight at a moment, and of their mean over one stay."""
     e = elasticity
     moment: FloatArray = np.sqrt(load / e)
     return moment, moment * np.sqrt(2.0 * (e - 1.0 + np.exp(-e))) / e
@@ -62,7 +62,7 @@ def open_quantiles(
     share: float | FloatArray,
     memory_headroom_fraction: float = 0.0,
 ) -> Quantiles:
-    """Latencies at the quantile `share`, one or one a row, where on average `load` requests are in flight over all GPUs."""
+    """Latencies at the quantile `share`, one or one per row, with on average `load` requests in flight over all GPUs."""
     calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
     def at(concurrency: FloatArray) -> ServingCosts:
@@ -91,10 +91,10 @@ def open_quantiles(
 def costs_at_rate(
     *, case: ServingCase, candidates: ServingCandidates, requests_per_second: float, memory_headroom_fraction: float = 0.0
 ) -> ServingCosts:
-    """Costs at the smallest concurrency whose completed requests a second reach the rate; shape of the candidates.
+    """Costs at the smallest concurrency whose completed requests per second reach the rate; shape of the candidates.
 
-    Independent arrivals start in no common wave. Where not even full batches reach the rate, `sustained` is False and the
-    rest is of full batches: the true queue grows without end.
+    Independent arrivals start in no common wave. If even full batches do not reach the rate, `sustained` is False and the rest
+    describes full batches: the true queue grows without end.
     """
     calm = steady(case)
     devices = case.cluster.num_gpus
@@ -125,12 +125,12 @@ def costs_at_rate(
 
 
 def ttft_quantile(costs: ServingCosts, *, share: float, wave_share: float) -> FloatArray:
-    """Seconds that `share` of the requests do not exceed; shape (n,)."""
+    """Seconds to first token that `share` of the requests do not exceed; shape (n,)."""
     return costs.ttft_s + (_place(share, wave_share) - 1.0) * costs.wave_s
 
 
 def tpot_quantile(costs: ServingCosts, *, share: float, wave_share: float, output_length: int) -> FloatArray:
-    """The same of the time per output token: slowest are those that started first."""
+    """The same for the time per output token: slowest are the requests that started first."""
     if output_length < 2:
         return np.zeros(len(costs.tpot_s))
     return costs.tpot_s + (1.0 - _place(1.0 - share, wave_share)) * costs.wave_s / (output_length - 1.0)

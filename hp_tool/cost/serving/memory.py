@@ -1,4 +1,4 @@
-"""Bytes on one device of the fullest stage: weights, working set, and what is left for keys and values."""
+"""Bytes on one device of the fullest stage: weights, working set, and the room for keys and values."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import expert_weights
 
 WIDE_BYTES = 2.0
-"""Embeddings, output layer and activations: 16 bits."""
+"""Embeddings, output layer and activations are in 16 bits."""
 LOGIT_BYTES = 4.0
-"""Samplers take fp32 logits, of every running sequence."""
+"""Samplers use fp32 logits of every running sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingBytes:
-    """Arrays of shape (n,)."""
+    """Bytes on one device; shape (n,)."""
 
     weights: FloatArray
     activations: FloatArray
     logits: FloatArray
     overhead: FloatArray
     kv_per_token: FloatArray
-    """Keys and values of one token on one device."""
+    """Keys and values of one token."""
     kv_capacity: FloatArray
-    """Left for keys and values; negative where the weights alone do not fit."""
+    """Room for keys and values; negative if the weights alone do not fit."""
     capacity: float
-    """What the engine may take."""
+    """Bytes that the engine may use."""
 
 
 def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fraction: float) -> ServingBytes:
-    """Memory before any request; `memory_fraction` of the device is the engine's."""
+    """Memory before any request; the engine uses `memory_fraction` of the device."""
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers = np.ceil(case.model.num_hidden_layers / p)
     weights, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
@@ -53,7 +53,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fr
 
 
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """A p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both where p = 1)."""
+    """Bytes of a p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both if p = 1)."""
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
@@ -67,8 +67,9 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """One layer at a time for a full batch of tokens: residual, normed input and attention output, then the MLP's widest
-    tensors.
+    """Working set of one layer for a full batch of tokens.
+
+    Residual, normed input and attention output, then the MLP's widest tensors.
     """
     model = case.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
@@ -79,6 +80,6 @@ def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatA
 
 
 def _ends(case: ServingCase, t: IntArray) -> FloatArray:
-    """The embedding or the output layer on one rank: V h / t in 16 bits."""
+    """Bytes of the embedding or the output layer on one rank: V h / t in 16 bits."""
     ends: FloatArray = WIDE_BYTES * case.model.vocab_size * case.model.hidden_size / t
     return ends

@@ -1,7 +1,8 @@
-"""Layers that attend to, and cache, the last w tokens alone, beside layers that see all: means over the layers of a model.
+"""Seconds of the operations of a forward pass: thin matmuls, attention over the KV cache, collectives of small messages.
 
-Engines keep no keys and values that a windowed layer will not look at again (vLLM's hybrid cache manager, TensorRT-LLM's
-variable windows, SGLang's separate pools).
+Layers with a sliding window attend to, and cache, only the last w tokens; attention is the mean over the layers. Engines drop
+keys and values that a windowed layer no longer needs (vLLM's hybrid cache manager, TensorRT-LLM's variable windows, SGLang's
+separate pools).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def seen_tokens(model: ModelSpec, tokens: float) -> float:
-    """Of a context of `tokens`, those that a layer attends to and caches, mean over layers: (F n + W min(n, w)) / L."""
+    """Tokens of a context that a layer attends to and caches, mean over layers: (F n + W min(n, w)) / L."""
     windowed = _windowed(model)
     if not windowed or model.sliding_window is None:
         return tokens
@@ -29,8 +30,9 @@ def seen_tokens(model: ModelSpec, tokens: float) -> float:
 
 
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
-    """Keys that a prompt's computed token sees, mean over tokens and layers: those at places from `cached` to `length`
-    (causal), (cached + length) / 2 without a window.
+    """Keys that a prompt's computed token sees, mean over tokens and layers.
+
+    These are at positions from `cached` to `length` (causal): (cached + length) / 2 without a window.
     """
     full = 0.5 * (cached + length)
     windowed = _windowed(model)
@@ -47,7 +49,7 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
 
 
 def _windowed(model: ModelSpec) -> int:
-    """Layers with a window."""
+    """Number of layers with a window."""
     if model.sliding_window is None:
         return 0
     return model.num_hidden_layers if model.sliding_window_layers is None else model.sliding_window_layers
@@ -57,11 +59,11 @@ def _windowed(model: ModelSpec) -> int:
 
 
 OUTPUT_BYTES = 2.0
-"""Layers hand 16-bit activations to each other."""
+"""Layers pass on 16-bit activations."""
 
 
 def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
-    """Constants of matmuls of any number of rows; a precision nobody measured takes bf16's, scaled by the datasheet."""
+    """Constants of matmuls with any number of rows; an unmeasured precision uses those of bf16, scaled by the datasheet."""
     roofs = case.profile.gpu.thin_matmul or case.profile.gpu.matmul
     return roofs.get(precision, roofs["bf16"])
 
@@ -74,7 +76,10 @@ def matmuls_seconds(
     precision: Precision | None = None,
     weight_bytes: float | None = None,
 ) -> FloatArray:
-    """y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k): 2 tokens n k FLOPs, weights in their stored width read once."""
+    """Seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
+
+    2 tokens n k FLOPs; weights in their stored width are read once.
+    """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
     gpu = case.cluster.gpu
@@ -89,12 +94,11 @@ def matmuls_seconds(
 def attention_seconds(
     case: ServingCase, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray, drafted: int = 0
 ) -> FloatArray:
-    """One layer (the mean of windowed and other ones): `decoding` sequences over `context` cached tokens each, and prompts of I
-    tokens over themselves.
+    """Seconds of one layer's attention, the mean of windowed and other layers.
 
-    Decoding reads every cached number once, for a sequence's own token and its drafted ones together; prefill does half of the
-    full I^2 (causal), less what the prefix cache holds, and reads and writes Q, K, V, O once. A pass without either pays
-    nothing for it.
+    `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to themselves. Decoding reads every
+    cached number once, for a sequence's own token and its drafted ones together; prefill computes half of the full I^2
+    (causal), less what the prefix cache holds, and reads and writes Q, K, V, O once. A pass without either pays nothing for it.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
     # Attention stays in 16 bits where the matmuls are narrower.
@@ -123,7 +127,7 @@ def attention_seconds(
 
 
 def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
-    """The faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
+    """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
     seconds = ring(machine=case, group_size=n, stride=1).seconds(wire)
@@ -136,9 +140,9 @@ def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_si
 
 
 def exchange_seconds(case: ServingCase, bytes_per_rank: FloatArray, *, group_size: IntArray) -> FloatArray:
-    """All-to-all among `group_size` neighbouring ranks, each sending `bytes_per_rank` in all; zero for a group of one.
+    """Seconds of an all-to-all among `group_size` neighbouring ranks, each sending `bytes_per_rank`; zero for a group of one.
 
-    Across domains the share that leaves the domain goes over each rank's own network port.
+    Across domains the share that leaves the domain uses each rank's own network port.
     """
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network

@@ -1,4 +1,4 @@
-"""Number formats of served weights: bytes with their scales, and the precision the hardware multiplies in."""
+"""Number formats of served weights: bytes with their scales, and the precision of the matmul."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
 
 
 def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, Precision]:
-    """(bytes of one weight, precision of the matmul). Raises InputError where the hardware cannot multiply in it."""
+    """(bytes per weight, precision of the matmul). Raises InputError if the hardware supports no such matmul."""
     stored, compute = _FORMATS[precision]
     supported = gpu.peak_flops_per_second
     if compute in supported:
@@ -44,8 +44,9 @@ def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, 
 
 
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
-    """FLOPs per query token and key it sees: 4 a d / t. Latent attention decodes in the latent space, where a head is
-    rank (+ rope) wide, and prefills with expanded heads.
+    """FLOPs per query token and visible key: 4 a d / t.
+
+    Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills with expanded heads.
     """
     heads = query_heads(model, t)
     if model.kv_lora_rank is None:
