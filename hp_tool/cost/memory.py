@@ -75,7 +75,9 @@ def memory(
     first = each[0]
     first_stage = allocated = sum(first.parts.values())
     parts, layer_activations = first.parts, first.layer_activations
-    rank: Ints | Floats = pipeline.stages[0].rank + 0 * candidates.pipeline_parallel_size  # a column, whichever stage is the fullest
+    rank: Ints | Floats = (
+        pipeline.stages[0].rank + 0 * candidates.pipeline_parallel_size
+    )  # a column, whichever stage is the fullest
     host = maximum(states.stages[0].host, first.on_host)
     for place in range(1, len(each)):
         here, on_host = sum(each[place].parts.values()), maximum(states.stages[place].host, each[place].on_host)
