@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,10 +119,11 @@ def _on_more_devices(query: Query, infeasible: InferenceEstimate, *, num_gpus: i
 
 def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     """Every legal layout under every limit within LIMITS of the given one's."""
-    limits: dict[str, Any] = {
-        name: tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in powers})) for name, powers in LIMITS.items()
-    }
-    query = dataclasses.replace(ParallelQuery(), **limits)
+
+    def around(name: str) -> tuple[int, ...]:
+        return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
+
+    query = ParallelQuery(max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens"))
     candidates = query_space(query, problem=problem, concurrency=(problem.concurrency or 1,)).candidates
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)

@@ -8,7 +8,6 @@ import sqlite3
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
@@ -60,11 +59,11 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     """
     parsed = parse_url(url)
     # A NaN in JSON would be accepted by SQLite and break every reader after it.
-    common: dict[str, Any] = {"json_serializer": partial(json.dumps, allow_nan=False), "hide_parameters": True}
+    connect = partial(sa.create_engine, json_serializer=partial(json.dumps, allow_nan=False), hide_parameters=True)
     if parsed.get_backend_name() == "postgresql":
         if find_spec("psycopg") is None:
             raise MissingExtraError("PostgreSQL needs the postgresql extra: pip install 'hp-tool[postgresql]'")
-        return sa.create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10}, **common)
+        return connect(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10})
     folder = Path(parsed.database or "").parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +71,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
         raise StoreError(
             f"the database's folder {folder} cannot be made: {error.strerror}; name another place in {ENVIRONMENT_VARIABLE}"
         ) from None
-    engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S}, **common)
+    engine = connect(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
     _set_up_sqlite(engine, foreign_keys=foreign_keys)
     return engine
 

@@ -53,10 +53,10 @@ class CostedRows:
     @staticmethod
     def concatenate(parts: Sequence[CostedRows]) -> CostedRows:
         """The rows of all parts, in order; of at least one part."""
-        columns: dict[str, Any] = {
-            f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(CostedRows)[1:]
-        }
-        return CostedRows(candidates=Candidates.concatenate([part.candidates for part in parts]), **columns)
+        return CostedRows(
+            candidates=Candidates.concatenate([part.candidates for part in parts]),
+            **{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(CostedRows)[1:]},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

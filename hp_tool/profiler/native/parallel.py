@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import recompute_name
@@ -90,8 +90,8 @@ def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
     name = recompute_name(request.parallel.recompute)
     if name == "none":
         return
-    contexts: dict[str, Any] = {"context_fn": _per_op} if name == "per_op" else {}
-    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, **contexts)
+    context = _per_op if name == "per_op" else noop_context_fn
+    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=context)
 
 
 def _per_op() -> Any:

@@ -67,9 +67,11 @@ class _Pipeline:
         total = p * parallel.virtual_pipeline_parallel_size
         made = [PipelineStage(model, number, total, device, group=group) for number, model in stages]
         count = request.training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)
-        options: dict[str, Any] = {"n_microbatches": count, "loss_fn": _loss}
-        interleaved = len(made) > 1
-        self.schedule: Any = ScheduleInterleaved1F1B(made, **options) if interleaved else Schedule1F1B(made[0], **options)
+        self.schedule: Any
+        if len(made) > 1:
+            self.schedule = ScheduleInterleaved1F1B(made, n_microbatches=count, loss_fn=_loss)
+        else:
+            self.schedule = Schedule1F1B(made[0], n_microbatches=count, loss_fn=_loss)
         self.first, self.last = stages[0][0] == 0, stages[-1][0] == total - 1
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor | None:
