@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.workload import OverlapSpec
