@@ -75,7 +75,9 @@ def memory(
     first = each[0]
     first_stage = allocated = sum(first.parts.values())
     parts, layer_activations = first.parts, first.layer_activations
-    rank = pipeline.stages[0].rank + 0 * candidates.pipeline_parallel_size  # a column, whichever stage is the fullest
+    rank: Ints | Floats = (
+        pipeline.stages[0].rank + 0 * candidates.pipeline_parallel_size
+    )  # a column, whichever stage is the fullest
     host = maximum(states.stages[0].host, first.on_host)
     for place in range(1, len(each)):
         here, on_host = sum(each[place].parts.values()), maximum(states.stages[place].host, each[place].on_host)
@@ -123,7 +125,7 @@ def stage_memory(
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
     if c.names_schedules:
-        # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
+        # Kept until the weight gradients are computed: the layers' matmul inputs and output gradients, and the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting
         logits = logits + stage.output * waiting_logit_bytes(case, c, micro_batches=waiting)
