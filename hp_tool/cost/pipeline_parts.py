@@ -77,8 +77,8 @@ def _rows(candidates: Candidates) -> Candidates:
 
 # Two kinds of GPU in one cluster: the first kind holds the first pipeline stages, the second the rest.
 #
-# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; the kinds share only the pipeline. Layers are divided
-# so that stages of both kinds take equally long (Megatron Core's pipeline_model_parallel_layout), in whole layers; stages of a
+# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; the kinds share only the pipeline. Layers divide so
+# that stages of both kinds take equally long (Megatron Core's pipeline_model_parallel_layout), in whole layers; stages of a
 # kind hold equally many, rounded up.
 
 

@@ -91,7 +91,7 @@ def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Flo
 
 # Recomputation by module, under Megatron Core's names: bytes that each module drops, and seconds to run it again.
 #
-# core_attn, mlp, moe and shared_experts are checkpointed: their inputs are kept, their inner tensors are not. layernorm, moe_act
+# core_attn, mlp, moe and shared_experts are checkpointed: inputs are kept, inner tensors are not. layernorm, moe_act
 # and mla_up_proj discard their outputs, which their consumers would keep, until the backward pass needs them. Sources:
 # transformer_config.py, transformer_layer.py, moe/ and multi_latent_attention.py of Megatron Core 0.16.
 
