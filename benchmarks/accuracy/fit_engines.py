@@ -136,7 +136,8 @@ def main() -> None:
     folder = data_folder(parser.parse_args())
     if folder is None:
         return
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = FOLDER / "engines"
+    folder.mkdir(parents=True, exist_ok=True)
     for (name, version), members in by_version(runs(folder)).items():
         seen, unseen = [run for run in members if run.fitted], [run for run in members if not run.fitted]
         models = ", ".join(dict.fromkeys(f"{run.model} {run.precision} on {run.gpu}" for run in members))
@@ -146,7 +147,7 @@ def main() -> None:
             f"deviations from {len(unseen)} runs of other groups",
         )
         text = yaml.safe_dump(dataclasses.asdict(profile), sort_keys=False, width=120)
-        path = FOLDER / f"{name}-{version}.yaml"
+        path = folder / f"{name}-{version}.yaml"
         path.write_text(f"# Written by python -m benchmarks.accuracy.fit_engines; do not edit by hand.\n{text}")
         print(f"{name} {version}: {len(seen)} runs seen, TPOT deviation {profile.tpot_log_sd:.1%} on {len(unseen)} others")
 

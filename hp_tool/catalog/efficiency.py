@@ -20,7 +20,7 @@ from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
-_FOLDER = Path(__file__).parent / "data" / "efficiency"
+FOLDER = Path(__file__).parent / "data" / "efficiency"
 _GENERIC = "generic"
 """Constants for GPUs nobody measured: those typical of the measured ones."""
 P = TypeVar("P", GpuEfficiency, FrameworkEfficiency, EngineEfficiency)
@@ -54,13 +54,13 @@ def efficiency(
 
 def frameworks() -> list[str]:
     """Frameworks that have a profile."""
-    return sorted(path.parent.name for path in (_FOLDER / "frameworks").glob("*/default.yaml"))
+    return sorted(path.parent.name for path in (FOLDER / "frameworks").glob("*/default.yaml"))
 
 
 @functools.lru_cache(maxsize=256)
 def gpu_efficiency(name: str) -> GpuEfficiency:
     """What kernels reach on this GPU; the generic profile, marked `measured: false`, where nobody measured it."""
-    path = _profiles(_FOLDER / "gpus").get(name)
+    path = _profiles(FOLDER / "gpus").get(name)
     if path is None:
         return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
     return _build(GpuEfficiency, path)
@@ -73,7 +73,7 @@ def _framework(name: str, gpu: str) -> FrameworkEfficiency:
         raise UnsupportedError(
             f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
         )
-    profiles = _profiles(_FOLDER / "frameworks" / name)
+    profiles = _profiles(FOLDER / "frameworks" / name)
     return _build(FrameworkEfficiency, profiles.get(gpu, profiles["default"]))
 
 
@@ -106,7 +106,7 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     """Write it to the first of one's own catalogue folders, in place of an earlier one; this process sees it at once."""
     import yaml
 
-    path = library.own_folders()[0] / _FOLDER.name / _file_name(cluster)
+    path = library.own_folders()[0] / FOLDER.name / _file_name(cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {key: value for key, value in dataclasses.asdict(profile.gpu).items() if value is not None}
     if profile.network is not None:
@@ -121,7 +121,7 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
 
 @functools.lru_cache(maxsize=1024)
 def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
-    path = next((found for folder in folders if (found := folder / _FOLDER.name / name).is_file()), None)
+    path = next((found for folder in folders if (found := folder / FOLDER.name / name).is_file()), None)
     if path is None:
         return None
     fields = documents.read(path)
@@ -163,7 +163,7 @@ def engine_efficiency(*, engine: str, version: str | None) -> EngineEfficiency:
 @functools.cache
 def engine_profiles() -> tuple[EngineEfficiency, ...]:
     """Every profile there is, by engine and version."""
-    return tuple(_build(EngineEfficiency, path) for path in sorted((_FOLDER / "engines").glob("*.yaml")))
+    return tuple(_build(EngineEfficiency, path) for path in sorted((FOLDER / "engines").glob("*.yaml")))
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:

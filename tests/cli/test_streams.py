@@ -38,7 +38,7 @@ def test_a_full_disk_is_said_and_no_fault_of_the_queries(tmp_path: Path) -> None
 
 def test_a_closed_standard_input_is_named(tmp_path: Path) -> None:
     ended = shell('"$@" estimate - <&-', tmp_path)
-    assert (ended.returncode, ended.stderr) == (2, "hp-tool: standard input is closed; name a file in place of -\n")
+    assert (ended.returncode, ended.stderr) == (2, "hp-tool: standard input is closed; name a file instead of -\n")
 
 
 def test_a_database_without_a_place_is_named(tmp_path: Path) -> None:
