@@ -210,7 +210,7 @@ def _row(config: ParallelConfig) -> dict[str, int]:
     return row | codes | {"pipeline_schedule": schedule}
 
 
-# Evaluate a formula once per distinct combination of a few axes, and spread the answers.
+# Evaluate a formula once per distinct combination of a few axes.
 
 
 MAX_TABLE = 1 << 22

@@ -84,7 +84,7 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     t, tokens, shards, h, e = s.t, s.tokens, s.shards, s.h, s.e
     local_vocab = model.vocab_size / t
 
-    # Read a row and write it; backward reads the gradient and adds it into fp32. The mask of the dropout is noise.
+    # Read a row and write it; backward reads the gradient and adds it into fp32. The dropout mask is negligible.
     frozen = workload.freezes_output_layer
     moved = 2.0 * e if workload.freezes_embedding else 4.0 * e + 8.0
     embedding = elementwise_seconds(tokens * h * moved / shards, machine=case, kernels=4.0)

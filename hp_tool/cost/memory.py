@@ -125,7 +125,7 @@ def stage_memory(
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
     if c.names_schedules:
-        # What waits for its weight gradients: the layers' matmul inputs and output gradients, and the logits' gradient.
+        # Kept until the weight gradients are computed: the layers' matmul inputs and output gradients, the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting
         logits = logits + stage.output * waiting_logit_bytes(case, c, micro_batches=waiting)

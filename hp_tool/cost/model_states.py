@@ -107,7 +107,7 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     )
 
 
-# Parameters on one rank of a stage, by what happens to them.
+# Parameters on one rank of a stage.
 
 
 def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:

@@ -111,11 +111,11 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     )
 
 
-# How many copies of a token travel to the experts' ranks, and over which links.
+# Copies of a token that travel to the experts' ranks, by link.
 #
 # alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k experts.
-# flex (DeepEP, HybridEP): one copy for each other node that holds any of them, and inside a node one for each rank that does;
-# results are added up on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
+# flex (DeepEP, HybridEP): one copy for each other node with any of these experts, and inside a node one for each such rank;
+# results are summed on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
 
 
 def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:
@@ -169,8 +169,8 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 
 
 # All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
-# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py). What it hides was never measured by this project: the
-# exposed time here is the physical bound, with every hidden byte free and no kernel slowed by its neighbour.
+# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py). No measurement covers it: the exposed time here is the
+# physical bound, at which hidden bytes are free and kernels do not slow each other.
 
 
 def merges_passes(workload: TrainingWorkload) -> bool:

@@ -128,11 +128,11 @@ def _in_block(axis: Axis, block: int) -> Ints:
     return minimum(maximum(edge // axis.stride, 1), axis.size)
 
 
-# What the network's topology does to traffic between nodes: leaf switches, oversubscription, rails.
+# Effects of the network's topology on traffic between nodes: leaf switches, oversubscription, rails.
 #
-# Ports hang on leaves: a fat tree's leaf holds every port of nodes_per_leaf nodes, a rail-optimised network's leaf one port
-# (rail) of each of them. Above the leaves there is 1/network_oversubscription of the bandwidth below, shared evenly by
-# whatever leaves at the same time. All groups of a kind communicate at once; so do all ranks that send.
+# Ports connect to leaves: a fat tree's leaf has every port of nodes_per_leaf nodes, a rail-optimised network's leaf one port
+# (rail) of each of them. Above the leaves there is 1/network_oversubscription of the bandwidth below, shared evenly by all
+# traffic at the same time. All groups of a kind communicate at once; so do all ranks that send.
 
 
 def local_bandwidth(cluster: ClusterSpec) -> float:

@@ -202,7 +202,7 @@ def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machin
     return maximum(layers * work / shards, longest)
 
 
-# What lives in host memory instead of the device's: bytes on both sides, and seconds that the way there and back costs.
+# Offloading to host memory: bytes on both sides, and seconds of the copies.
 #
 # Nothing here is fitted on training runs: copies between pinned host memory and device reach PCIE_FRACTION of the link,
 # and the host's update HOST_MEMORY_FRACTION of its memory bandwidth.

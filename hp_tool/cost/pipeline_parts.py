@@ -77,9 +77,9 @@ def _rows(candidates: Candidates) -> Candidates:
 
 # Two kinds of GPU in one cluster: the first kind holds the first pipeline stages, the second the rest.
 #
-# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; what the kinds share is the pipeline. Each kind gets
-# as many layers a stage as lets both take equally long (Megatron Core's pipeline_model_parallel_layout), in whole layers;
-# stages of a kind hold equally many, rounded up.
+# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; the kinds share only the pipeline. Layers divide so
+# that stages of both kinds take equally long (Megatron Core's pipeline_model_parallel_layout), in whole layers; stages of a
+# kind hold equally many, rounded up.
 
 
 def mixed_costs(
@@ -107,7 +107,7 @@ def mixed_costs(
         bubble = _bubble(kinds, c, each, slowest_s=slowest_s)
         return replace(_with_times(costs, parts, bubble=bubble), layers_by_kind=(result(on_first), result(on_second)))
 
-    # An equal split tells how long a layer takes on each kind, ends included.
+    # An equal split gives the seconds of a layer on each kind, ends included.
     seconds = _seconds_by_kind(kinds, c, each_kind((layers / p, layers / p)))
     balanced = layers * seconds[1] / (first * seconds[1] + second * seconds[0])
     fewest = c.virtual_pipeline_parallel_size
@@ -157,11 +157,11 @@ def _bubble(
     return stages - slowest_s / c.virtual_pipeline_parallel_size + maximum(*transfers)
 
 
-# Pipelines whose stages a query lays out: stages that hold the same are costed once, each as a part of one stage.
+# Pipelines with a layout: stages with equal contents are costed once, each as a part of one stage.
 #
-# Step time: the slowest stage runs m micro-batches; the bubble is what all other stages take for one, over v, as with equal
-# stages. Not counted: that interleaving also waits where chunks of neighbouring ranks differ while the ranks' sums do not; the
-# lookup in multi-token prediction's copy of the embedding, and that copy's share in the gradients of one.
+# Step time: the slowest stage runs m micro-batches; the bubble is the time of all other stages for one, over v, as with equal
+# stages. Not counted are interleaving's waits where chunks of neighbouring ranks differ and the ranks' sums do not, the lookup
+# in multi-token prediction's copy of the embedding, and the reduction of that copy's gradients.
 
 
 class StageKind(NamedTuple):
@@ -215,7 +215,7 @@ def laid_out_costs(
     seconds = [stage_seconds(one, profile=case.profile, micro_batches=m) for one in each]
     costs, parts, slowest_s = _joined(each, seconds)
     all_s: Floats = sum(kind.ranks * stage_s for kind, stage_s in zip(kinds, seconds, strict=True))
-    # A stage's own bubble holds what it takes itself; the rest are transfers, which all have alike.
+    # A stage's own bubble is its own time and the transfers, which are the same for all.
     return _with_times(costs, parts, bubble=each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v)
 
 
@@ -261,7 +261,7 @@ def _chunks(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) ->
 
 def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: int, stages: int) -> StageKind:
     embedding, output, extra = (sum(getattr(chunk, name) for chunk in chunks) for name in ("embedding", "loss", "mtp_layers"))
-    # Where weights are tied, the output layer's are the copy.
+    # If weights are tied, the output layer's are the copy.
     copied = extra > 0 and not (model.tie_word_embeddings and output)
     return StageKind(
         ranks=1.0,

@@ -89,10 +89,10 @@ def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Flo
     return whole * forward + where(candidates.recompute_method == SELECTIVE, layer.repeated, 0.0)
 
 
-# Recomputation by module, in Megatron Core's words: what each module does not keep, and what running it again costs.
+# Recomputation by module, under Megatron Core's names: bytes that each module drops, and seconds to run it again.
 #
-# core_attn, mlp, moe and shared_experts are checkpointed: their inputs are kept, what arises inside is not. layernorm, moe_act
-# and mla_up_proj discard their outputs, which their consumers would keep, until the backward pass wants them. Sources:
+# core_attn, mlp, moe and shared_experts are checkpointed: inputs are kept, inner tensors are not. layernorm, moe_act
+# and mla_up_proj discard their outputs, which their consumers would keep, until the backward pass needs them. Sources:
 # transformer_config.py, transformer_layer.py, moe/ and multi_latent_attention.py of Megatron Core 0.16.
 
 
@@ -133,7 +133,7 @@ def repeated_seconds(
     c, modules = candidates, candidates.recompute_modules
     hidden = s.tokens * s.h / s.shards
     norm = elementwise_seconds(2.0 * s.e * hidden, machine=case, kernels=1.0)
-    # The norm and the residual stand outside of the module: 5 accesses and a mask, as in the blocks' own traffic.
+    # The norm and the residual are outside the module: 5 accesses and a mask, as in the blocks' own traffic.
     around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, machine=case, kernels=2.0)
     inside = second.matmul + second.elementwise - around + second.expert
     again = _has(modules, CORE_ATTN) * attention.core + _has(modules, LAYERNORM) * 2.0 * norm
@@ -205,10 +205,10 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Float
     return shared + elementwise_seconds(traffic, machine=case, kernels=1.0), activation
 
 
-# torchtitan's selective recomputation per operation (recompute per_op): what it keeps of a Llama block and runs again.
+# torchtitan's selective recomputation per operation (recompute per_op) of a Llama block.
 #
-# Of a block it keeps the input and the outputs of attention, of every second matmul (queries, values, the MLP's gate and down
-# projection) and of reduce-scatters; all else runs again before the block's backward pass, gathers of tensor parallelism too.
+# It keeps the block's input and the outputs of attention, of every second matmul (queries, values, the MLP's gate and down
+# projection) and of reduce-scatters; all else, including gathers of tensor parallelism, runs again before the backward pass.
 # Source: torchtitan 0.2, distributed/activation_checkpoint.py (_apply_op_sac) and models/llama3/infra/parallelize.py.
 
 

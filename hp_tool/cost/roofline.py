@@ -98,11 +98,11 @@ def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofli
     return measured.get(precision) or (measured.get("fp8") if precision == "mxfp8" else None) or measured["bf16"]
 
 
-# Matmuls with inputs below 16 bits: what their recipes store, cast and leave in 16 bits.
+# Matmuls with inputs below 16 bits: stored bytes, casts, and what stays in 16 bits.
 #
 # Recipes as Transformer Engine runs them under Megatron Core: every linear layer of a transformer layer quantises its input,
 # weight and output gradient; attention's core, norms, router and adapters stay in 16 bits. So does the output layer, whose
-# time is counted at the rate of `precision` all the same, as the fitted constants were.
+# time is nevertheless counted at the rate of `precision`, as in the fits of the constants.
 
 
 QUANTIZED_BYTES: dict[Precision, float] = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}

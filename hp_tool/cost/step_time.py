@@ -43,7 +43,7 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     return where(stages.size > 1, seconds, 0.0)
 
 
-# Step time of each candidate from its layers', ends' and states' costs: exposed seconds by part.
+# Exposed seconds by part.
 
 
 TIME_PARTS = (

@@ -99,7 +99,7 @@ class Strategy(Strict):
     share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
     pipeline_layout: PipelineLayout | None = None
-    """None: equal stages, see `cost.stages`."""
+    """None: equal stages, see `cost.pipeline_stages`."""
 
 
 DEFAULT_STRATEGY = Strategy()

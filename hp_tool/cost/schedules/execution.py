@@ -179,7 +179,7 @@ class _Rank:
         return Operation("F" if word[0] == "F" else "BW" if word[:-1] == "BW" else "B", stage, micro_batch)
 
 
-# When each operation starts and ends: the order, executed.
+# Start and end of each operation.
 
 
 _Key = tuple[str, int, int]

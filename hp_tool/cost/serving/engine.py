@@ -38,16 +38,14 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
     return 1.0 if speculative is None else 1.0 + speculative.num_speculative_tokens * speculative.draft_cost_fraction
 
 
-# A closed load on a continuous-batching engine: time to first token, time per output token, throughput, KV limit.
-#
-# Letters, per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of an iteration that
+# Per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of an iteration that
 # only decodes, X = min(g J, budget) prefill tokens of one that prefills g prompts, M its seconds, p pipeline stages.
 # Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
 # requests are prefilled once:
 #
 #     S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v O)
 #
-# M - D being M, of prefill alone, where prefill stops decoding or outlasts it; n the iterations until a request's first token;
+# M - D is M, of prefill alone, if prefill stops decoding or outlasts it; n is the iterations until a request's first token;
 # J the prompt tokens that no prefix cache holds; o the engine's own work per prompt and layer; u and v the front end's
 # serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
 # rate, and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt

@@ -82,9 +82,6 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     return case.engine.matmul_slowdown * (routed + launches) + always + router
 
 
-# Seconds of one forward pass through all layers and the output layer.
-
-
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
 """Bytes per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two reads, two writes each), and

@@ -85,7 +85,7 @@ def open_quantiles(
     return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later)
 
 
-# Requests that arrive at a rate: how many are then in flight (Little's law), and the costs at that concurrency.
+# Requests that arrive at a rate: the number in flight (Little's law), and the costs at that concurrency.
 
 
 def costs_at_rate(
@@ -121,7 +121,7 @@ def costs_at_rate(
 #
 # A share w of the requests starts together with the others of its batch and waits anywhere between nothing and the whole of
 # it; the others wait for their group alone. So TTFT is a base plus X, X = 0 with probability 1 - w, else uniform up to twice
-# its mean. What a request waits before its first token it does not lose after it: the latency in all is the same.
+# its mean. The time that a request waits before its first token it does not wait after it: its total latency is the same.
 
 
 def ttft_quantile(costs: ServingCosts, *, share: float, wave_share: float) -> FloatArray:

@@ -55,9 +55,6 @@ def _windowed(model: ModelSpec) -> int:
     return model.num_hidden_layers if model.sliding_window_layers is None else model.sliding_window_layers
 
 
-# Seconds of the operations of a forward pass: thin matmuls, attention over the KV cache, collectives of small messages.
-
-
 OUTPUT_BYTES = 2.0
 """Layers pass on 16-bit activations."""
 
