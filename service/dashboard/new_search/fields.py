@@ -1,4 +1,4 @@
-"""Which fields of a query the form asks for, and where. What they are called, may hold and mean is the schema's to say."""
+"""Fields of the new search's form, by section. Their options, bounds, defaults and help come from the query's schema."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Kind, Query
 from hp_tool.queries import schema
 from hp_tool.queries.messages import branches, declarations
 
-Kind = Literal["training", "inference"]
 Suggested = Literal["models", "gpus", "clusters"]
 
 
@@ -19,46 +18,46 @@ class Field:
     """One field of the form."""
 
     name: str
-    """Its dotted path in a query; errors name the same."""
+    """Its dotted path in a query, which errors name too."""
     label: str
     suggested: Suggested | None = None
-    """Whose names are offered."""
+    """Kind of names to suggest."""
     placeholder: str = ""
     options: tuple[str, ...] = ()
-    """All that it may hold, where the schema lists it."""
+    """All its values, if the schema lists them."""
     minimum: float | None = None
     maximum: float | None = None
     step: str = "any"
-    """1: a whole number."""
+    """1 for a whole number."""
     several: bool = False
-    """It takes several values, separated by commas: those allowed."""
+    """It takes several allowed values, separated by commas."""
     text: bool = False
-    """It is text even where it looks like a number."""
+    """It is text even if it looks like a number."""
     help: str = ""
     default: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Fields that belong together."""
+    """A titled group of fields."""
 
     title: str
     fields: tuple[Field, ...]
     folded: bool = False
-    """Most questions do without."""
+    """Collapsed, because most queries do without it."""
 
 
-Ask = tuple[str, str] | tuple[str, str, str]
-"""Path, label, and what stands there as an example."""
+Spec = tuple[str, str] | tuple[str, str, str]
+"""Path, label, and an optional placeholder."""
 
-WORK: tuple[Ask, ...] = (("model", "Model", "llama-3-70b"),)
-CLUSTER: tuple[Ask, ...] = (
+WORK: tuple[Spec, ...] = (("model", "Model", "llama-3-70b"),)
+CLUSTER: tuple[Spec, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),
     ("cluster.num_gpus", "GPUs", "64"),
     ("cluster.gpus_per_node", "GPUs per node", "8"),
     ("cluster", "or a registered cluster"),
 )
-WORKLOADS: dict[Kind, tuple[Ask, ...]] = {
+WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
     "training": (
         ("training.sequence_length", "Sequence length", "8192"),
         ("training.global_batch_size", "Global batch size", "128"),
@@ -74,7 +73,7 @@ WORKLOADS: dict[Kind, tuple[Ask, ...]] = {
         ("inference.engine", "Engine", "vllm"),
     ),
 }
-AXES: dict[Kind, tuple[Ask, ...]] = {
+AXES: dict[Kind, tuple[Spec, ...]] = {
     "training": (
         ("parallel.tensor_parallel_size", "Tensor parallel", "any"),
         ("parallel.pipeline_parallel_size", "Pipeline parallel", "any"),
@@ -93,7 +92,7 @@ AXES: dict[Kind, tuple[Ask, ...]] = {
         ("parallel.attention_data_parallel_size", "Attention data parallel", "any"),
     ),
 }
-GOALS: dict[Kind, tuple[Ask, ...]] = {
+GOALS: dict[Kind, tuple[Spec, ...]] = {
     "training": (
         ("objective", "Objective", "throughput"),
         ("constraints.max_days", "Maximum days"),
@@ -107,7 +106,7 @@ GOALS: dict[Kind, tuple[Ask, ...]] = {
         ("constraints.memory_headroom_fraction", "Free memory fraction", "0.05"),
     ),
 }
-BUDGET: tuple[Ask, ...] = (
+BUDGET: tuple[Spec, ...] = (
     ("search.launcher", "Launcher"),
     ("search.budget_runs", "Maximum profile runs", "8"),
     ("search.budget_gpu_seconds", "Maximum GPU-seconds"),
@@ -120,26 +119,26 @@ SUGGESTED: dict[str, Suggested] = {"model": "models", "cluster.gpu": "gpus", "cl
 
 @cache
 def sections(kind: Kind) -> tuple[Section, ...]:
-    """The form for a kind of work."""
+    """Sections of the form for a kind of query."""
     shown = (
         ("Model", WORK, False),
         ("Cluster", CLUSTER, False),
         ("Training" if kind == "training" else "Serving", WORKLOADS[kind], False),
         ("Goal", GOALS[kind], False),
-        ("Parallelism: fix, or list what is allowed", AXES[kind], True),
+        ("Parallelism: fixed or allowed values", AXES[kind], True),
         ("Profile runs", BUDGET, True),
     )
-    return tuple(Section(title=title, fields=tuple(map(_field, asks)), folded=folded) for title, asks, folded in shown)
+    return tuple(Section(title=title, fields=tuple(map(_field, specs)), folded=folded) for title, specs, folded in shown)
 
 
 @cache
 def fields(kind: Kind) -> dict[str, Field]:
-    """By path."""
+    """Fields of the form by path."""
     return {field.name: field for section in sections(kind) for field in section.fields}
 
 
-def _field(ask: Ask) -> Field:
-    path, label, placeholder = ask if len(ask) == 3 else (*ask, "")
+def _field(spec: Spec) -> Field:
+    path, label, placeholder = spec if len(spec) == 3 else (*spec, "")
     query = schema.adapter(Query)
     (declared,) = declarations(query, path.split("."))
     kinds = branches(query, declared)

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from hp_tool.domain.query import Kind
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from service.dashboard.new_search.fields import Field, Kind, fields
+from service.dashboard.new_search.fields import Field, fields
 
 EXTRA = "extra"
 """The form's last field: further fields of the query, as YAML."""
