@@ -10,7 +10,14 @@ from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.model_states import stage_parameters, state_costs
-from hp_tool.cost.parameters import embedding_parameters, layer_parameters, norm_weights, output_parameters, total_parameters
+from hp_tool.cost.parameters import (
+    active_parameters,
+    embedding_parameters,
+    layer_parameters,
+    norm_weights,
+    output_parameters,
+    total_parameters,
+)
 from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -49,6 +56,14 @@ def test_gpt_models_as_their_papers_round_them(name: str, billions: float) -> No
     formula = 12 * layers * h**2 * (1 + 13 / (12 * h) + (shape.vocab_size + 2048) / (12 * h * layers))
     assert total_parameters(shape, sequence_length=2048) == pytest.approx(formula + 2 * h, rel=1e-12)
     assert total_parameters(shape, sequence_length=2048) == pytest.approx(billions * 1e9, rel=5e-3)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.0), ("deepseek-v3", 37.0)])
+def test_a_token_meets_the_experts_it_is_sent_to(name: str, billions: float) -> None:
+    """Active parameters as their authors round them; DeepSeek leaves the embedding out (0.9 billion)."""
+    shape = catalogue_model(name)
+    assert active_parameters(shape) == pytest.approx(billions * 1e9, rel=0.02)
+    assert active_parameters(dataclasses.replace(shape, num_experts_per_tok=shape.num_experts)) == total_parameters(shape)
 
 
 SHAPES = [

@@ -1,0 +1,45 @@
+"""What runs have cost, and what the next one is expected to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.search.account import UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
+
+SETTINGS = SearchSettings(warmup_steps=2, steps=5)
+
+
+def run(number: int, *, wall_s: float | None, step_s: float | None, measured_steps: int = 5) -> RunRecord:
+    times = (step_s,) * measured_steps if step_s else ()
+    measurement = Measurement(status="ok" if step_s else "crashed", step_s=step_s, step_times_s=times, wall_s=wall_s)
+    return RunRecord(
+        id=f"r{number}", search_id="s", number=number, digest=f"{number}", attempt=0, state=RunState.FINISHED,
+        parallel=ParallelConfig(), fidelity=Fidelity(), predicted={}, job_name=f"j{number}", token=1, measurement=measurement,
+        gpu_seconds=8.0 * (wall_s or 0.0), created_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
+def test_start_up_is_what_a_run_took_beside_its_steps() -> None:
+    assert startup_s([run(1, wall_s=24.0, step_s=2.0)], settings=SETTINGS) == pytest.approx(24.0 - (2 + 5) * 2.0)
+    early = run(1, wall_s=24.0, step_s=2.0, measured_steps=4)  # ended early, by its steps agreeing
+    assert startup_s([early], settings=SETTINGS) == pytest.approx(24.0 - (2 + 4) * 2.0)
+
+
+def test_start_up_is_the_median_of_the_runs_that_show_it() -> None:
+    shown = [run(n, wall_s=7 * 1.0 + seconds, step_s=1.0) for n, seconds in enumerate((10.0, 30.0, 90.0))]
+    silent = [run(8, wall_s=500.0, step_s=None), run(9, wall_s=None, step_s=1.0)]
+    assert startup_s([*shown, *silent], settings=SETTINGS) == pytest.approx(30.0)
+    assert startup_s([run(1, wall_s=5.0, step_s=1.0)], settings=SETTINGS) == 0.0  # never less than nothing
+    assert startup_s(silent, settings=SETTINGS) == UNKNOWN_STARTUP_S
+
+
+def test_a_run_to_come_costs_start_up_and_every_step_on_all_its_devices() -> None:
+    assert run_gpu_seconds(num_gpus=8, step_s=2.0, startup_s=10.0, settings=SETTINGS) == pytest.approx(
+        8 * (10.0 + (2 + 5) * 2.0)
+    )
