@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, where
-from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, group_size, sharing, split
@@ -17,6 +17,8 @@ from hp_tool.cost.roofline import (
     weight_matmuls,
 )
 from hp_tool.domain.workload import TrainingWorkload
+
+KERNELS = Kernels(forward=3.0, backward=5.0)
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -86,8 +88,8 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         weight_gradient=weight_gradient,
         core=core,
         core_backward=core_backward,
-        elementwise=elementwise_seconds(forward, machine=case, kernels=3.0),
-        elementwise_backward=elementwise_seconds(backward, machine=case, kernels=5.0),
+        elementwise=elementwise_seconds(forward, machine=case, kernels=KERNELS.forward),
+        elementwise_backward=elementwise_seconds(backward, machine=case, kernels=KERNELS.backward),
         context=context,
         context_backward=context_backward,
     )

@@ -17,6 +17,14 @@ from hp_tool.domain.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Elementwise kernels that a block launches for one micro-batch, by pass."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTime:
     """Seconds per layer and micro-batch on one rank; shape (k,) or a scalar."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hp_tool.cost.arrays import where
-from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.parameters import mlp_matrices, shapes
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
+
+KERNELS = Kernels(forward=4.0, backward=5.0)
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
@@ -43,6 +45,6 @@ def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
     return BlockTime(
         matmul=matmul,
         weight_gradient=weight_gradient,
-        elementwise=elementwise_seconds(forward, machine=case, kernels=4.0),
-        elementwise_backward=elementwise_seconds(backward, machine=case, kernels=5.0),
+        elementwise=elementwise_seconds(forward, machine=case, kernels=KERNELS.forward),
+        elementwise_backward=elementwise_seconds(backward, machine=case, kernels=KERNELS.backward),
     )

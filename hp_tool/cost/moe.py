@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
-from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring, group_size, sharing
@@ -23,6 +23,8 @@ from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matri
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import TrainingWorkload
+
+KERNELS = Kernels(forward=16.0, backward=20.0)
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
@@ -104,8 +106,8 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
-        elementwise=waiting + elementwise_seconds(traffic, machine=case, kernels=16.0),
-        elementwise_backward=waiting + elementwise_seconds(traffic_backward, machine=case, kernels=20.0),
+        elementwise=waiting + elementwise_seconds(traffic, machine=case, kernels=KERNELS.forward),
+        elementwise_backward=waiting + elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
         expert=exposed,
         expert_backward=exposed,
     )

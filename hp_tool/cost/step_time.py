@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from hp_tool.cost import attention, mlp, moe
 from hp_tool.cost.arrays import Floats, maximum, minimum, where, zeros_like
-from hp_tool.cost.block import LayerTime
+from hp_tool.cost.block import Kernels, LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
@@ -261,11 +262,21 @@ def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime
 # The host: a device runs no kernel before it is launched.
 
 
-MOE_LAUNCHES = 58.0 / 31.0
-"""Kernels of a layer with experts over those of a dense one, both passes, as counted by attention.py (8 elementwise, 6 matmuls,
-2 of the core), mlp.py (9 and 6) and moe.py (36 and 6)."""
-FORWARD_LAUNCHES = 12.0 / 31.0
-"""Share of a layer's kernels in the forward pass: recomputing it launches them again."""
+def _launches(second: Kernels) -> Kernels:
+    """All kernels of a layer of attention and this second block: two matmuls per block, each with two more in the backward pass,
+    and attention's core.
+    """
+    return Kernels(
+        forward=attention.KERNELS.forward + second.forward + 2 * 2 + 1,
+        backward=attention.KERNELS.backward + second.backward + 2 * 4 + 1,
+    )
+
+
+_DENSE, _EXPERTS = _launches(mlp.KERNELS), _launches(moe.KERNELS)
+MOE_LAUNCHES = (_EXPERTS.forward + _EXPERTS.backward) / (_DENSE.forward + _DENSE.backward)
+"""Kernels of a layer with experts over those of a dense one, both passes."""
+FORWARD_LAUNCHES = _DENSE.forward / (_DENSE.forward + _DENSE.backward)
+"""Share of a dense layer's kernels in the forward pass: recomputing it launches them again."""
 
 
 def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
