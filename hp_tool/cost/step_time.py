@@ -263,8 +263,8 @@ def bubble_seconds(*, candidates: Candidates, layer: LayerTime, stage: StageTime
 
 
 def _launches(second: Kernels) -> Kernels:
-    """All kernels of a layer of attention and this second block: two matmuls per block, each with two more in the backward pass,
-    and attention's core.
+    """All kernels of a layer of attention and this second block: two matmuls per block, each with two more in the backward
+    pass, and attention's core.
     """
     return Kernels(
         forward=attention.KERNELS.forward + second.forward + 2 * 2 + 1,

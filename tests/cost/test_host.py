@@ -61,8 +61,8 @@ def test_graphs_change_nothing_else_in_the_profile() -> None:
 
 
 def test_experts_and_recomputation_launch_more() -> None:
-    """Dense: 3 + 5 elementwise kernels, 2 matmuls and their 4 in the backward pass, the core twice; 4 + 5 and 6 in the MLP; with
-    experts 16 + 20 and 6 in its place. The forward pass has 12 of a dense layer's 31.
+    """Dense: 3 + 5 elementwise kernels, 2 matmuls and their 4 in the backward pass, the core twice; 4 + 5 and 6 in the MLP;
+    with experts 16 + 20 and 6 in its place. The forward pass has 12 of a dense layer's 31.
     """
     assert launched_layers(10.0, moe_fraction=0.0, recomputed_fraction=0.0) == 10.0
     assert launched_layers(10.0, moe_fraction=1.0, recomputed_fraction=0.0) == pytest.approx(10.0 * 58 / 31)
