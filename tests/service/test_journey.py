@@ -53,7 +53,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         page.goto(f"{url}/searches/new")
         for label, value in (
             ("GPU", "cpu"),
-            ("GPUs", "many"),
+            ("GPUs", "0"),
             ("GPUs per node", "2"),
             ("Sequence length", "64"),
             ("Global batch size", "4"),
@@ -61,7 +61,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
             page.get_by_label(label, exact=True).fill(value)
         page.get_by_text("Other fields").click()
         page.get_by_label("Further fields of the query, as YAML").fill(MODEL)
-        page.locator("[data-error='cluster.num_gpus']", has_text="many").wait_for()
+        page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
         page.get_by_label("GPUs", exact=True).fill("2")
         page.get_by_role("heading", name="Best by the cost model").wait_for()
         page.get_by_text("Profile runs", exact=True).click()
