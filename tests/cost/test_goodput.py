@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 
 from hp_tool import catalog, training
-from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.goodput import MTBF_PER_GPU_S, best_interval_s, goodput, time_stretch, young_interval_s
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.result import Goodput
 from hp_tool.domain.workload import ReliabilitySpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries import schema
+from tests.cost.cases import case_of
 
 QUERY: dict[str, Any] = {
     "kind": "training",
@@ -30,7 +30,7 @@ QUERY: dict[str, Any] = {
 
 def kept(reliability: ReliabilitySpec, *, model: str, gpu: str, num_gpus: int) -> Goodput:
     found = goodput(
-        case=TrainingCase(
+        case=case_of(
             model=catalog.model(model),
             cluster=catalog.cluster(ClusterQuery(gpu=gpu, num_gpus=num_gpus)),
             workload=TrainingWorkload(sequence_length=8192, global_batch_size=num_gpus, reliability=reliability),
