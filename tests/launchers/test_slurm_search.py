@@ -139,6 +139,7 @@ def test_a_search_that_is_cancelled_leaves_no_job_behind(search: Search) -> None
     assert search.jobs() == [run.job_name for run in search.runs()]
 
 
+@pytest.mark.long
 def test_a_restarted_worker_adopts_the_jobs_of_a_killed_one(search: Search, tmp_path: Path, environment: None) -> None:
     query = yaml.safe_load((EXAMPLES / "slurm.yaml").read_text())
     query["search"] |= {"budget_runs": 1, "steps": 4}

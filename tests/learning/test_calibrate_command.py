@@ -36,6 +36,7 @@ def estimate(hp_tool, query, *arguments, **options):
     return json.loads(hp_tool("estimate", "-", "--json", *arguments, stdin=json.dumps(query), **options).stdout)
 
 
+@pytest.mark.long
 def test_reports_from_a_file_correct_estimates_of_other_models_and_sizes_on_that_cluster(hp_tool, tmp_path):
     file = tmp_path / "measured.jsonl"
     file.write_text(lines())

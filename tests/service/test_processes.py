@@ -57,6 +57,7 @@ def test_a_search_over_http_is_the_search_of_the_command_line(tmp_path: Path, da
         assert trial.calibrated is not None
 
 
+@pytest.mark.long
 def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path, database_url: str, query: Query) -> None:
     """kill -9 in the middle of a run: the next worker finds that run, repeats none, loses none, leaves no process."""
     query["search"] |= {"budget_runs": 3, "steps": 3}
