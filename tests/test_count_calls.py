@@ -8,8 +8,8 @@ import hp_tool
 from hp_tool import units
 from scripts.count_calls import Counts, count_calls, count_estimate
 
-MAX_FILES = 41
-MAX_CALLS_BETWEEN_FILES = 258
+MAX_FILES = 42
+MAX_CALLS_BETWEEN_FILES = 265
 """Budgets: lower them when the code allows."""
 
 
