@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
-from pydantic import BeforeValidator
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from hp_tool.errors import InputError
 from service.api.bodies import read_body
@@ -19,7 +21,17 @@ def none_if_blank(text: object) -> object:
     return text.strip() or None if isinstance(text, str) else text
 
 
-BLANK_IS_NONE = BeforeValidator(none_if_blank)
+class _BlankIsNone:
+    """Reads blank text as None, and says in the schema that blank text is accepted."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(none_if_blank, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [handler(schema), {"type": "string", "const": ""}]}
+
+
+BLANK_IS_NONE = _BlankIsNone()
 """For filters in an address: a form sends those not set as empty text."""
 
 
