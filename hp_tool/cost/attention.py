@@ -25,10 +25,11 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     """Activation bytes of the attention block.
 
     `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism); Q, K, V and the core's
-    output (split by heads); with rotary positions also the unrotated queries and keys, because V is a view of their storage
-    (with latent attention only the keys' part without rotation); latents. `core`, which selective recomputation drops: with
-    unfused attention the scores, 5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without; with fused
-    attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
+    output (split by heads); latents; the output once more if context parallelism exchanges it before its projection. V is
+    projected into one storage with the unrotated queries and keys, which stays if V is read there: by unfused attention, and by
+    a core that is recomputed. Otherwise Transformer Engine copies V (get_qkv_layout). `core`, which selective recomputation
+    drops: with unfused attention the scores, 5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without; with
+    fused attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -37,20 +38,25 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
     if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
+    elif case.strategy.context_parallel_communication in ("a2a", "a2a+p2p"):
+        split = split + s.tokens * s.e * heads * v * (candidates.context_parallel_size > 1)
+    unrotated: Floats = 0.0
     up_projected: Floats = 0.0
+    core = core_bytes(workload=case.workload, s=s, heads=heads)
     if model.kv_lora_rank is not None:
-        nope = s.tokens * s.e * heads * model.qk_nope_size
-        split, up_projected = split + nope, nope + s.tokens * s.e * heads * (2.0 * qk + v)
-    elif model.positions == "rotary" and s.facts.keeps_unrotated_heads:
-        split = split + s.tokens * s.e * (heads + keys) * qk
+        up_projected = s.tokens * s.e * heads * (2.0 * qk + v)
+    elif model.positions == "rotary" and s.facts.fuses_queries_keys_values:
+        unrotated = s.tokens * s.e * (heads + keys) * qk
+    if case.workload.attention == "flash":
+        core = core - unrotated
     latent: Floats = 0.0
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
     gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
-        saved=replicated + split + latent,
-        core=core_bytes(workload=case.workload, s=s, heads=heads),
+        saved=replicated + split + latent + unrotated,
+        core=core,
         norm_output=s.tokens * s.h * s.saved_input / s.shards,
         up_projected=up_projected,
         working=gathered + s.tokens * s.e * (heads + keys) * (qk + v),

@@ -54,7 +54,7 @@ class BlockBytes:
     saved: Floats
     """Kept for the backward pass, without the attention core."""
     core: Floats = 0.0
-    """Kept by the attention core."""
+    """Kept by the attention core, less what stays only if it is recomputed."""
     norm_output: Floats = 0.0
     """Part of `saved` that is not kept if layernorm is recomputed; the fields below are the same for other modules."""
     mlp: Floats = 0.0
@@ -164,6 +164,8 @@ class Shapes:
     saved_input: float
     """Bytes per element of a matmul input that is kept for the weight gradient: below 16 bits the quantised element with its
     scales, else e."""
+    activation_input: float
+    """Bytes per element of what enters the activation function."""
     tensor: Ring
     """The tensor-parallel group's collectives."""
     facts: FrameworkFacts
@@ -196,6 +198,7 @@ def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
         h=float(model.hidden_size),
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,
+        activation_input=workload.activation_input_bytes,
         tensor=tensor_ring(case=case, candidates=candidates),
         facts=facts(workload.framework),
         saved_input=quantized_bytes(workload) if is_narrow(workload) else e,

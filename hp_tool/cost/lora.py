@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hp_tool.cost.arrays import Floats
+from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import Matrix, rank_matrices
-from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls, wide_precision
+from hp_tool.cost.roofline import ELEMENT_BYTES, FROZEN_BYTES, elementwise_seconds, weight_matmuls, wide_precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.workload import LoraSpec
+from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 
 ALIASES = {
     "o_proj": "linear_proj",
@@ -108,24 +108,34 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
     """The layer's saved bytes if only adapters are trained.
 
     A frozen matrix keeps no input (torch and Transformer Engine save it only for the weight gradient). A matrix with adapters
-    keeps its input in 16 bits for A, whole if sequence parallelism gathers it first, and A's output for B. What attention or
-    the activation function keeps anyway is counted there.
+    keeps its input in 16 bits for A, whole if sequence parallelism gathers it first, and A's output for B; with dropout each
+    adapter keeps a dropped copy of its own, and the mask. What attention or the activation function keeps anyway is counted
+    there. Matrices stored narrower than their matmuls run are widened one at a time: the largest adds to the working set.
     """
     workload = case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
-    saved = block.saved
+    saved, wide = block.saved, 0.0
     sources: dict[str, bool] = {}
     for matrix in rank_matrices(case.model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens
         attached = list(adapters(matrix, workload.lora))
         if matrix.source not in sources:
             saved = saved - _kept_input(matrix, tokens, s, moe=moe)
-        if attached and not sources.get(matrix.source) and matrix.source != "core":
+        if workload.lora.dropout > 0.0:
+            saved = saved + len(attached) * tokens * matrix.inputs * (s.e + 1.0)
+        elif attached and not sources.get(matrix.source) and matrix.source != "core":
             saved = saved + tokens * matrix.inputs * s.e
         sources[matrix.source] = sources.get(matrix.source, False) or bool(attached)
         saved = saved + len(attached) * tokens * workload.lora.rank * s.e
-    return replace(block, saved=saved)
+        wide = maximum(wide, matrix.rows * matrix.inputs * s.e)
+    return replace(block, saved=saved, working=block.working + wide if widens_frozen(workload) else block.working)
+
+
+def widens_frozen(workload: TrainingWorkload) -> bool:
+    """Whether matmuls need the frozen matrices wider than they are stored, one at a time."""
+    stored = workload.frozen_precision
+    return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
 
 
 def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
@@ -141,8 +151,9 @@ def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floa
 def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
     """The layer's seconds if only adapters are trained.
 
-    The frozen matrices have no weight gradients; added are the adapters' matmuls with theirs, and the sums of both paths
-    (forward reads two tensors and writes one of the output's size; backward the same for the input's gradient).
+    The frozen matrices have no weight gradients, and are read and written wide if they are stored narrower; added are the
+    adapters' matmuls with theirs, and the sums of both paths (forward reads two tensors and writes one of the output's size;
+    backward the same for the input's gradient).
     """
     workload = case.workload
     assert workload.lora is not None
@@ -151,6 +162,10 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     matmul, forward, backward = block.matmul, block.elementwise, block.elementwise_backward
     for matrix in rank_matrices(case.model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens
+        if workload.frozen_precision is not None and widens_frozen(workload):
+            moved = matrix.entries * (FROZEN_BYTES[workload.frozen_precision] + s.e)
+            widened = elementwise_seconds(moved, machine=case, kernels=1.0)
+            forward, backward = forward + widened, backward + widened
         for one in adapters(matrix, workload.lora):
             both, both_gradient = weight_matmuls(tokens, one.matrices, machine=case, precision=wide_precision(workload))
             matmul, gradient = matmul + both, gradient + both_gradient

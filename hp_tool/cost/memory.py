@@ -12,10 +12,12 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadBytes, head_bytes, waiting_logit_bytes
 from hp_tool.cost.model_states import StageStates, StateCosts
 from hp_tool.cost.optimizer import offload_activations
+from hp_tool.cost.parameters import Matrix, mlp_matrices, rank_matrices
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.zero import PREFETCHED_LAYERS
+from hp_tool.domain.frameworks import facts
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 """Parts that sum to the total."""
@@ -64,10 +66,12 @@ def memory(
     profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
+    cached, cached_dense = cached_gradients(case, candidates)
     head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
     each = [
         stage_memory(
-            stage, case=case, candidates=candidates, layer=layer, states=kept, head=head, gathered=gathered,
+            stage, case=case, candidates=candidates, layer=layer, states=kept, head=head,
+            gathered=gathered + cached + cached_dense * (stage.layers.expert_share < 1.0),
             critical_layers=pipeline.critical.count, micro_batches=micro_batches,
         )
         for stage, layer, kept in zip(pipeline.stages, layers, states.stages, strict=True)
@@ -100,6 +104,25 @@ def memory(
         host_bytes=host,
         offloaded=each[len(pipeline.ends) - 1].offloaded,
     )
+
+
+def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
+    """(bytes of the empty weight gradients that Transformer Engine keeps, one for each matrix of a layer; more where a model
+    with experts has layers without).
+
+    Not without its modules, which unfused attention stands for, nor under FSDP, which gives every matrix a gradient of its own.
+    """
+    model, workload = case.model, case.workload
+    if workload.lora is not None or workload.attention != "flash" or not facts(workload.framework).caches_weight_gradients:
+        return 0.0, 0.0
+
+    def kept(matrices: Sequence[Matrix]) -> Floats:
+        entries: Floats = sum(matrix.rows * matrix.inputs for matrix in matrices)
+        return workload.activation_element_bytes * entries * (candidates.zero_stage < 3)
+
+    each = rank_matrices(model, candidates, moe=bool(model.num_experts))
+    dense = mlp_matrices(model, tensor=candidates.tensor_parallel_size) if model.num_experts else []
+    return kept([matrix for matrix in each if matrix.module != "router"]), kept(dense)
 
 
 def stage_memory(

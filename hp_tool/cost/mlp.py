@@ -22,7 +22,7 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     gates = float(model.mlp_inputs)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
-    split = s.tokens * hidden * (gates * s.e + activated + s.saved_input)
+    split = s.tokens * hidden * (gates * s.activation_input + activated + s.saved_input)
     gathered = where(s.sharded, 2.0, 0.0) + 1.0
     return BlockBytes(
         saved=replicated + split,

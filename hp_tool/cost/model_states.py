@@ -98,11 +98,14 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
             matrices=_largest(stage_matrices(case, c, pipeline)[:2]),
         )  # fmt: skip
         times = replace(times, update_s=times.update_s + muon)
+    per_parameter = (
+        size.communicated_weights + size.matrix_communicated if size.frozen_matrices is None else size.frozen_matrices
+    )
     if workload.offload == "optimizer":
         stages, times = _offloaded(stages, times, case=case, size=size)
     return StateCosts(
         stages=tuple(stages),
-        gathered_layer=(c.zero_stage >= 3) * (size.communicated_weights + size.matrix_communicated) * _layer_on_rank(model, c),
+        gathered_layer=(c.zero_stage >= 3) * per_parameter * _layer_on_rank(model, c),
         times=replace(times, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)),
     )
 

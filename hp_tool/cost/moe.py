@@ -51,8 +51,8 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
-    experts = routed * (s.h * s.saved_input + width * (gates * s.e + s.saved_input))
-    beside = s.tokens * shared * (gates * s.e + s.saved_input)
+    experts = routed * (s.h * s.saved_input + width * (gates * s.activation_input + s.saved_input))
+    beside = s.tokens * shared * (gates * s.activation_input + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
         norm_output=s.tokens * s.h * s.e / s.shards,

@@ -11,7 +11,7 @@ from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.network import group_ring
 from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import StageLayers
-from hp_tool.cost.roofline import matmul_seconds, quantized_bytes
+from hp_tool.cost.roofline import FROZEN_BYTES, matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec
@@ -37,10 +37,12 @@ class BytesPerParameter:
     """Additional bytes of a weight matrix: quantised by rows and by columns instead of 16 bits."""
     matrix_communicated: float = 0.0
     """The same for an all-gather, which sends one of the two; negative if it saves."""
+    frozen_matrices: float | None = None
+    """Bytes of a weight matrix under adapters, stored and sent; None: `weights` and `communicated_weights`."""
 
     @property
     def tells_matrices_apart(self) -> bool:
-        return bool(self.lighter_matrices or self.matrix_copies or self.matrix_communicated)
+        return bool(self.lighter_matrices or self.matrix_copies or self.matrix_communicated) or self.frozen_matrices is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
         matrix_copies=2.0 * quantized - weights if quantized else 0.0,
         matrix_communicated=quantized - weights if quantized else 0.0,
+        frozen_matrices=FROZEN_BYTES[workload.frozen_precision] if workload.frozen_precision else None,
     )
 
 
@@ -101,14 +104,17 @@ def stage_bytes(
     If there are `adapters` (their number of parameters), only these are trained.
     """
     trained = parameters - frozen
+    quantized: Floats = 0.0
     if adapters is not None:
-        parameters, trained, matrices = parameters + adapters, adapters, adapters
+        quantized = matrices if size.frozen_matrices is not None else 0.0
+        parameters, trained, matrices = parameters + adapters - quantized, adapters, adapters
+    base = quantized * (size.frozen_matrices or 0.0)
     return StageBytes(
-        weights=parameters * size.weights + matrices * size.matrix_copies,
+        weights=parameters * size.weights + matrices * size.matrix_copies + base,
         trained_weights=trained * size.weights,
         gradients=trained * size.gradients,
         optimizer=trained * size.optimizer - matrices * size.lighter_matrices,
-        communicated_weights=parameters * size.communicated_weights + matrices * size.matrix_communicated,
+        communicated_weights=parameters * size.communicated_weights + matrices * size.matrix_communicated + base,
         communicated_trained=trained * size.communicated_weights + matrices * size.matrix_communicated,
     )
 

@@ -8,7 +8,7 @@ from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.case import Machine
 from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.workload import FrozenPrecision, TrainingWorkload
 from hp_tool.errors import InputError
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
@@ -107,6 +107,8 @@ def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofli
 
 QUANTIZED_BYTES: dict[Precision, float] = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
 """Bytes per element with its share of the scaling factors: one per tensor, a byte per 32 elements, a byte per 16."""
+FROZEN_BYTES: dict[FrozenPrecision, float] = {"bf16": 2.0, "fp8": 1.0, "nf4": 0.5 + (1.0 + 4.0 / 256.0) / 64.0}
+"""nf4: a scale of 8 bits for 64 weights, and an fp32 scale for 256 of those (arXiv 2305.14314 section 3)."""
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
 """fp8_recipe blockwise: an fp32 scale per 128 elements."""
 

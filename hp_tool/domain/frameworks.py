@@ -16,14 +16,17 @@ class FrameworkFacts:
     fused_activation: bool = True
     """A gated MLP keeps what enters its activation function alone; False: the activated gate as well, which the product with
     the other half needs."""
-    keeps_unrotated_heads: bool = True
-    """The values are a view of the storage that queries and keys had before their rotation, and so keep it alive."""
+    fuses_queries_keys_values: bool = True
+    """One matmul projects queries, keys and values into one storage."""
     loss_copies: float = 1.0
     """fp32 copies of the logits alive at once."""
     keeps_narrow_logits: bool = True
     """The 16-bit logits stay alive beside them."""
     fused_loss_in_place: bool = False
     """A fused loss writes the gradient in 16 bits and makes no fp32 copy."""
+    caches_weight_gradients: bool = True
+    """Transformer Engine answers autograd with empty weight gradients, the real ones being added to the accumulated: one for
+    each shape of a matrix, kept for all layers (get_dummy_wgrad)."""
     bucket_bytes: float = 0.0
     """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that accumulates them."""
     wide_weights: bool = False
@@ -37,16 +40,22 @@ class FrameworkFacts:
 
 FACTS = {
     "megatron-core": FrameworkFacts(),
-    "torch-fsdp": FrameworkFacts(wide_weights=True, loss_copies=3.0, fused_loss_in_place=True),
-    # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, CausalSelfAttention, cast_to_fp32),
+    "torch-fsdp": FrameworkFacts(
+        wide_weights=True,
+        fuses_queries_keys_values=False,
+        loss_copies=3.0,
+        fused_loss_in_place=True,
+        caches_weight_gradients=False,
+    ),
+    # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, cast_to_fp32),
     # parallel/tensor_parallel/functional.py (_ShardedCrossEntropy), models/base.py (build_model),
     # parallel/pipeline_parallel/engine.py (OneForwardOneBackwardPipelineEngine); DDP's buckets hold bf16
     # gradients beside optim/gradient_accumulator.py's fp32 buffer.
     "nanotron": FrameworkFacts(
         fused_activation=False,
-        keeps_unrotated_heads=False,
         loss_copies=2.0,
         keeps_narrow_logits=False,
+        caches_weight_gradients=False,
         bucket_bytes=2.0,
         balances_blocks=True,
         fills_pipeline=True,

@@ -14,6 +14,7 @@ from hp_tool.domain.hardware import Precision
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
 FrozenPart = Literal["embedding", "output_layer"]
+FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 
 
@@ -27,6 +28,8 @@ class LoraSpec(Strict):
     """Matrices that get an adapter, in Megatron Core's names (of latent attention linear_q_down_proj and so on) or Hugging
     Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None: linear_qkv, linear_proj, linear_fc1, linear_fc2.
     """
+    dropout: Fraction = 0.0
+    """Probability of dropout before an adapter; above zero each keeps a dropped copy of its input and a mask of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +100,16 @@ class TrainingWorkload(Strict):
     """sft costs what pretraining does: a loss on the answers alone runs the same passes over the same rows."""
     lora: LoraSpec | None = None
     """Adapters of task lora."""
+    frozen_precision: FrozenPrecision | None = None
+    """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's. fp8: kept once; nf4: QLoRA's 4
+    bits with doubly quantised scales. Embedding and output layer stay as they are."""
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied parts freeze together."""
     packed: bool = False
     """Whether short sequences share a row."""
+    activation_func_fp8_input_store: bool | None = None
+    """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where frozen_precision is fp8, as
+    in NVIDIA's audited LoRA."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     dropout: Fraction = 0.0
@@ -132,6 +141,12 @@ class TrainingWorkload(Strict):
     def activation_element_bytes(self) -> float:
         """Bytes of one activation element: 2, or 4 if precision is fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
+
+    @cached_property
+    def activation_input_bytes(self) -> float:
+        """Bytes of an element that the MLP's activation function keeps."""
+        store = self.activation_func_fp8_input_store
+        return 1.0 if (self.frozen_precision == "fp8" if store is None else store) else self.activation_element_bytes
 
     @cached_property
     def freezes_embedding(self) -> bool:

@@ -210,6 +210,11 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             code="missing_field" if lora is None else "invalid_value",
         )
     if lora is None:
+        if workload.frozen_precision is not None:
+            raise InputError(
+                "frozen_precision belongs to task lora, whose base weights are frozen; leave it out",
+                field="training.frozen_precision",
+            )
         return
     if workload.reliability is not None:
         raise UnsupportedError(

@@ -56,13 +56,16 @@ random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
 
 
 class FusedAttention(MegatronModule):
-    """What a flash-attention kernel keeps: its inputs, its output and the scores' log-sum-exp in fp32."""
+    """What a flash-attention kernel keeps: its inputs, its output and the scores' log-sum-exp in fp32.
+
+    Values whose strides are not the keys' are copied first (Transformer Engine, get_qkv_layout).
+    """
 
     def __init__(self, config: TransformerConfig, **_: Any) -> None:
         super().__init__(config=config)
 
     def forward(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
-        return _Flash.apply(query, key, value)
+        return _Flash.apply(query, key, value if value.stride() == key.stride() else value.contiguous())
 
 
 class _Flash(torch.autograd.Function):

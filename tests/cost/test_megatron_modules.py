@@ -78,9 +78,6 @@ def left_out(family: str, t: int, sharded: bool, modules: tuple[str, ...]) -> fl
     again = "mla_up_proj" in modules
     rope, ranks = model.qk_rope_head_dim or 0, (model.q_lora_rank or 0, model.kv_lora_rank)
     latents = sum(rank > 0 for rank in ranks) * 4 * own + 4 * SEQUENCE * rope * (1 if again else 3)
-    # Without recomputation this version's values are a copy, so that the storage they shared with the keys is free; what
-    # runs with Transformer Engine keep it.
-    latents -= 0 if again else 2 * tokens * model.num_attention_heads / t * (model.qk_nope_head_dim or 0)
     # The rotary key stands beside the latent of keys and values.
     latents += 2 * tokens * rope if again or not sharded else 0
     if sharded:  # the latents' norms get a part of a whole tensor; Transformer Engine's projection gives them their part alone
