@@ -1,4 +1,4 @@
-"""Reserved memory of FSDP runs, beside what is predicted with the allocator's overhead."""
+"""Reserved memory of FSDP runs, beside what is predicted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _compare(row: Row) -> Comparison:
     what = f"H100 x{row['gpus']}, s {row['seq']}, mbs {row['local_bs']}, TP {row['tp']}, CP {row['cp']}"
     return Comparison(
         source="reserved", model=row["model"], what=f"{what}{', async TP' if row['async_tp'] == '1' else ''}",
-        published=float(row["mem_gib"]), predicted=memory.total_bytes / GIB,
+        published=float(row["mem_gib"]), predicted=memory.reserved_bytes / GIB,
     )  # fmt: skip
 
 

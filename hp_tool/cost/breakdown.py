@@ -33,7 +33,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
-    memory, config = _memory(costs), candidate.only_config()
+    memory, config = _memory(costs, fragmentation=case.profile.framework.fragmentation_fraction), candidate.only_config()
     unchecked = unchecked_features(case=case, config=config)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
@@ -90,16 +90,18 @@ def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
     return {"layers_per_stage": [[kind.gpu.name, int(count)] for kind, count in layers]}
 
 
-def _memory(costs: TrainingCosts) -> MemoryEstimate:
+def _memory(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
     parts = {f"{name}_bytes": float(size) for name, size in costs.memory_parts.items()}
     total = float(costs.memory_total_bytes)
+    allocated = total - parts["overhead_bytes"]
     return MemoryEstimate(
         total_bytes=total,
         capacity_bytes=float(costs.capacity_bytes),
         worst_stage=int(costs.worst_stage),
         host_bytes=float(costs.host_bytes),
         layer_activations_bytes=float(costs.layer_activations_bytes),
-        allocated_bytes=total - parts["overhead_bytes"],
+        allocated_bytes=allocated,
+        reserved_bytes=allocated * (1.0 + fragmentation),
         **parts,
     )
 

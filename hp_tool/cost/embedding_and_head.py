@@ -13,10 +13,12 @@ from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.workload import TrainingWorkload
 
-LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "fused": 14.0}
+LOSS_CHUNK_TOKENS = 256
+"""Tokens whose logits exist at once with cross_entropy chunked (TRL, chunked_nll)."""
+LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "chunked": 44.0, "fused": 14.0, "in_place": 6.0}
 """Bytes that the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to fp32 (2+4), maximum (4),
 subtraction (8), exponential (8), sum (4), division (8), gradient in place and cast (6). Fused: two passes over 16 bit and fp32
-in registers."""
+in registers. In place: two reads of 16 bits and a write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
     - dropout_mask: T h / r, one byte each, for up to p micro-batches.
     - inputs: 2 e T h / r, half if the output layer is frozen.
-    - logits: T V / t of `logit_bytes`, and the same again for each multi-token prediction.
+    - logits: T V / t of `logit_bytes`, and the same again for each multi-token prediction; of a chunk if the loss is chunked.
     """
     model, workload = case.model, case.workload
     c, e = candidates, workload.activation_element_bytes
@@ -56,15 +58,21 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
     return HeadBytes(
         dropout_mask=sharded * minimum(c.pipeline_parallel_size, micro_batches) if workload.dropout > 0.0 else 0.0,
         inputs=(1.0 if workload.freezes_output_layer else 2.0) * e * sharded,
-        logits=outputs * hidden / c.tensor_parallel_size,
+        logits=outputs * _alive(workload, hidden, model.hidden_size) / c.tensor_parallel_size,
     )
+
+
+def _alive(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
+    """Of the T h hidden states those whose logits exist at once."""
+    return minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.cross_entropy == "chunked" else hidden
 
 
 def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_batches: Floats) -> Floats:
     """Bytes of the logits' gradients, e T V / t for each micro-batch that waits for the output layer's weight gradient."""
     model = case.model
     outputs = micro_batches * case.workload.activation_element_bytes * model.vocab_size / model.hidden_size
-    return outputs * _hidden_elements(case, candidates) / candidates.tensor_parallel_size
+    hidden = _alive(case.workload, _hidden_elements(case, candidates), model.hidden_size)
+    return outputs * hidden / candidates.tensor_parallel_size
 
 
 def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
@@ -77,7 +85,7 @@ def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
 def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = None) -> HeadTime:
     """Seconds of the embedding look-up, the output matmul (three times) and the loss over V/t logits.
 
-    A frozen embedding has no gradient, a frozen output layer no weight gradient.
+    A frozen embedding has no gradient, a frozen output layer no weight gradient. A chunked loss computes its logits twice.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
@@ -89,7 +97,8 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     moved = 2.0 * e if workload.freezes_embedding else 4.0 * e + 8.0
     embedding = elementwise_seconds(tokens * h * moved / shards, machine=case, kernels=4.0)
     precision = workload.precision
-    output = 2.0 * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
+    passes = 3.0 if workload.cross_entropy == "chunked" else 2.0
+    output = passes * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
     if not frozen:
         output = output + matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
     if head_matrices(model):
@@ -116,9 +125,12 @@ def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
 
     Megatron Core keeps an fp32 copy, overwritten with the gradient, fused or not. Plain torch (FSDP) keeps the fp32 log-softmax
     for the backward pass, its gradient and the logits' gradient in fp32; with a fused kernel (flash-attn's) only the gradient,
-    e bytes. nanotron keeps the fp32 logits and their softmax, in which the gradient is computed; the 16-bit logits are freed.
+    e bytes; in place that is the logit. nanotron keeps the fp32 logits and their softmax, in which the gradient is computed;
+    the 16-bit logits are freed.
     """
     kept = facts(workload.framework)
+    if workload.cross_entropy == "in_place":
+        return e
     if kept.fused_loss_in_place and workload.cross_entropy == "fused":
         return 2.0 * e
     return e * kept.keeps_narrow_logits + 4.0 * kept.loss_copies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where, zeros_like
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -94,9 +94,9 @@ def memory(
             parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
             layer_activations = where(fuller, each[place].layer_activations, layer_activations)
             rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
-    overhead = profile.gpu.context_bytes + profile.framework.fragmentation_fraction * allocated
+    overhead = profile.gpu.context_bytes
     return Memory(
-        parts=parts | {"overhead": overhead},
+        parts=parts | {"overhead": zeros_like(allocated) + overhead},
         layer_activations=layer_activations,
         worst_stage=rank,
         first_stage=first_stage,

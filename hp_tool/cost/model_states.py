@@ -32,6 +32,7 @@ from hp_tool.cost.parameters import (
     special_parameters,
 )
 from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.roofline import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.zero import Sharding, StateTimes, sharding
 from hp_tool.domain.frameworks import facts
@@ -78,7 +79,8 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     writes every state of its shard, and zeroes all gradients and takes their norm.
     """
     model, workload, order = case.model, case.workload, case.cluster.rank_order
-    c, size = candidates, bytes_per_parameter(case.workload)
+    c, copies = candidates, weight_copies(workload, gpu=case.cluster.gpu)
+    size = bytes_per_parameter(workload, weight_copies=copies)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
     stages, times = _divided(_shared_bytes(case, c, pipeline, size), case=case, candidates=c, sharding=division)
     expert_division = division

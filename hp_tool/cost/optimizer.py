@@ -11,7 +11,7 @@ from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.network import group_ring
 from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import StageLayers
-from hp_tool.cost.roofline import FROZEN_BYTES, matmul_seconds, quantized_bytes
+from hp_tool.cost.roofline import frozen_bytes, matmul_seconds, quantized_bytes
 from hp_tool.cost.zero import Sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec
@@ -59,7 +59,7 @@ class StageBytes:
     """The same for the weights that an optimizer step changes."""
 
 
-def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
+def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.0) -> BytesPerParameter:
     """Bytes per parameter in mixed precision.
 
     Megatron Core keeps 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP keeps fp32 shards, gathers 16
@@ -68,7 +68,8 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
     Adam keeps two states, SGD its momentum, Muon a momentum for the layers' weight matrices and Adam's two for embeddings,
     output layer, norms and biases (Megatron Core's optimizer/muon.py; arXiv 2502.16982 section 2.2). Narrower states and master
     copies are those of Megatron's precision-aware optimizer; the one scale per tensor of fp16 and fp8 states is not counted.
-    `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack.
+    `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies` are those of a weight kept in
+    8 bits.
     """
     wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
     stored = workload.parameter_precision or ("fp32" if wide else "bf16")
@@ -85,9 +86,9 @@ def bytes_per_parameter(workload: TrainingWorkload) -> BytesPerParameter:
         optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
         communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
-        matrix_copies=2.0 * quantized - weights if quantized else 0.0,
+        matrix_copies=weight_copies * quantized - weights if quantized else 0.0,
         matrix_communicated=quantized - weights if quantized else 0.0,
-        frozen_matrices=FROZEN_BYTES[workload.frozen_precision] if workload.frozen_precision else None,
+        frozen_matrices=frozen_bytes(workload) if workload.frozen_precision else None,
     )
 
 

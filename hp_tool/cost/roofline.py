@@ -119,6 +119,24 @@ def quantized_bytes(workload: TrainingWorkload) -> float:
     return QUANTIZED_BYTES[workload.precision] + blocks
 
 
+def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
+    """Quantised copies that matmuls need of a weight kept in 8 bits: by rows and by columns, which block scales tell apart.
+
+    With one scale a tensor one copy serves both where tensor cores take 8-bit operands in either layout, as Blackwell's do that
+    brought mxfp8 (Transformer Engine, is_non_tn_fp8_gemm_supported).
+    """
+    whole = workload.precision == "fp8" and workload.fp8_recipe != "blockwise"
+    return 1.0 if whole and "mxfp8" in gpu.peak_flops_per_second else 2.0
+
+
+def frozen_bytes(workload: TrainingWorkload) -> float:
+    """Bytes per element of a frozen weight matrix. In 8 bits with one scale a tensor its columns are made when needed."""
+    assert workload.frozen_precision is not None
+    if workload.frozen_precision == "fp8" and is_narrow(workload) and quantized_bytes(workload) > 1.0:
+        return 2.0 * quantized_bytes(workload)
+    return FROZEN_BYTES[workload.frozen_precision]
+
+
 def is_narrow(workload: TrainingWorkload) -> bool:
     """Whether matmul inputs are below 16 bits."""
     return workload.precision in QUANTIZED_BYTES

@@ -66,6 +66,7 @@ _USUAL_MODEL: dict[str, tuple[Any, ...]] = {
 _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "framework": ENGINES,
     "precision": ("bf16", "fp16", "fp32", "fp8"),
+    "cross_entropy": ("unfused", "fused"),
     "offload": (None, "none"),
     "offload_fraction": (1.0,),
     "cuda_graphs": (False,),

@@ -21,9 +21,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to total_bytes."""
+    """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to total_bytes. Parts, total and capacity
+    count what is allocated; the allocator gives blocks that it holds free back before it fails."""
 
     total_bytes: float
+    """What must fit: allocated_bytes and overhead_bytes."""
     capacity_bytes: float
     """Device memory x (1 - headroom)."""
     worst_stage: int
@@ -37,11 +39,13 @@ class MemoryEstimate:
     buffers_bytes: float
     """Working set of one layer, gathered inputs, communication buckets."""
     overhead_bytes: float
-    """Outside the framework's allocator, and its fragmentation: CUDA context, NCCL."""
+    """Outside the framework's allocator: CUDA context, NCCL."""
     layer_activations_bytes: float
     """The transformer layers' share of activations_bytes."""
     allocated_bytes: float
     """total_bytes - overhead_bytes: what torch.cuda.max_memory_allocated() reports."""
+    reserved_bytes: float
+    """What torch.cuda.max_memory_reserved() reports where there is room for it: allocated_bytes and free blocks."""
     host_bytes: float = 0.0
     """Offloaded to host memory, the most of any rank; no part of total_bytes."""
 

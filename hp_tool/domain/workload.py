@@ -82,7 +82,8 @@ class TrainingWorkload(Strict):
     128; None: delayed. mxfp8 and nvfp4 are precisions of their own."""
     parameter_precision: StatePrecision | None = None
     """Precision of stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the layers' weight matrices are kept
-    quantised by rows and by columns, and gathered in 8 bits (Megatron's fp8-param-gather); the rest in 16 bits."""
+    quantised by rows and by columns (once if matmuls take either), and gathered in 8 bits (Megatron's fp8-param-gather); the
+    rest in 16 bits."""
     gradient_precision: StatePrecision | None = None
     """Precision of accumulated gradients; None: fp32."""
     optimizer_precision: StatePrecision | None = None
@@ -120,8 +121,9 @@ class TrainingWorkload(Strict):
     """What is kept in host memory: the optimizer's states and master copy, which the host updates, or saved activations."""
     offload_fraction: Annotated[float, Interval(ge=1e-3, le=1.0)] = 1.0
     """Fraction of the parameters, or of the layers, that is offloaded."""
-    cross_entropy: Literal["fused", "unfused"] = "unfused"
-    """fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy."""
+    cross_entropy: Literal["unfused", "fused", "in_place", "chunked"] = "unfused"
+    """fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy. in_place writes the gradient over the
+    16-bit logits (Transformer Engine's). chunked computes 256 tokens at a time, and again for the backward pass (TRL's)."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0

@@ -120,11 +120,14 @@ def test_states_never_rise_with_zero_stage(case: tuple[Problem, ParallelConfig])
 @few
 @given(problems())
 def test_saved_activations_never_rise_with_recomputation_or_sequence_parallelism(case: tuple[Problem, ParallelConfig]) -> None:
+    """A fused core that is recomputed keeps no log-sum-exp, but with rotary positions the heads before their rotation."""
     problem, config = one_stage(*case)
     none, selective, full = problem.costs(
         [replace(config, recompute=name) for name in ("none", "selective", "full")]  # type: ignore[arg-type]
     ).layer_activations_bytes
-    assert full < selective <= none
+    assert full < min(selective, none)
+    if problem.workload.attention == "unfused" or problem.model.positions != "rotary":
+        assert selective <= none
     if config.tensor_parallel_size > 1:
         off, on = problem.costs([replace(config, sequence_parallel=value) for value in (False, True)]).layer_activations_bytes
         assert on < off

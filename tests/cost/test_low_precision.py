@@ -31,8 +31,11 @@ QUERY: dict[str, Any] = {
 }
 
 
-def asked(**training: Any) -> Estimate:
-    return estimate(query=parse_query(QUERY | {"training": QUERY["training"] | training}), with_fixes=False)
+def asked(*, gpu: str | None = None, **training: Any) -> Estimate:
+    query = QUERY | {"training": QUERY["training"] | training}
+    if gpu is not None:
+        query |= {"cluster": QUERY["cluster"] | {"gpu": gpu}}
+    return estimate(query=parse_query(query), with_fixes=False)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,24 @@ def test_weights_kept_in_eight_bits_are_as_many_bytes_and_half_the_traffic(
     assert after.memory_parts["weights"][0] == pytest.approx(before.memory_parts["weights"][0], rel=1e-12)
     assert after.memory_parts["optimizer"][0] == before.memory_parts["optimizer"][0]
     assert after.parts["data_parallel"][0] <= before.parts["data_parallel"][0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "recipe", "width"),
+    [
+        ("h100-sxm-80gb", "fp8", None, 2.0), ("h100-sxm-80gb", "fp8", "tensorwise", 2.0), ("b200-sxm-180gb", "fp8", None, 1.0),
+        ("gb200-nvl72", "fp8", "tensorwise", 1.0), ("b200-sxm-180gb", "fp8", "blockwise", 2 * (1 + 1 / 32)),
+        ("b200-sxm-180gb", "mxfp8", None, 2 * 33 / 32),
+    ],
+)  # fmt: skip
+def test_blackwell_needs_one_copy_of_weights_with_one_scale(gpu: str, precision: str, recipe: str | None, width: float) -> None:
+    shape = model("llama-3-8b")
+    matrices = shape.num_hidden_layers * float(entries(layer_matrices(shape, shape.layer_kind(moe=False))))
+    weights = [
+        asked(gpu=gpu, precision=precision, fp8_recipe=recipe, parameter_precision=stored).memory.weights_bytes  # type: ignore[union-attr]
+        for stored in ("bf16", "fp8")
+    ]
+    assert weights[0] - weights[1] == pytest.approx(matrices * (2.0 - width), abs=1.0)
 
 
 def test_only_matrices_are_kept_in_eight_bits() -> None:

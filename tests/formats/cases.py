@@ -103,7 +103,7 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
         "precision": draw(st.sampled_from(("bf16", "fp16", "fp8"))),
         "attention": draw(st.sampled_from(("flash", "unfused"))),
         "dropout": draw(st.sampled_from((0.0, 0.1))),
-        "cross_entropy": draw(st.sampled_from(("fused", "unfused"))),
+        "cross_entropy": draw(st.sampled_from(("fused", "unfused", "in_place"))),
     }
     if draw(st.booleans()):
         training |= {"optimizer_precision": "bf16", "exp_avg_sq_precision": draw(st.sampled_from(("fp32", "fp8")))}

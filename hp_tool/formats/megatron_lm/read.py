@@ -218,7 +218,7 @@ class _Reader:
             "attention": self.attention(),
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
             "optimizer": self.text("optimizer", "adam"),
-            "cross_entropy": "fused" if self.on("cross-entropy-loss-fusion") else "unfused",
+            "cross_entropy": self.loss(),
         }
         if hidden := self.overlap():
             asked["overlap"] = hidden
@@ -232,6 +232,11 @@ class _Reader:
         if self.on("moe-expert-capacity-factor"):
             asked["expert_capacity_factor"] = self.real("moe-expert-capacity-factor", 1.0)
         return asked
+
+    def loss(self) -> str:
+        if not self.on("cross-entropy-loss-fusion"):
+            return "unfused"
+        return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
 
     def attention(self) -> str:
         """Transformer Engine's automatic choice is a fused kernel; the local implementation has none."""

@@ -156,8 +156,12 @@ def _training(setup: TrainingSetup) -> Flags:
         "hidden-dropout": [f"{w.dropout:g}"],
         "optimizer": [w.optimizer],
         **PRECISIONS[w.precision],
-        **_switches({"cross-entropy-loss-fusion": w.cross_entropy == "fused"}),
+        **_switches({"cross-entropy-loss-fusion": w.cross_entropy != "unfused"}),
     }
+    if w.cross_entropy == "chunked":
+        raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
+    if w.cross_entropy == "in_place":
+        given["cross-entropy-fusion-impl"] = ["te"]
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
         raise UnsupportedError(f"{TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
@@ -229,7 +233,8 @@ _LANGUAGE_MODEL = {
 _MODEL_PARALLEL = {
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
     "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel", "bf16", "fp16", "tp-comm-overlap",
-    "overlap-moe-expert-parallel-comm", "cross-entropy-loss-fusion", "num-virtual-stages-per-pipeline-rank",
+    "overlap-moe-expert-parallel-comm", "cross-entropy-loss-fusion", "cross-entropy-fusion-impl",
+    "num-virtual-stages-per-pipeline-rank",
 }  # fmt: skip
 _KEYS = {
     "num-experts": "num_moe_experts",
