@@ -59,14 +59,16 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
-    return estimate if workload.total_tokens is None else _with_whole_training(estimate, case=case, step_s=step_s, busy=busy)
+    if workload.total_tokens is None:
+        return estimate
+    return _with_whole_training(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
 
 
-def _with_whole_training(estimate: Estimate, *, case: TrainingCase, step_s: float, busy: float) -> Estimate:
+def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float) -> Estimate:
     """The estimate with days, GPU-hours, cost and energy of `total_tokens`."""
     cluster, workload, kept = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
-    seconds = workload.total_tokens / step_tokens(workload) * step_s
+    seconds = workload.total_tokens / tokens * step_s
     days, gpu_hours = seconds / SECONDS_PER_DAY, seconds * cluster.num_gpus / SECONDS_PER_HOUR
     effective_days = None
     if kept is not None:
