@@ -16,7 +16,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import OverlapSpec
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, shell, torchtitan
 from hp_tool.formats.logs import LogFacts, read_log
@@ -210,12 +210,7 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     estimate = training.estimate(query=query)
     logged = None
     if log is not None:
-        logged = _logged(
-            read_log(log, reader=reader),
-            sequences=workload.global_batch_size,
-            length=workload.sequence_length,
-            num_gpus=num_gpus,
-        )
+        logged = _logged(read_log(log, reader=reader), workload, num_gpus=num_gpus)
     hidden = workload.overlap or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)
@@ -243,14 +238,10 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     )
 
 
-def _logged(facts: LogFacts, *, sequences: int, length: int, num_gpus: int) -> LoggedRun:
+def _logged(facts: LogFacts, workload: TrainingWorkload, *, num_gpus: int) -> LoggedRun:
     """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
-    tokens = sequences * length / num_gpus
-    seconds = (
-        facts.step_s
-        or [tokens / rate for rate in facts.tokens_per_second_per_gpu]
-        or [sequences / rate for rate in facts.samples_per_second]
-    )
+    tokens = workload.global_batch_size * workload.sequence_length / num_gpus
+    seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds
     step_s = statistics.median(settled) if settled else None
     return LoggedRun(
