@@ -64,7 +64,7 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
         if record.model_family not in ("", model_family(problem.model)):
             continue
         evidence = evidence_of(same, problem=problem)
-        step = calibration.predict_step(
+        step = calibration.step_time.predict(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
         )
         before = np.sum(list(evidence.parts_s.values()), axis=0)

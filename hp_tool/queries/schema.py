@@ -19,9 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError

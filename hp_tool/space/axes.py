@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import merges_passes
-from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, zero_stages
+from hp_tool.domain.parallel import (
+    ParallelQuery,
+    PipelineSchedule,
+    Recompute,
+    RecomputeName,
+    axis_values,
+    divisors,
+    splits_unevenly,
+    zero_stages,
+)
 from hp_tool.domain.pipeline_layout import parse_layout
-from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
@@ -136,7 +143,7 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that do not divide the layers and are pipelines nevertheless, see `domain.pipeline_split`."""
+    """Numbers of stages that do not divide the layers and are pipelines nevertheless, see `domain.parallel`."""
     sizes = (1 << k for k in range(1, min(layers, num_gpus).bit_length()))
     return tuple(p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1))
 

@@ -10,9 +10,8 @@ import numpy as np
 from hp_tool import bounds
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.legality import legality, rejection_counts
-from hp_tool.domain.divisors import divisors
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, axis_values
+from hp_tool.domain.parallel import ParallelQuery, axis_values, divisors
 from hp_tool.domain.serving import EngineEfficiency
 
 MAX_COMBINATIONS = 20_000_000

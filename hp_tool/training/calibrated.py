@@ -61,8 +61,8 @@ class CalibratedPredictor:
         passes = layer_passes(case=problem, candidates=candidates)
         return _Predicted(
             layer_passes=passes,
-            step=self.calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features),
-            allocated=self.calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features),
+            step=self.calibration.step_time.predict(parts_s=costs.parts, layer_passes=passes, features=features),
+            allocated=self.calibration.memory.predict(memory_bytes=allocated_bytes(costs), features=features),
         )
 
     def _corrected(self, costs: TrainingCosts, predicted: _Predicted) -> TrainingCosts:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hp_tool import bounds
-from hp_tool.domain.divisors import divisors
+from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.pareto import undominated

@@ -116,6 +116,6 @@ class LatencyCalibration:
         """(TTFT, TPOT) of all rows of the table."""
         passes, features = table.layer_passes, table.features
         return (
-            self.ttft.predict_step(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
-            self.tpot.predict_step(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
+            self.ttft.step_time.predict(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
+            self.tpot.step_time.predict(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
         )

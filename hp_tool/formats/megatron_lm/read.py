@@ -6,8 +6,8 @@ import math
 import re
 from typing import Any
 
+from hp_tool.domain.parallel import chunk_layers
 from hp_tool.domain.pipeline_layout import parse_layout
-from hp_tool.domain.pipeline_split import chunk_layers
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.megatron_lm.words import (
     CONTEXT,
