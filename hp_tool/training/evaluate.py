@@ -19,7 +19,6 @@ from hp_tool.errors import InputError
 from hp_tool.space import scheduled_chunks
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.fixes import fixes
-from hp_tool.training.limits import with_missed_targets
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 
@@ -53,7 +52,7 @@ class ResolvedConfiguration:
         else:
             costs = self.problem.costs(self.candidate) if self.row is None else self.row.costs.row(self.row.index)
             estimate = estimate_alone(case=self.problem, costs=costs, candidate=self.candidate)
-            estimate = with_missed_targets(replace(estimate, parallel=self.config), self.problem)
+            estimate = self.problem.with_missed_targets(replace(estimate, parallel=self.config))
         if estimate.feasible or not with_fixes:
             return estimate
         return replace(estimate, mends=fixes(query=self.query, problem=self.problem, infeasible=estimate))
