@@ -33,16 +33,6 @@ class Recompute(Strict):
     both norms; mla_up_proj: queries, keys and values made from the latents."""
 
 
-def zero_stages(framework: str) -> tuple[int, ...]:
-    """The ZeRO stages a framework knows: FSDP shards gradients and states (2), or weights too (3); nanotron states at most."""
-    return {"torch-fsdp": (2, 3), "nanotron": (0, 1)}.get(framework, (0, 1, 2, 3))
-
-
-def default_zero_stage(framework: str) -> int:
-    """What runs where a query does not say: Megatron's distributed optimizer, FSDP's full sharding."""
-    return 3 if framework == "torch-fsdp" else 1
-
-
 def recompute_name(recompute: RecomputeName | Recompute) -> str:
     """`selective`, or `full block 4` where more was said."""
     if isinstance(recompute, str):

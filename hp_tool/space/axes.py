@@ -16,7 +16,6 @@ from hp_tool.domain.parallel import (
     axis_values,
     divisors,
     splits_unevenly,
-    zero_stages,
 )
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.workload import TrainingWorkload
@@ -25,8 +24,6 @@ from hp_tool.errors import InputError
 MAX_MICRO_BATCH = 64
 MAX_CHUNKS = 16
 """Model chunks per pipeline rank tried by default; more only adds point-to-point traffic."""
-
-
 CONTEXT_TOKENS = 8_192
 """Tokens of a sequence below which context parallelism is not tried by default."""
 
@@ -77,7 +74,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
     # A framework that balances blocks has neither interleaving nor context parallelism.
-    balanced = facts(workload.framework).balances_blocks
+    framework = facts(workload.framework)
+    balanced = framework.balances_blocks
     plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
@@ -92,6 +90,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
+    known = framework.zero_stages
+    usual = tuple(stage for stage in known if stage == 1 or (stage == 0 and not any(shards)))  # 0 shards nothing
     return Axes(
         tensor_parallel_size=axis_values(query.tensor_parallel_size) or divisors(model.num_attention_heads, limit=n),
         pipeline_parallel_size=stages,
@@ -102,18 +102,12 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute(query, _recomputations(workload)),
-        zero_stage=axis_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
-        known_zero_stages=zero_stages(workload.framework),
+        zero_stage=axis_values(query.zero_stage) or usual or known,
+        known_zero_stages=known,
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
         pipeline_schedule=axis_values(query.pipeline_schedule) or None,
     )
-
-
-def _default_zero_stages(framework: str, *, sharded: bool) -> tuple[int, ...]:
-    """0 and 1, or all where the framework has neither; without 0 where only a part of the replicas shards."""
-    known = zero_stages(framework)
-    return tuple(stage for stage in known if stage <= 1 and not (sharded and stage == 0)) or known
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:

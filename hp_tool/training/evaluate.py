@@ -11,7 +11,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
@@ -113,7 +114,7 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
             value = value[0]
         if value is not None:
             values[name] = value
-    values.setdefault("zero_stage", default_zero_stage(framework))
+    values.setdefault("zero_stage", facts(framework).default_zero_stage)
     if parallel.pipeline_layout is not None:
         values = _with_layout_sizes(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
     schedule = values.get("pipeline_schedule")

@@ -99,7 +99,8 @@ class TrainingProblem(TrainingCase):
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
         """A reason for each limit that the estimate exceeds: its value, the limit, and the parts of a step it goes into."""
         limits, reasons = self.constraints, []
-        for name, value, limit in (("days", estimate.calendar_days, limits.max_days), ("cost", estimate.cost, limits.max_cost)):
+        for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
+            value = None if limit is None else estimate.calendar_days if name == "days" else estimate.cost
             if value is not None and limit is not None and value > limit:
                 message = f"{name} {value:,.1f} is above constraints.max_{name} {limit:,.1f}{_in_parts(estimate, value)}"
                 reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -17,7 +18,7 @@ from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import as_asked
 from hp_tool.domain.result import Recommendation
-from hp_tool.space import add_counts, default_axes, legal_chunks
+from hp_tool.space import default_axes, legal_chunks
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import MIB
@@ -77,12 +78,12 @@ def cost_space(
     `keep`: keep only so many of the best on the way; memory then stays bounded however large the space is. `predictor`:
     corrects the costs; its factors decide which RERANKED are the best, its residuals their order.
     """
-    rejections: dict[str, int] = {}
+    rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
     legal = feasible = 0
     reach = None if keep is None else keep if predictor is None else max(keep, RERANKED)
     for rows, turned_away in costed_chunks(problem=problem, predictor=predictor):
-        add_counts(rejections, turned_away)
+        rejections.update(turned_away)
         legal += len(rows.candidates)
         feasible += int(np.count_nonzero(rows.acceptable))
         kept.append(rows)
@@ -91,16 +92,16 @@ def cost_space(
     rows = CostedRows.concatenate(kept)
     if keep is not None and predictor is not None and len(rows.candidates):
         rows, turned_away = with_residuals(rows.candidates, problem=problem, predictor=predictor)
-        add_counts(rejections, turned_away)
+        rejections.update(turned_away)
         feasible -= int(np.count_nonzero(~rows.acceptable))
         rows = rows.take(rows.best(keep))
     columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(CostedRows)}
-    return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=rejections)
+    return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=dict(rejections))
 
 
 def costed_chunks(
     *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
-) -> Iterator[tuple[CostedRows, dict[str, int]]]:
+) -> Iterator[tuple[CostedRows, Counter[str]]]:
     """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Only the
     factors of a `predictor` are applied.
     """
@@ -112,9 +113,7 @@ def costed_chunks(
             every = chunk.candidates.take(slice(None))
             costs = predictor.costs(costs.rows(chunk.candidates.shape), candidates=every, problem=problem)
         rows, limited = _judged(chunk.candidates, costs, problem=problem)
-        turned_away = dict(chunk.rejections)
-        add_counts(turned_away, limited)
-        yield rows, turned_away
+        yield rows, chunk.rejections + Counter(limited)
 
 
 def with_residuals(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.parallel import zero_stages
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
@@ -63,7 +63,8 @@ def _with_all_zero_stages(problem: TrainingProblem, *, keep: int, predictor: Cal
     """
     if problem.parallel.zero_stage is not None:
         return None
-    free = replace(problem, parallel=replace(problem.parallel, zero_stage=zero_stages(problem.workload.framework)))
+    stages = facts(problem.workload.framework).zero_stages
+    free = replace(problem, parallel=replace(problem.parallel, zero_stage=stages))
     space = cost_space(problem=free, keep=keep, predictor=predictor)
     return space if space.feasible else None
 
