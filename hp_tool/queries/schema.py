@@ -23,9 +23,8 @@ from pydantic_core import ErrorDetails
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.fields import out_of_bounds
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
