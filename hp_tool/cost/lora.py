@@ -115,7 +115,8 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
     workload = case.workload
     assert workload.lora is not None
     routed = routed_tokens(case, candidates, s) if moe else 0.0
-    saved, wide = block.saved, 0.0
+    saved = block.saved
+    wide: Floats = 0.0
     sources: dict[str, bool] = {}
     for matrix in rank_matrices(case.model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens

@@ -144,6 +144,11 @@ class TrainingWorkload(Strict):
         """Bytes of one activation element: 2, or 4 if precision is fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
 
+    @property
+    def merges_passes(self) -> bool:
+        """Whether experts' all-to-alls run behind the opposite pass of another micro-batch (overlap.expert_parallel)."""
+        return self.overlap is not None and bool(self.overlap.expert_parallel)
+
     @cached_property
     def activation_input_bytes(self) -> float:
         """Bytes of an element that the MLP's activation function keeps."""

@@ -15,7 +15,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import MeasurementRecord
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, number_or_nan, stored_evidence, teaching
+from hp_tool.learning.evidence import MAX_MEASUREMENTS, stored_evidence, teaching
 from hp_tool.learning.series import Series
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.problem import Question
@@ -80,15 +80,15 @@ def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProble
     """Of runs of one problem; a configuration that ran twice is one row of the table."""
     configs = list(dict.fromkeys(record.parallel for record in records if isinstance(record.parallel, ServingConfig)))
     candidates = serving_candidates(problem, configs)
-    costs = problem.costs(candidates)
+    costs = problem.costed(candidates).costs
     row_of: dict[Configuration, int] = {config: row for row, config in enumerate(configs)}
     rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
     outcomes = [record.measurement for record in records]
     evidence = serving_table(problem, candidates, costs).evidence(
         rows=rows,
         measurement_ids=tuple(record.id for record in records),
-        step_s=np.array([number_or_nan(outcome.objective_s) for outcome in outcomes]),
-        memory_bytes=np.array([number_or_nan(outcome.peak_memory_bytes) for outcome in outcomes]),
+        step_s=np.array([outcome.objective_s for outcome in outcomes], dtype=np.float64),
+        memory_bytes=np.array([outcome.peak_memory_bytes for outcome in outcomes], dtype=np.float64),
         out_of_memory=np.array([outcome.status == "oom" for outcome in outcomes], dtype=np.bool_),
     )
 
@@ -116,6 +116,6 @@ class LatencyCalibration:
         """(TTFT, TPOT) of all rows of the table."""
         passes, features = table.layer_passes, table.features
         return (
-            self.ttft.predict_step(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
-            self.tpot.predict_step(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
+            self.ttft.step_time.predict(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
+            self.tpot.step_time.predict(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
         )
