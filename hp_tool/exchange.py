@@ -13,6 +13,7 @@ from typing import Any
 
 from hp_tool import catalog, documents, serving, training
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import ServingConfig
@@ -110,7 +111,11 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
     model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    return TrainingSetup(model=at.model, cluster=at.cluster, workload=at.workload, parallel=config, strategy=at.strategy)
+    strategy, layout = at.strategy, at.named(config).pipeline_layout
+    sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
+    if layout is not None and not ends_are_shorter(num_layers=at.model.num_hidden_layers, **sizes):
+        strategy = replace(strategy, pipeline_layout=parse_layout(layout))
+    return TrainingSetup(model=at.model, cluster=at.cluster, workload=at.workload, parallel=config, strategy=strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.pipeline_layout import chunk_layers
 from hp_tool.training.problem import TrainingProblem
 
 
@@ -74,9 +75,9 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
         counts = [float(count) for count in layers]
         ends = [(rank == 0, rank == output_at) for rank in range(p)]
     else:
-        pipeline = whole_pipeline(problem, candidate)
-        each = float(pipeline.critical.count)
-        counts = [each - float(pipeline.fewer_first), *[each] * (p - 2), each - float(pipeline.fewer_last)]
+        chunks = int(candidate.virtual_pipeline_parallel_size)
+        held = chunk_layers(num_layers=problem.model.total_layers, stages=p, chunks=chunks)
+        counts = [float(sum(held[rank::p])) for rank in range(p)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.pipeline_schedule == ZBV:
             ends = [(rank == 0, rank == 0) for rank in range(p)]

@@ -9,7 +9,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy, least_micro_batches, schedule_rule
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelConfig, divisors, splits_unevenly
+from hp_tool.domain.parallel import ParallelConfig, divisors
 from hp_tool.domain.result import Reason
 from hp_tool.units import gib
 
@@ -93,8 +93,9 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
         )
     else:
         message = (
-            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers "
-            f"{layers}; choose a product among {list(divisors(layers, limit=layers))}{_unevenly(layers)}"
+            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers {layers}, and "
+            f"some chunk would have no layer, or the schedule wants equal ones; choose a product below {layers}, under zbv or "
+            f"dualpipe among {list(divisors(layers, limit=layers))}"
         )
     return message, p * v, layers
 
@@ -227,10 +228,3 @@ _EXPLANATIONS: dict[str, Callable[[TrainingCase, ParallelConfig], _Explanation]]
     "kinds_not_divisible": _kinds,
     "encoder_decoder_not_split": _encoder_decoder,
 }
-
-
-def _unevenly(layers: int) -> str:
-    """Numbers of stages that shorter ends allow in addition."""
-    sizes = [1 << k for k in range(1, layers.bit_length() + 1)]
-    sizes = [p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1)]
-    return f", or stages with one chunk each and shorter ends among {sizes}" if sizes else ""

@@ -13,7 +13,7 @@ from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import missing_layers
+from hp_tool.domain.pipeline_layout import stage_layers
 
 NO_LAYERS = 1e-9
 """Layers of an empty stage: formulas divide by the number of layers."""
@@ -101,15 +101,15 @@ class Pipeline:
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     """The stages of the whole pipeline, with L/p layers each.
 
-    If p v does not divide L, the ends hold fewer (`domain.parallel`). If the framework balances blocks, stages are filled
-    by weight.
+    If p v does not divide L, some hold fewer, the ends first (`domain.pipeline_layout`); those between count as full. If the
+    framework balances blocks, stages are filled by weight.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     if facts(case.workload.framework).balances_blocks:
         return _filled_pipeline(model, c)
-    fewer_first, fewer_last = missing_layers(num_layers=model.total_layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
-    fewer = fewer_first + fewer_last
-    each = (model.total_layers + fewer) / p
+    on_ends = stage_layers(num_layers=model.total_layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
+    first_layers, last_layers, each = on_ends
+    fewer_first, fewer_last, fewer = each - first_layers, each - last_layers, p * each - model.total_layers
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
     on_v = depths * (c.pipeline_schedule == ZBV) if depths else 0
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)

@@ -8,8 +8,10 @@ transformer/pipeline_parallel_layer_layout.py.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from hp_tool.errors import InputError
 
@@ -106,3 +108,71 @@ def _written_out(text: str) -> str:
             raise InputError(f"a pipeline layout may stand for {MAX_WRITTEN_OUT:,} layers and marks at most", field=FIELD)
         text = pattern.sub(lambda found: found[1] * int(found[2]), text)
     return text
+
+
+# Layers of the stages where nobody lays them out, and they or their model chunks cannot all hold equally many.
+#
+# Megatron Core counts the output layer, or it and the embedding, as a layer each (account_for_loss_in_pipeline_split,
+# account_for_embedding_in_pipeline_split): BLOOM's 70 layers lie on 12 stages, Llama 3.1 405B's 126 on 64 chunks. With one
+# chunk a rank it takes any number for either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage), as
+# NeMo's recipe has the 61 layers of DeepSeek-V3 on 16 stages: 3, fourteen times 4, and 2. What is left is laid out chunk by
+# chunk, a layer fewer in each of the first and the last few. Sizes are numbers or arrays: L layers on p stages of v chunks.
+
+
+def missing_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any]:
+    """(a, b): layers to the next multiple of p v, shared out to both ends. The last one, which has the output layer too, lacks
+    more. Both are 0 where p v divides L.
+    """
+    missing = -num_layers % (stages * chunks)
+    return missing // 2, missing - missing // 2
+
+
+def ends_are_shorter(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
+    """Whether the ends alone lack layers: they have enough of them, or lack no more than one each."""
+    _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    return (last <= 1) | ((chunks == 1) & (last < -(-num_layers // stages)))
+
+
+def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
+    """Whether a pipeline whose p v does not divide L holds a layer or more in each chunk; the ends' chunks may be without."""
+    _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
+
+
+def stage_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any, Any]:
+    """Layers of the (first, last, fullest) stage."""
+    p = stages
+    first, last = missing_layers(num_layers=num_layers, stages=p, chunks=chunks)
+    full = -(-num_layers // (p * chunks)) * chunks
+    ends = ends_are_shorter(num_layers=num_layers, stages=p, chunks=chunks)
+    # Chunk i is on rank i mod p, so of every p neighbouring chunks that lack a layer each stage has one.
+    rounds, (begun, ended) = first // p + last // p, (first % p, last % p)
+    spread = (rounds + (begun > 0), rounds + (ended > 0), rounds + (begun + ended >= p))
+    return tuple(
+        full - (ends * short + (1 - ends) * scattered)
+        for short, scattered in zip((first, last, first * (p == 2)), spread, strict=True)
+    )
+
+
+def chunk_layers(*, num_layers: int, stages: int, chunks: int) -> list[int]:
+    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them."""
+    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    count = stages * chunks
+    held = [(num_layers + first + last) // count] * count
+    if ends_are_shorter(num_layers=num_layers, stages=stages, chunks=chunks):
+        held[0] -= first
+        held[-1] -= last
+        return held
+    return [layers - (place < first or place >= count - last) for place, layers in enumerate(held)]
+
+
+def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int) -> str:
+    """The same in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
+    first, *between, last = (_layers(count) for count in chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks))
+    runs = ((text, len(list(same))) for text, same in itertools.groupby(between))
+    middle = "".join(f"({text}|)*{times}" if times > 1 else f"{text}|" for text, times in runs)
+    return f"E{first}|{middle}{last}{'m' * mtp_layers}L"
+
+
+def _layers(count: int) -> str:
+    return f"t*{count}" if count > 2 else "t" * count

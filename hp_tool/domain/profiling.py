@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ContextCommunication, Strategy, splits_unevenly
+from hp_tool.domain.parallel import ContextCommunication, Strategy
+from hp_tool.domain.pipeline_layout import ends_are_shorter, splits_unevenly
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
@@ -186,7 +187,8 @@ def unprofiled_sizes(
         "expert parallelism of a dense model",
     )
     p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
-    uneven = splits_unevenly(num_layers=layers, stages=p, chunks=v)
+    asked = {"num_layers": layers, "stages": p, "chunks": v}
+    uneven = splits_unevenly(**asked) & ends_are_shorter(**asked)
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"

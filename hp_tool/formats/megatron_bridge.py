@@ -62,10 +62,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         given["ddp.use_megatron_fsdp"] = "true"
         given["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
     first, last = setup.missing_layers
-    if (first, last) == (1, 1):
-        given["model.account_for_embedding_in_pipeline_split"] = "true"
+    if last == 1:
+        given |= {"model.account_for_embedding_in_pipeline_split": "true"} if first else {}
         given["model.account_for_loss_in_pipeline_split"] = "true"
-    elif (first, last) != (0, 0):
+    elif last > 1:
         each = (setup.model.num_hidden_layers + first + last) // c.pipeline_parallel_size
         given["model.num_layers_in_first_pipeline_stage"] = str(each - first)
         given["model.num_layers_in_last_pipeline_stage"] = str(each - last)

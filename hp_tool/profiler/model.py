@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Recompute, chunk_layers, missing_layers
+from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.pipeline_layout import chunk_layers, missing_layers
 from hp_tool.profiler.layers import has_transformer_engine, layer_specs
 from hp_tool.profiler.weights import initialise
 
@@ -151,8 +152,8 @@ def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
     first, last = missing_layers(num_layers=layers, stages=stages, chunks=chunks)
     if (first, last) == (0, 0):
         return {}
-    if (first, last) == (1, 1):
-        return {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    if last == 1:
+        return {"account_for_embedding_in_pipeline_split": first == 1, "account_for_loss_in_pipeline_split": True}
     counts = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
     return {"num_layers_in_first_pipeline_stage": counts[0], "num_layers_in_last_pipeline_stage": counts[-1]}
 

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import (
-    ParallelQuery,
-    PipelineSchedule,
-    Recompute,
-    RecomputeName,
-    axis_values,
-    divisors,
-    splits_unevenly,
-)
+from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, divisors
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
@@ -136,14 +128,20 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that do not divide the layers and are pipelines nevertheless, see `domain.parallel`."""
-    sizes = (1 << k for k in range(1, min(layers, num_gpus).bit_length()))
-    return tuple(p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1))
+    """Numbers of stages that do not divide the layers and are tried nevertheless: powers of two, and those that divide them if
+    output layer and embedding count too (`domain.pipeline_layout`).
+    """
+    sizes = (p for p in range(2, min(layers, num_gpus + 1)) if p & (p - 1) == 0 or _counts_ends(layers, p))
+    return tuple(p for p in sizes if layers % p)
 
 
 def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
     """Whether so many chunks a rank fit any of the stages that do not divide the layers."""
-    return any(layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=chunks) for p in stages)
+    return any(layers % p and p > 1 and _counts_ends(layers, p * chunks) for p in stages)
+
+
+def _counts_ends(layers: int, chunks: int) -> bool:
+    return -layers % chunks <= 2
 
 
 def _recomputations(workload: TrainingWorkload) -> tuple[RecomputeName, ...]:

@@ -97,7 +97,9 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
     candidate = Candidates.alone(config)
     code = int(legality(case=problem, candidates=candidate))
     reasons = explain(code, case=problem, config=config) if code else ()
-    return ResolvedConfiguration(query=query, problem=problem, config=config, candidate=candidate, reasons=reasons)
+    return ResolvedConfiguration(
+        query=query, problem=problem, config=problem.named(config), candidate=candidate, reasons=reasons
+    )
 
 
 def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core") -> ParallelConfig:

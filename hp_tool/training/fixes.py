@@ -182,7 +182,7 @@ def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> 
     return Mend(
         change=change_in_words(near.base, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)),
         changed=changed_fields(near.base, after.parallel),
-        parallel=as_asked(after.parallel, problem.parallel),
+        parallel=problem.named(as_asked(after.parallel, problem.parallel)),
         num_gpus=problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,
         memory_saved_bytes=before_bytes - after.memory.total_bytes if before_bytes is not None else None,

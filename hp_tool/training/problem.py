@@ -24,11 +24,19 @@ from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Strategy, TokenDispatcher, axis_values
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
-from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, parse_layout
+from hp_tool.domain.pipeline_layout import (
+    PipelineLayout,
+    check_layout,
+    chunk_layers,
+    layout_text,
+    parse_layout,
+    splits_unevenly,
+)
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
@@ -66,6 +74,17 @@ class TrainingProblem(TrainingCase):
             return laid_out_costs(self, candidates, layout=layout, memory_headroom_fraction=headroom)
         costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
         return costs if self.rows is None else with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
+
+    def named(self, config: ParallelConfig) -> ParallelConfig:
+        """The configuration with the layout that its framework gives stages which cannot hold equally many layers."""
+        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).balances_blocks or self.kinds:
+            return config
+        layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
+        p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+        if layers % (p * v) == 0 or not splits_unevenly(num_layers=layers, stages=p, chunks=v):
+            return config
+        layout = layout_text(num_layers=layers, mtp_layers=mtp, stages=p, chunks=v)
+        return dataclasses.replace(config, pipeline_layout=layout)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""
@@ -120,6 +139,8 @@ def resolve_training(query: Query) -> TrainingProblem:
             field="kind",
         )
     model = named_model(query.model)
+    query = dataclasses.replace(query, parallel=_without_usual_layout(query.parallel, model))
+    assert query.training is not None
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
@@ -206,6 +227,24 @@ def _strategy(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWo
         moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version if model.num_experts else None),
         pipeline_layout=_pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
     )
+
+
+def _without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
+    """The axes without a pipeline_layout that is what its framework does with so many stages and chunks unasked: an answer's
+    `parallel`, asked again.
+    """
+    stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
+    if text is None or not isinstance(stages, int):
+        return parallel
+    layout = parse_layout(text)
+    chunks = parallel.virtual_pipeline_parallel_size or max(len(layout.chunks) // stages, 1)
+    layers = model.num_hidden_layers
+    if not isinstance(chunks, int) or stages * chunks != len(layout.chunks) or layers % len(layout.chunks) == 0:
+        return parallel
+    usual = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+    if [chunk.layers for chunk in layout.chunks] != usual or layout.chunks[-1].mtp_layers != model.num_nextn_predict_layers:
+        return parallel
+    return dataclasses.replace(parallel, pipeline_layout=None, virtual_pipeline_parallel_size=chunks)
 
 
 def _pipeline_layout(text: str | None, *, model: ModelSpec, workload: TrainingWorkload) -> PipelineLayout | None:

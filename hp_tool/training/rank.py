@@ -165,7 +165,7 @@ def recommendations(
     costs = problem.costs(chosen)
     rows = []
     for index in range(len(chosen)):
-        config = as_asked(chosen.config(index), problem.parallel)
+        config = problem.named(as_asked(chosen.config(index), problem.parallel))
         calibrated = None
         if predictor is not None:
             calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)

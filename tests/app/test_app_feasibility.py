@@ -41,7 +41,7 @@ ILLEGAL = [
     # code, query, words its message must hold
     ("heads_not_divisible", {"tensor_parallel_size": 128, "cluster": {"num_gpus": 128}}, ("128", "64", "choose one of")),
     ("hidden_not_divisible", {"model": WIDE | {"intermediate_size": 4100}}, ("8", "4100", "common divisor")),
-    ("layers_not_divisible", {"pipeline_parallel_size": 5}, ("5", "48", "[1, 2, 3, 4, 6, 8")),
+    ("layers_not_divisible", {"pipeline_parallel_size": 64}, ("64", "48", "below 48", "[1, 2, 3, 4, 6, 8")),
     ("world_size_mismatch", {"pipeline_parallel_size": 3}, ("8 x pipeline 3", "64", "divides 64")),
     ("batch_not_divisible", {"micro_batch_size": 5}, ("8 x micro_batch_size 5 = 40", "64", "change micro_batch_size")),
     ("sequence_not_divisible", {"training": {"sequence_length": 2044}}, ("2044", "8 ways", "multiple of 8")),
@@ -121,7 +121,7 @@ def test_the_base_of_these_cases_is_legal_and_fits() -> None:
 
 
 def test_several_broken_rules_are_all_told() -> None:
-    codes = {reason.code for reason in asked(pipeline_parallel_size=5, micro_batch_size=7).reasons}
+    codes = {reason.code for reason in asked(pipeline_parallel_size=49, micro_batch_size=7).reasons}
     assert {"layers_not_divisible", "world_size_mismatch", "batch_not_divisible"} <= codes
 
 

@@ -110,10 +110,8 @@ def _parallel(setup: TrainingSetup) -> Flags:
 def _shorter_ends(setup: TrainingSetup) -> Flags:
     """Where stages cannot hold equally many layers."""
     first, last = setup.missing_layers
-    if (first, last) == (1, 1):
-        return {words.WITH_EMBEDDING: [], words.WITH_LOSS: []}
-    if (first, last) == (0, 0):
-        return {}
+    if last <= 1:
+        return _switches({words.WITH_EMBEDDING: first == 1, words.WITH_LOSS: last == 1})
     each = (setup.model.num_hidden_layers + first + last) // setup.parallel.pipeline_parallel_size
     return {words.FIRST_STAGE: [str(each - first)], words.LAST_STAGE: [str(each - last)]}
 
