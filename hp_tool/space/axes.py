@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
+from hp_tool.cost.arrays import Bools, Ints
+from hp_tool.cost.candidates import ONE_F_ONE_B, Candidates, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, divisors
@@ -43,6 +44,8 @@ class Axes:
     """Follows from the number of devices; where given, nothing else may follow."""
     pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
     """None: 1F1B, interleaved where there are several model chunks per rank."""
+    chunks_are_asked: bool = False
+    """Whether the query names the chunks per rank. Otherwise those are tried that divide the layers, ends counted or not."""
 
     def lengths(self, *names: str) -> dict[str, int]:
         """How many values each of these axes has, by its path in a query."""
@@ -98,6 +101,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
         pipeline_schedule=axis_values(query.pipeline_schedule) or None,
+        chunks_are_asked=query.virtual_pipeline_parallel_size is not None or bool(laid_out) or bool(cluster.kinds),
     )
 
 
@@ -140,7 +144,14 @@ def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
     return any(layers % p and p > 1 and _counts_ends(layers, p * chunks) for p in stages)
 
 
-def _counts_ends(layers: int, chunks: int) -> bool:
+def is_usual(c: Candidates, *, layers: int) -> Bools:
+    """Where one chunk a rank is asked for, or as many as divide the layers with the ends counted or not."""
+    return (c.virtual_pipeline_parallel_size == 1) | _counts_ends(
+        layers, c.pipeline_parallel_size * c.virtual_pipeline_parallel_size
+    )
+
+
+def _counts_ends(layers: int, chunks: Ints) -> Bools:
     return -layers % chunks <= 2
 
 

@@ -18,10 +18,10 @@ from hp_tool import bounds
 from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.legality import legality, rejection_counts
+from hp_tool.cost.legality import REASONS, legality, rejection_counts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.space.axes import Axes
+from hp_tool.space.axes import Axes, is_usual
 
 MAX_COMBINATIONS = 100_000_000
 """Raw combinations one query may span."""
@@ -65,6 +65,8 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
         bounds.check(done=min(BLOCK, total - start) * grids[0].each)
         block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
         codes = legality(case=case, candidates=block)
+        if not axes.chunks_are_asked:
+            codes = codes | ~is_usual(block, layers=case.model.num_hidden_layers) * (1 << REASONS.index("layers_not_divisible"))
         replicas = block.data_parallel_size * block.context_parallel_size > 1
         weights = np.where(replicas, grids[0].each, grids[1].each)
         counts.update(rejection_counts(codes, weights=weights))

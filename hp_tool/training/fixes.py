@@ -18,7 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
-from hp_tool.space import default_axes, scheduled_chunks
+from hp_tool.space import default_axes, is_usual, scheduled_chunks
 from hp_tool.space.neighbours import SIZES, neighbours
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
@@ -135,7 +135,10 @@ def _neighbours(query: Query, problem: TrainingProblem, infeasible: Estimate, *,
         num_gpus=problem.cluster.num_gpus,
         changes=changes,
     )
-    legal = every.take(legality(case=problem, candidates=every) == 0)
+    usual = is_usual(every, layers=problem.model.num_hidden_layers) | (
+        every.virtual_pipeline_parallel_size == base.virtual_pipeline_parallel_size
+    )
+    legal = every.take((legality(case=problem, candidates=every) == 0) & usual)
     candidates = _with_fewest_layers(problem, legal)
     if len(candidates) == 0:
         return None
