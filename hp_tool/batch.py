@@ -67,13 +67,6 @@ def answer_lines(
     ]
 
 
-def answer_line(
-    line: Line, *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
-) -> str:
-    """The answer of one line."""
-    return answer_lines([line], task=task, top=top, read=read, calibrations=calibrations)[0]
-
-
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
     """The configurations, with their costs where they were computed as one array. Those stay without that are illegal, that
     are too few of one problem, or among which one breaks the costs of all.

@@ -10,17 +10,8 @@ from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.pipeline_stages import whole_pipeline
-from hp_tool.cost.schedules.execution import (
-    Operation,
-    Span,
-    dualpipe,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    timeline,
-    zb_h1,
-    zbv,
-)
+from hp_tool.cost.schedules import execution
+from hp_tool.cost.schedules.execution import Operation, Span
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.cost.training import model_layers
 from hp_tool.domain.parallel import ParallelConfig
@@ -94,11 +85,12 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     ).time
     work = [_passes(stage, layer) for stage in each]
     if name == "interleaved":
-        orders = interleaved(p=p, v=v, m=drawn)
+        orders = execution.interleaved(p=p, v=v, m=drawn)
     else:
-        orders = {"gpipe": gpipe, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe}.get(name, one_f_one_b)(p=p, m=drawn)
+        of_stages = {"gpipe": execution.gpipe, "zb-h1": execution.zb_h1, "zbv": execution.zbv, "dualpipe": execution.dualpipe}
+        orders = of_stages.get(name, execution.one_f_one_b)(p=p, m=drawn)
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
-    spans = timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
+    spans = execution.timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
     end_s = max(row[-1].end_s for row in spans)
     ranks = range(p) if p <= MAX_RANKS else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
     return Schedule(

@@ -76,16 +76,11 @@ def _laid(asked: ClusterQuery, node: NodeType) -> ClusterQuery:
     domain = asked.nvlink_domain_size or node.nvlink_domain_size or node.gpus_per_node
     if asked.nvlink_domain_size is None:
         domain = max(per_node, domain - domain % per_node)
-    given: dict[str, Any] = {
-        name: getattr(asked, name) if getattr(asked, name) is not None else getattr(node, name)
-        for name in (
-            "inter_node_bandwidth_bytes_per_second",
-            "network_topology",
-            "nodes_per_leaf",
-            "network_oversubscription",
-            "price_per_gpu_hour",
-        )
-    }
+
+    def either(name: str) -> Any:
+        value = getattr(asked, name)
+        return getattr(node, name) if value is None else value
+
     return replace(
         asked,
         name=asked.name or node.name,
@@ -94,7 +89,11 @@ def _laid(asked: ClusterQuery, node: NodeType) -> ClusterQuery:
         num_gpus=asked.num_gpus or node.num_gpus or node.gpus_per_node,
         gpus_per_node=per_node,
         nvlink_domain_size=domain,
-        **given,
+        inter_node_bandwidth_bytes_per_second=either("inter_node_bandwidth_bytes_per_second"),
+        network_topology=either("network_topology"),
+        nodes_per_leaf=either("nodes_per_leaf"),
+        network_oversubscription=either("network_oversubscription"),
+        price_per_gpu_hour=either("price_per_gpu_hour"),
     )
 
 

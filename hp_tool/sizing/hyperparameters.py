@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Literal
 
 from hp_tool.cost.flops import token_flops
 from hp_tool.domain.model import ModelSpec
@@ -53,7 +54,7 @@ def starting_hyperparameters(
         rule=f"0.3118 C^-0.1250 at C = {flops:.3g} non-embedding FLOPs; the peak, for the batch size of the same law",
         source=deepseek,
         extrapolated=outside,
-        alternatives={"GPT-3, table 2.1 interpolated": gpt3_learning_rate(parameters=parameters)},
+        alternatives={"GPT-3, table 2.1 interpolated": gpt3("learning_rate", parameters=parameters)},
     )
     batch = Choice(
         name="global_batch_size",
@@ -64,29 +65,20 @@ def starting_hyperparameters(
         extrapolated=outside,
         alternatives={
             "the law, in tokens": batch_tokens(flops=flops),
-            "GPT-3, table 2.1 interpolated, in tokens": gpt3_batch_tokens(parameters=parameters),
+            "GPT-3, table 2.1 interpolated, in tokens": gpt3("batch_tokens", parameters=parameters),
         },
     )
     warmup = min(_WARMUP_STEPS, math.ceil(_WARMUP_SHARE * steps))
     return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_optimizer(), *_initialisation(model))
 
 
-def gpt3_learning_rate(*, parameters: float) -> float:
-    """Peak learning rate of GPT-3's models, log-log between the rows of the table, its ends beyond them."""
-    return _interpolated(parameters, column=1)
-
-
-def gpt3_batch_tokens(*, parameters: float) -> float:
-    """Tokens a step of GPT-3's models, likewise."""
-    return _interpolated(parameters, column=2)
-
-
-def _interpolated(parameters: float, *, column: int) -> float:
-    rows = _GPT3
+def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
+    """Peak learning rate, or tokens per step, of GPT-3's models: log-log between rows of the table, its ends beyond them."""
+    rows, place = _GPT3, 1 if column == "learning_rate" else 2
     inside = min(max(parameters, rows[0][0]), rows[-1][0])
     low, high = next((a, b) for a, b in itertools.pairwise(rows) if inside <= b[0])
     share = math.log(inside / low[0]) / math.log(high[0] / low[0])
-    return float(low[column] * (high[column] / low[column]) ** share)
+    return float(low[place] * (high[place] / low[place]) ** share)
 
 
 def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:

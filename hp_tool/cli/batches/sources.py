@@ -11,7 +11,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -64,13 +64,9 @@ def _bounded(source: BinaryIO) -> Iterator[Item]:
         if len(line) <= MAX_LINE_BYTES:
             yield line
             continue
-        _skip(source, lambda rest: rest.endswith(b"\n"), line)
+        while line and not line.endswith(b"\n"):
+            line = source.readline(MAX_LINE_BYTES + 1)
         yield InputError(f"the line is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
-
-
-def _skip(source: BinaryIO, ends: Callable[[bytes], bool], last: bytes) -> None:
-    while last and not ends(last):
-        last = source.readline(MAX_LINE_BYTES + 1)
 
 
 def _documents(source: BinaryIO) -> Iterator[Item]:
