@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from hp_tool.cli.serving_tables import print_nearest_serving, print_tuned_serving
-from hp_tool.cli.tables import print_nearest, print_table, wide_console
+from hp_tool.cli.tables import print_nearest, print_table, print_tuned_serving, wide_console
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
@@ -96,7 +95,6 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     if trained:
         console.print(f"best: {arithmetic(trained[0].parallel)} ({_source(trained[0])})", style="bold", highlight=False)
     print_nearest(console, result.nearest_misses)
-    print_nearest_serving(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)
 
