@@ -35,7 +35,13 @@ def vllm(setup: ServingSetup) -> tuple[str, Options]:
     if c.attention_data_parallel_size > 1:
         options["--data-parallel-size"] = str(c.attention_data_parallel_size)
     if c.expert_parallel_size > 1:
-        _refuse_partial_experts(setup)
+        ranks = c.tensor_parallel_size * c.attention_data_parallel_size
+        if c.expert_parallel_size != ranks:
+            raise UnsupportedError(
+                f"vllm divides experts over all {ranks} ranks of a stage or over none; "
+                f"set expert_parallel_size to {ranks} or 1, or choose sglang",
+                field="parallel.expert_parallel_size",
+            )
         options["--enable-expert-parallel"] = None
     options |= _number_formats(setup, engine="vllm", cache={"fp8": "fp8"})
     return f"vllm serve {shlex.quote(setup.model_path)}", options
@@ -145,15 +151,3 @@ def _number_formats(setup: ServingSetup, *, engine: str, cache: dict[str, str]) 
             field="inference.kv_cache_precision",
         )
     return options | {"--kv-cache-dtype": word}
-
-
-def _refuse_partial_experts(setup: ServingSetup) -> None:
-    """vLLM spreads whole experts over all ranks of a stage, or splits every expert over them."""
-    c = setup.parallel
-    ranks = c.tensor_parallel_size * c.attention_data_parallel_size
-    if c.expert_parallel_size != ranks:
-        raise UnsupportedError(
-            f"vllm divides experts over all {ranks} ranks of a stage or over none; "
-            f"set expert_parallel_size to {ranks} or 1, or choose sglang",
-            field="parallel.expert_parallel_size",
-        )

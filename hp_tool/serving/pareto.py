@@ -9,10 +9,10 @@ import numpy as np
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.pareto import undominated
 from hp_tool.serving.breakdown import estimate_row
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.serving.rank import costed_chunks, query_space
+from hp_tool.training.pareto import undominated
 
 STEPS_PER_DOUBLING = 2
 """Concurrencies tried between one and twice itself: coarser than this the front shows corners."""

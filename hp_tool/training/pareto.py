@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool import bounds
+from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
-from hp_tool.pareto import undominated
 from hp_tool.space import default_axes
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.limits import least_step_s, longest_step_s
@@ -81,14 +82,14 @@ def memory_front(*, query: Query, problem: TrainingProblem, predictor: Calibrate
     front: CostedRows | None = None
     for rows, _ in costed_chunks(query=query, problem=problem, predictor=predictor):
         both = rows if front is None else CostedRows.concatenate([front, rows])
-        front = _undominated(both)
+        front = _acceptable_front(both)
     assert front is not None  # there is at least one chunk, if an empty one
     if predictor is not None and len(front.candidates):
-        front = _undominated(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
+        front = _acceptable_front(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
     return front
 
 
-def _undominated(rows: CostedRows) -> CostedRows:
+def _acceptable_front(rows: CostedRows) -> CostedRows:
     acceptable = rows.take(np.flatnonzero(rows.acceptable))
     return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
 
@@ -111,3 +112,11 @@ def _possible(query: Query, problem: TrainingProblem) -> Iterator[TrainingProble
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
         if least_step_s(smaller) <= longest_step_s(smaller):
             yield smaller
+
+
+def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
+    """Indices of the points that no other beats in both, by rising cost; of equal points the first."""
+    order = np.lexsort((-gain, cost))
+    best_before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
+    chosen: NDArray[np.intp] = order[gain[order] > best_before]
+    return chosen
