@@ -1,6 +1,4 @@
-"""A result or a query as another tool's configuration; and such a configuration as a query, a run of it compared with its
-prediction and with the best alternative.
-"""
+"""Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What every pipeline stage of one configuration holds and takes: each stage costed by the formulas of the whole, as a section
-of it. The fullest one's bytes are the estimate's.
-"""
+"""What each pipeline stage of one configuration holds and takes, costed as a section of the pipeline by the same formulas."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ _ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalizat
 def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the models of the catalogue, or show one by its name, alias, config.json or own file."""
     from hp_tool import catalog
-    from hp_tool.domain.own_files import OwnFile
+    from hp_tool.domain.query import OwnFile
 
-    specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.models())]
+    specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.names("models"))]
     heads = ("model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary", "experts")
     rows = (_model_row(spec, catalog.entry("models", spec.name).parameters) for spec in specs)
     _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=rows)
@@ -42,7 +42,7 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the GPUs of the catalogue, or show one with its source."""
     from hp_tool import catalog
 
-    specs = [catalog.gpu(each) for each in ([name] if name else catalog.gpus())]
+    specs = [catalog.gpu(each) for each in ([name] if name else catalog.names("gpus"))]
     heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h")
     _print(specs, single=name is not None, as_json=as_json, kind="gpus", heads=heads, rows=map(_gpu_row, specs))
 
@@ -51,7 +51,7 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List servers, cloud instances and registered clusters, or show one with its source."""
     from hp_tool import catalog
 
-    specs = [catalog.node_type(each) for each in ([name] if name else catalog.node_types())]
+    specs = [catalog.node_type(each) for each in ([name] if name else catalog.names("clusters"))]
     heads = ("cluster", "gpu", "GPUs per node", "GPUs", "network GB/s per GPU", "$/GPU-hour", "fabric")
     _print(specs, single=name is not None, as_json=as_json, kind="clusters", heads=heads, rows=map(_cluster_row, specs))
 

@@ -1,8 +1,4 @@
-"""DeepSpeed 0.18: batch sizes, ZeRO, precision and offload as its JSON configuration, and such a file as a query.
-
-Keys as in the DeepSpeed configuration reference (deepspeed.ai/docs/config-json). The model's shape and sequence length are
-the training script's; tensor and pipeline parallelism are the script's model code: configurations that use them are refused.
-"""
+"""DeepSpeed 0.18's JSON configuration, both ways: keys as in its reference (deepspeed.ai/docs/config-json)."""
 
 from __future__ import annotations
 

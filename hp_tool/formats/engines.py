@@ -1,7 +1,4 @@
-"""vLLM, SGLang and TensorRT-LLM: a serving configuration as the command that starts one replica.
-
-Options of the versions named; replicas beyond one are separate servers behind a load balancer.
-"""
+"""A serving configuration as the command of vLLM, SGLang or TensorRT-LLM that starts one replica, in the versions named."""
 
 from __future__ import annotations
 

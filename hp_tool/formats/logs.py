@@ -1,7 +1,4 @@
-"""Training logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory.
-
-A log is read line by line; colours and prefixes are ignored.
-"""
+"""Logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory, line by line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Megatron Bridge 0.3 (NeMo framework 25.11): a configuration as overrides of a recipe's ConfigContainer.
-
-Keys as in megatron/bridge/training/config.py: model is a GPTModelProvider (a TransformerConfig), then train, ddp, optimizer,
-mixed_precision and comm_overlap.
-"""
+"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in megatron/bridge/training/config.py."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
-from hp_tool.domain.pipeline_split import missing_layers
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy, missing_layers
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 from hp_tool.errors import UnsupportedError

@@ -1,7 +1,4 @@
-"""A launch script as words: what a shell would pass on, as far as plain assignments and line continuations go.
-
-Nothing is executed. Variables take the values that the text assigns them; products and sums of numbers are computed.
-"""
+"""A launch script as words, with the variables that it assigns and sums of numbers filled in; nothing is executed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""torchtitan 0.2: a configuration as its TOML file, and such a file as a query.
-
-Sections and keys as in torchtitan/config/job_config.py. torchtitan trains the models it knows by name and flavor, and splits
-the layers over stages itself: configurations that need more than that are refused.
-"""
+"""torchtitan 0.2's TOML file, both ways: sections and keys as in torchtitan/config/job_config.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names that users registered with a service, laid into a query: whatever comes after sees shapes and figures alone.
-
-So a stored search means what it meant when it was sent, and answers depend on a query and the catalogue only.
-"""
+"""Names that users registered with a service, laid into a query: what comes after sees shapes and figures alone."""
 
 from __future__ import annotations
 

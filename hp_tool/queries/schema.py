@@ -1,10 +1,4 @@
-"""The one door for queries: JSON or YAML in, a strictly validated Query out; and results back to JSON.
-
-A query that comes through it names nothing but the catalogue's entries, unless its asker is let read files (parse_own_query).
-
-The declaration is the domain's dataclasses; nothing is said twice. An unknown key, a wrong type or a missing field is
-an InputError that names the field, the value and the mend.
-"""
+"""The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError out; results back to JSON."""
 
 from __future__ import annotations
 
@@ -23,9 +17,8 @@ from pydantic_core import ErrorDetails
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.fields import out_of_bounds
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError

@@ -1,7 +1,4 @@
-"""Recommendations as a picture: where a step's time goes, and memory against what the device has.
-
-An HTML file holds all it needs and opens without a network; PNG, SVG and PDF need the extra `plots` and a Chrome or Chromium.
-"""
+"""Recommendations as a picture: where a step's time goes, and memory against what the device has."""
 
 from __future__ import annotations
 

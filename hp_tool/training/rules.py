@@ -10,7 +10,6 @@ from typing import Any
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.imbalance import MAX_BATCH
 from hp_tool.cost.lora import target_names
-from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -21,7 +20,6 @@ from hp_tool.domain.parallel import (
     RecomputeModule,
     RecomputeName,
     axis_values,
-    zero_stages,
 )
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
@@ -52,7 +50,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)
-    if merges_passes(workload):
+    if workload.merges_passes:
         _check_merged_passes(model, workload, parallel)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:
@@ -160,7 +158,7 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
-    stages, known = axis_values(parallel.zero_stage), zero_stages(framework)
+    stages, known = axis_values(parallel.zero_stage), facts(framework).zero_stages
     if any(axis_values(parallel.data_parallel_shard_size)) and 0 in stages:
         raise InputError(
             "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",

@@ -119,7 +119,7 @@ def test_on_two_kinds_of_gpu_each_estimate_keeps_the_capacity_of_its_own_fullest
     stages = [{"gpu": "a100-sxm-40gb", "num_gpus": 8}, {"gpu": "h100-sxm-80gb", "num_gpus": 8}]
     query = schema.parse_query(QUERY | {"model": "llama-2-7b", "cluster": {"stages": stages}})
     problem = resolve_training(query)
-    candidates = cost_space(query=query, problem=problem).candidates
+    candidates = cost_space(problem=problem).candidates
     costs = problem.costs(candidates)
     row = int(np.flatnonzero(costs.capacity_bytes != costs.capacity_bytes[0])[0])
     predictor = CalibratedPredictor(calibration=fit_calibration())

@@ -1,7 +1,4 @@
-"""The queries of a batch as JSON lines, from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory.
-
-In a CSV a column is a key of a query, a cell a value or several, and a row stands for all combinations of its cells.
-"""
+"""The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hp_tool.domain.parallel import chunk_layers
 from hp_tool.domain.pipeline_layout import parse_layout
-from hp_tool.domain.pipeline_split import chunk_layers
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.words import Flags

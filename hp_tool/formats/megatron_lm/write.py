@@ -1,8 +1,4 @@
-"""A configuration as the flags of Megatron-LM's pretrain_gpt.py.
-
-Flags of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig are named after those classes' fields, which
-the tests hold against the installed megatron-core.
-"""
+"""A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's classes; tests compare the two."""
 
 from __future__ import annotations
 
