@@ -9,7 +9,7 @@ from typing import Any
 
 from hp_tool import catalog, training
 from hp_tool.cost.flops import token_flops
-from hp_tool.cost.parameters import total_parameters
+from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -126,7 +126,7 @@ class Planner:
     def parameters(self) -> float | None:
         """Parameters that a token passes, if the query gives a model or their number."""
         query, model = self.query, self.model
-        return query.parameters if model is None else shapes.active_parameters(model, sequence_length=query.sequence_length)
+        return query.parameters if model is None else active_parameters(model, sequence_length=query.sequence_length)
 
     @property
     def flops(self) -> float | None:
@@ -250,7 +250,7 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
 
 def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
     model, tokens, length = plan.model, plan.tokens, query.sequence_length
-    active = shapes.active_parameters(model, sequence_length=length)
+    active = active_parameters(model, sequence_length=length)
     estimate = plan.estimate
     return Sizing(
         feasible=not plan.reasons,

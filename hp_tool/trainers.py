@@ -187,14 +187,13 @@ def _filled(argument: str, values: Mapping[str, Any], *, names_of_files: Mapping
     if whole is not None and whole["rest"].startswith("?"):
         return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None
 
-    def value(match: re.Match[str]) -> str:
-        return names_of_files[match["rest"][1:]] if match["name"] == "file" else _word(values[match["name"]])
+    def text(match: re.Match[str]) -> str:
+        if match["name"] == "file":
+            return names_of_files[match["rest"][1:]]
+        value = values[match["name"]]
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
-    return re.sub(r"\{(\{[a-z][a-z0-9_:?-]*\})\}", r"\1", PLACEHOLDER.sub(value, argument))
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return re.sub(r"\{(\{[a-z][a-z0-9_:?-]*\})\}", r"\1", PLACEHOLDER.sub(text, argument))
 
 
 class TrainerLauncher:

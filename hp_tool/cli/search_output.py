@@ -93,7 +93,10 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     else:
         _print_trained(console, list(result.pareto) if pareto else trained, pareto=pareto)
     if trained:
-        console.print(f"best: {arithmetic(trained[0].parallel)} ({_source(trained[0])})", style="bold", highlight=False)
+        best, source = trained[0], "predicted, not measured"
+        if best.measurement is not None:
+            source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
+        console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
     print_nearest(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)
@@ -132,12 +135,6 @@ def _account(result: TuneResult) -> list[str]:
     if search.state == "paused":
         lines.append(f"continue with: hp-tool tune --resume {search.id}")
     return lines
-
-
-def _source(row: Recommendation) -> str:
-    if row.measurement is None:
-        return "predicted, not measured"
-    return "measured" if row.measurement.fidelity.is_whole else "implied by a reduced run"
 
 
 def _figures(row: Recommendation) -> list[str]:

@@ -58,8 +58,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(f"{TOOL} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute")
     name, flavor = FLAVORS[setup.model.name]
     copies = c.data_parallel_size
-    shard = copies if c.zero_stage >= 2 else 1
-    shard = c.data_parallel_shard_size or shard
+    shard = c.data_parallel_shard_size or (copies if c.zero_stage >= 2 else 1)
     pipelined = c.pipeline_parallel_size > 1
     first, last = setup.missing_layers
     model: dict[str, Any] = {"name": name, "flavor": flavor}

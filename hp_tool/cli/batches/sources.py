@@ -36,14 +36,9 @@ def items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Itera
     """The queries of a stream in order; every row of a CSV is laid over the query `base`."""
     if format == "csv":
         return grid_lines(_physical_lines(source), base=base)
-    return _documents(source) if format == "yaml" else _json_lines(source)
-
-
-def _json_lines(source: BinaryIO) -> Iterator[Item]:
-    """The lines without blank ones; the rest of a line that is too long is skipped."""
-    for line in _bounded(source):
-        if isinstance(line, InputError) or line.strip():
-            yield line
+    if format == "yaml":
+        return _documents(source)
+    return (line for line in _bounded(source) if isinstance(line, InputError) or line.strip())
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
@@ -57,6 +52,7 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _bounded(source: BinaryIO) -> Iterator[Item]:
+    """The lines; the rest of one that is too long is skipped."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line

@@ -19,7 +19,8 @@ def read(given: Flags, *, num_gpus: int) -> dict[str, Any]:
 
     Raises InputError where a flag that decides cost is missing or malformed, UnsupportedError where it is not modelled.
     """
-    return _Reader(given, num_gpus).query()
+    reader = _Reader(given, num_gpus)
+    return {"kind": "training", "model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
 
 
 class _Reader:
@@ -61,9 +62,6 @@ class _Reader:
             if their == text:
                 return our
         raise UnsupportedError(f"--{name} {text} is not modelled", field=f"--{name}")
-
-    def query(self) -> dict[str, Any]:
-        return {"kind": "training", "model": self.model(), "training": self.training(), "parallel": self.parallel()}
 
     def model(self) -> dict[str, Any]:
         hidden, heads, gated = self.number("hidden-size"), self.number("num-attention-heads"), self.on("swiglu")

@@ -272,13 +272,15 @@ def yaml(setup: TrainingSetup) -> str:
 def slurm(setup: TrainingSetup) -> str:
     """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
     per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
+    # Letters, digits, dot and dash alone: a model's name is a user's string.
+    job_name = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[:64] or "training"
     body = command(setup).splitlines()
     start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
     run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
     return "\n".join(
         (
             "#!/usr/bin/env bash",
-            f"#SBATCH --job-name={_job_name(setup.model.name)}",
+            f"#SBATCH --job-name={job_name}",
             f"#SBATCH --nodes={setup.cluster.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={per_node}",
@@ -291,8 +293,3 @@ def slurm(setup: TrainingSetup) -> str:
             "",
         )
     )
-
-
-def _job_name(name: str) -> str:
-    """Letters, digits, dot and dash alone: a model's name is a user's string."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:64] or "training"
