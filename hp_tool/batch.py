@@ -31,12 +31,7 @@ MIN_ARRAY = 8
 
 
 def answer_lines(
-    lines: Sequence[Line],
-    *,
-    task: Task,
-    top: int,
-    read: Read = schema.parse_query,
-    calibrations: Calibrations | None = None,
+    lines: Sequence[Line], *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
 ) -> list[str]:
     """An answer for each line, the same as if it were the only one. Estimates that differ in their configuration alone are
     costed together, which is several times faster: pass a few dozen lines at a time.

@@ -37,11 +37,7 @@ WARMUP_LINES = 2
 
 
 def export(
-    *,
-    result: Mapping[str, Any],
-    format: str,
-    rank: int = 1,
-    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
 ) -> str:
     """The text of one configuration in another tool's words.
 

@@ -100,7 +100,5 @@ def _count(content: dict[str, Any], name: str) -> int | None:
 
 
 def _precision(content: dict[str, Any]) -> str:
-    for name in ("bf16", "fp16"):
-        if isinstance(content.get(name), dict) and content[name].get("enabled") is True:
-            return name
-    return "fp32"
+    sections = {name: content[name] for name in ("bf16", "fp16") if isinstance(content.get(name), dict)}
+    return next((name for name, section in sections.items() if section.get("enabled") is True), "fp32")

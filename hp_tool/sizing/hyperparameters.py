@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Literal
 
 from hp_tool.cost.flops import token_flops
@@ -26,6 +25,13 @@ _GPT3 = (
 _WARMUP_STEPS, _WARMUP_SHARE = 2_000, 0.02
 _INITIAL_STD = 0.02
 _GPT3_CONFIG = "arXiv 2005.14165, appendix B"
+_HABIT = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
+_OPTIMIZER = (
+    Choice(name="adam_betas", value=(0.9, 0.95), rule="a second moment over fewer steps than 0.999's", source=_HABIT),
+    Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
+    Choice(name="weight_decay", value=0.1, rule="decoupled (AdamW), not on norms and biases", source=_HABIT),
+    Choice(name="clip_grad", value=1.0, rule="global norm", source=_HABIT),
+)
 
 
 def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
@@ -69,7 +75,7 @@ def starting_hyperparameters(
         },
     )
     warmup = min(_WARMUP_STEPS, math.ceil(_WARMUP_SHARE * steps))
-    return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_optimizer(), *_initialisation(model))
+    return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_OPTIMIZER, *_initialisation(model))
 
 
 def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
@@ -106,34 +112,20 @@ def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
     )
 
 
-def _optimizer() -> tuple[Choice, ...]:
-    habit = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
-    return (
-        Choice(name="adam_betas", value=(0.9, 0.95), rule="a second moment over fewer steps than 0.999's", source=habit),
-        Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
-        Choice(name="weight_decay", value=0.1, rule="decoupled (AdamW), not on norms and biases", source=habit),
-        Choice(name="clip_grad", value=1.0, rule="global norm", source=habit),
-    )
-
-
 def _initialisation(model: ModelSpec) -> tuple[Choice, ...]:
-    std = Choice(
-        name="init_std",
-        value=_INITIAL_STD,
-        rule="normal, for matrices and embeddings",
-        source="GPT-2 and Megatron-LM, --init-method-std",
-        alternatives={"sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(1.0 / (3.0 * model.hidden_size))},
-    )
-    layers = model.total_layers
     return (
-        std,
-        replace(
-            std,
+        Choice(
+            name="init_std",
+            value=_INITIAL_STD,
+            rule="normal, for matrices and embeddings",
+            source="GPT-2 and Megatron-LM, --init-method-std",
+            alternatives={"sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(1.0 / (3.0 * model.hidden_size))},
+        ),
+        Choice(
             name="output_init_std",
-            value=_INITIAL_STD / math.sqrt(2.0 * layers),
+            value=_INITIAL_STD / math.sqrt(2.0 * model.total_layers),
             rule="init_std / sqrt(2 L), for the matrices that write to the residual stream",
             source="GPT-2, section 2.3; Megatron-LM's scaled_init_method_normal",
-            alternatives=None,
         ),
         Choice(
             name="transfer",
