@@ -61,18 +61,18 @@ def _model(query: SizingQuery) -> ModelSpec | None:
 def _check_together(query: SizingQuery) -> None:
     """Refuse a query that says too little to answer, or the same thing twice."""
     size = "model" if query.model is not None else "parameters"
-    given = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
+    sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
         raise InputError("model and parameters both give the size; leave one out", field="parameters")
-    if len(given) == 3:
+    if len(sizes) == 3:
         raise InputError(f"{size}, tokens and flops: two of them give the third; leave one out", field="flops")
-    if not given and query.days is None:
+    if not sizes and query.days is None:
         raise InputError("no budget: give days with a cluster, or one of parameters, model, tokens, flops", field="days")
     if query.days is not None and query.cluster is None:
         raise InputError("days need a cluster; add one", field="cluster", code="missing_field")
-    if len(given) == 2 and query.tokens_per_parameter is not None:
+    if len(sizes) == 2 and query.tokens_per_parameter is not None:
         raise InputError(
-            f"{given[0]} and {given[1]} leave no room for tokens_per_parameter; leave one out", field="tokens_per_parameter"
+            f"{sizes[0]} and {sizes[1]} leave no room for tokens_per_parameter; leave one out", field="tokens_per_parameter"
         )
     if query.model is not None:
         for name in ("vocab_size", "aspect_ratio", "num_key_value_heads", "experts"):

@@ -21,7 +21,7 @@ class HpToolError(Exception):
 
 
 class InputError(HpToolError):
-    """The query, file or flag is wrong; the caller can mend it. CLI exit 2, HTTP 422."""
+    """The query, file or flag is wrong; the caller can fix it. CLI exit 2, HTTP 422."""
 
     code = "invalid_input"
 

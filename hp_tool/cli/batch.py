@@ -39,7 +39,7 @@ def batch(
     from hp_tool.cli.batches import answering, sources
     from hp_tool.cli.batches import output as answer_file
 
-    kind = format or sources.format_of(queries)
+    kind = format or sources.SUFFIXES.get(Path(queries).suffix.lower(), "jsonl")
     if base is not None and kind != "csv":
         raise InputError("--base belongs to CSV grids: other formats have whole queries", field="--base")
     if server and jobs > 1:

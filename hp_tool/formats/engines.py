@@ -91,12 +91,12 @@ def trtllm(setup: ServingSetup) -> tuple[str, Options]:
 
 def extra_options(setup: ServingSetup) -> dict[str, object]:
     """TensorRT-LLM's LlmArgs for its options file; empty where there is nothing to say."""
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     if setup.parallel.attention_data_parallel_size > 1:
-        found["enable_attention_dp"] = True
+        options["enable_attention_dp"] = True
     if setup.workload.kv_cache_precision == "fp8":
-        found["kv_cache_config"] = {"dtype": "fp8"}
-    return found
+        options["kv_cache_config"] = {"dtype": "fp8"}
+    return options
 
 
 ENGINES: dict[str, Callable[[ServingSetup], tuple[str, Options]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}

@@ -119,18 +119,18 @@ def _json(line: str, facts: LogFacts) -> None:
     if start < 0:
         return
     try:
-        said = json.loads(line[start:])
+        figures = json.loads(line[start:])
     except (ValueError, RecursionError):
         return
-    if not isinstance(said, dict):
+    if not isinstance(figures, dict):
         return
-    step = said.get("step")
+    step = figures.get("step")
     for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second"):
-        if (value := _real(said.get(kind))) is not None:
+        if (value := _real(figures.get(kind))) is not None:
             facts.add(kind, value, step=step if isinstance(step, int) and not isinstance(step, bool) else None)
-    facts.loss(_real(said.get("loss")))
+    facts.loss(_real(figures.get("loss")))
     for kind in ("allocated_bytes", "reserved_bytes"):
-        facts.peak(kind, _real(said.get(f"peak_{kind}")))
+        facts.peak(kind, _real(figures.get(f"peak_{kind}")))
 
 
 def _real(value: Any) -> float | None:

@@ -27,8 +27,8 @@ class TrainingSetup:
     @property
     def recompute(self) -> Recompute:
         """`parallel.recompute` in its long form."""
-        given = self.parallel.recompute
-        return given if isinstance(given, Recompute) else Recompute(granularity=given)
+        recompute = self.parallel.recompute
+        return recompute if isinstance(recompute, Recompute) else Recompute(granularity=recompute)
 
     @property
     def missing_layers(self) -> tuple[int, int]:

@@ -114,15 +114,15 @@ def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[s
     if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # tomllib takes the square of a dotted key's length
         raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
     try:
-        given = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
 
     def section(name: str) -> dict[str, Any]:
-        found = given.get(name, {})
-        if not isinstance(found, dict):
+        table = tables.get(name, {})
+        if not isinstance(table, dict):
             raise InputError(f"{name} must be a table", field=name)
-        return found
+        return table
 
     model, batch, split = section("model"), section("training"), section("parallelism")
     t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))

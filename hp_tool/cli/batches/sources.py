@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from hp_tool.api import SHORT_KEYS
@@ -25,11 +24,6 @@ SUFFIXES: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".csv": "csv"}
 
 _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
 """At the start of a line, where YAML allows these only between documents, even in block scalars."""
-
-
-def format_of(path: str) -> Format:
-    """The format of a file by its suffix; JSON lines for an unknown one."""
-    return SUFFIXES.get(Path(path).suffix.lower(), "jsonl")
 
 
 def items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
