@@ -62,7 +62,7 @@ class Evidence:
     def empty() -> Evidence:
         """No runs."""
         nothing = {name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS}
-        return Evidence(measurement_ids=(), parts_s={}, **nothing)
+        return Evidence(measurement_ids=(), parts_s={}, features={}, **nothing)
 
     @staticmethod
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:

@@ -12,17 +12,18 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.records import (
     CalibrationRecord,
     EventRecord,
+    GpuSecondsLimit,
     JsonObject,
     Lease,
     MeasuredCluster,
     MeasurementRecord,
     MeasurementSource,
     NewMeasurement,
+    OpenRunsLimit,
     Page,
     RegistrationKind,
     RegistrationRecord,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.measurement import Runner
@@ -17,31 +17,8 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
 Unsupported = Iterator[tuple[str, str]]
-
-
-class Sizes(Protocol):
-    """A ParallelConfig, or the same fields of many candidates as arrays of shape (n,)."""
-
-    @property
-    def context_parallel_size(self) -> Any: ...
-    @property
-    def expert_parallel_size(self) -> Any: ...
-    @property
-    def expert_tensor_parallel_size(self) -> Any: ...
-    @property
-    def tensor_parallel_size(self) -> Any: ...
-    @property
-    def pipeline_parallel_size(self) -> Any: ...
-    @property
-    def virtual_pipeline_parallel_size(self) -> Any: ...
-    @property
-    def zero_stage(self) -> Any: ...
-    @property
-    def data_parallel_shard_size(self) -> Any: ...
-    @property
-    def pipeline_schedule(self) -> Any: ...
-
-
+Sizes: TypeAlias = Any
+"""A ParallelConfig, or the same fields of n candidates as arrays of shape (n,)."""
 ENGINES = ("megatron-core", "torch-fsdp")
 """Frameworks that the profiler has an engine for."""
 
@@ -82,15 +59,8 @@ _USUAL_FSDP: dict[str, tuple[Any, ...]] = {
 }
 """What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""
 _SERVED = (
-    "input_length",
-    "output_length",
-    "concurrency",
-    "engine",
-    "engine_version",
-    "load",
-    "precision",
-    "kv_cache_precision",
-)
+    "input_length", "output_length", "concurrency", "engine", "engine_version", "load", "precision", "kv_cache_precision"
+)  # fmt: skip
 """Fields of a serving load that a run follows, or that `unserved` looks at; any other must be left at its default."""
 
 

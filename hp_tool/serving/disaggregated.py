@@ -194,17 +194,6 @@ def _cost_per_million(sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequ
 
 
 def _estimate(costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None) -> PoolEstimate:
-    return PoolEstimate(
-        feasible=True,
-        num_gpus=gpus,
-        ttft_s=float(costs.ttft_s[row]),
-        tpot_s=float(costs.tpot_s[row]),
-        request_latency_s=float(costs.request_latency_s[row]),
-        transfer_s=float(costs.transfer_s[row]),
-        output_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[row]),
-        prefill_busy=float(costs.prefill_busy[row]),
-        decode_batch=float(costs.decode_batch[row]),
-        max_decode_batch=float(costs.max_decode_batch[row]),
-        request_rate_per_second=float(costs.requests_per_second[row]),
-        cost_per_million_output_tokens=None if dollars is None else float(dollars[row]),
-    )
+    figures = {name: float(getattr(costs, name)[row]) for name in PoolEstimate.__slots__ if hasattr(costs, name)}
+    price = None if dollars is None else float(dollars[row])
+    return PoolEstimate(feasible=True, reasons=(), num_gpus=gpus, **figures, cost_per_million_output_tokens=price)

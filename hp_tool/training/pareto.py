@@ -16,14 +16,7 @@ from hp_tool.pareto import undominated
 from hp_tool.space import default_axes
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import (
-    CostedRows,
-    CostedSpace,
-    cost_space,
-    costed_chunks,
-    recommendations,
-    with_residuals,
-)
+from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, recommendations, with_residuals
 
 Objective = Literal["memory", "gpus"]
 """What a Pareto front sets against step time."""
@@ -77,14 +70,13 @@ def fewest_devices(
 
 def memory_front(*, problem: TrainingProblem, predictor: CalibratedPredictor | None = None) -> CostedRows:
     """Acceptable candidates that no other beats in both step time and memory, fastest first."""
-    front: CostedRows | None = None
+    front: list[CostedRows] = []
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-        both = rows if front is None else CostedRows.concatenate([front, rows])
-        front = _undominated(both)
-    assert front is not None  # there is at least one chunk, if an empty one
-    if predictor is not None and len(front.candidates):
-        front = _undominated(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
-    return front
+        front = [_undominated(CostedRows.concatenate([*front, rows]))]
+    (rows,) = front  # there is at least one chunk, if an empty one
+    if predictor is not None and len(rows.candidates):
+        rows = _undominated(with_residuals(rows.candidates, problem=problem, predictor=predictor)[0])
+    return rows
 
 
 def _undominated(rows: CostedRows) -> CostedRows:

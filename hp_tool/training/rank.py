@@ -91,8 +91,8 @@ def cost_space(
             kept = [_best_of(kept, reach)]
     rows = CostedRows.concatenate(kept)
     if keep is not None and predictor is not None and len(rows.candidates):
-        rows, turned_away = with_residuals(rows.candidates, problem=problem, predictor=predictor)
-        rejections.update(turned_away)
+        rows, limited = with_residuals(rows.candidates, problem=problem, predictor=predictor)
+        rejections.update(limited)
         feasible -= int(np.count_nonzero(~rows.acceptable))
         rows = rows.take(rows.best(keep))
     columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(CostedRows)}

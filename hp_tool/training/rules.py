@@ -14,14 +14,7 @@ from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import (
-    ParallelConfig,
-    ParallelQuery,
-    Recompute,
-    RecomputeModule,
-    RecomputeName,
-    axis_values,
-)
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeModule, RecomputeName, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError

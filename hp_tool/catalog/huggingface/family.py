@@ -31,8 +31,11 @@ class Family:
 
     def but(self, **changes: Any) -> Family:
         """The same family with other fields; of mappings the entries given are added or replaced."""
-        merged = {name: {**getattr(self, name), **new} if isinstance(new, Mapping) else new for name, new in changes.items()}
-        return dataclasses.replace(self, **merged)
+        return dataclasses.replace(self, **{name: _merged(getattr(self, name), new) for name, new in changes.items()})
+
+
+def _merged(old: Any, new: Any) -> Any:
+    return {**old, **new} if isinstance(new, Mapping) else new
 
 
 def same(names: str) -> dict[str, str]:
