@@ -1,8 +1,4 @@
-"""What really ran: a profile run's request and the numbers it brought back.
-
-Kept apart on purpose: a candidate is a point of the space, a trial is Optuna's, a profile run is an execution,
-a measurement is its numbers.
-"""
+"""What really ran: a profile run's request and the numbers it brought back."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The ports through which the search reaches the outside: a cluster engine and a store.
-
-Adapters live in `launchers` and `store`; `app` wires them. Every launcher passes one contract test class, so does
-every database behind the store.
-"""
+"""The ports through which the search reaches the outside: a cluster engine and a store, in `launchers` and `store`."""
 
 from __future__ import annotations
 

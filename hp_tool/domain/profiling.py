@@ -1,7 +1,4 @@
-"""What the built-in profiler cannot run, by name: a number measured on something else would be worse than none.
-
-A search checks before it pays for runs, and the profiler before it starts one.
-"""
+"""What the built-in profiler cannot run, by name; searches check before they pay for runs, the profiler before a run."""
 
 from __future__ import annotations
 
@@ -142,18 +139,12 @@ def unprofiled_sizes(
     """
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
     context = sizes.context_parallel_size > 1
-    gathered = communication == "all_gather"
-    yield (
-        context & (gpu == "cpu" and not gathered),
-        f"context parallelism by {communication or 'p2p'} on a CPU; all_gather is run",
-    )
+    by_engine = gpu == "cpu" and communication != "all_gather"
+    yield context & by_engine, f"context parallelism by {communication or 'p2p'} on a CPU; all_gather is run"
     yield context & (communication == "a2a+p2p"), "context parallelism by a2a+p2p"
     yield context & (training.attention == "unfused"), "context parallelism with unfused attention"
-    dense = model.num_experts is None
-    yield (
-        dense & ((sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)),
-        "expert parallelism of a dense model",
-    )
+    experts = (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)
+    yield (model.num_experts is None) & experts, "expert parallelism of a dense model"
     p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
     uneven = splits_unevenly(num_layers=layers, stages=p, chunks=v)
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
@@ -162,8 +153,7 @@ def unprofiled_sizes(
     if training.framework == "torch-fsdp":
         yield zero < 2, f"zero_stage: {zero} under torch-fsdp"
         yield context, "context parallelism under torch-fsdp"
-        tied = model.tie_word_embeddings
-        yield (sizes.pipeline_parallel_size > 1) & tied, "a pipeline whose ends share their weight under torch-fsdp"
+        yield (p > 1) & model.tie_word_embeddings, "a pipeline whose ends share their weight under torch-fsdp"
     else:
         yield zero > 1, f"zero_stage: {zero}"
         yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"

@@ -1,7 +1,4 @@
-"""What a training query may not say: fields that do not go together, and what this version does not model.
-
-Everything is refused by name; nothing a query says is silently ignored.
-"""
+"""What a training query may not say, refused by name: fields that do not go together, and what this version does not model."""
 
 from __future__ import annotations
 
@@ -57,7 +54,6 @@ def first_case(*cases: tuple[object, str]) -> str | None:
 
 
 def _check_of_training(query: Query) -> None:
-    """Refuse what belongs to serving."""
     if query.objective in ("throughput_per_gpu", "ttft", "tpot"):
         raise InputError(
             f"objective {query.objective} belongs to inference; choose throughput, days, cost or min_gpus", field="objective"
@@ -85,7 +81,6 @@ def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
 
 
 def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what is not modelled if cluster.stages names two kinds of GPU."""
     parallel = query.parallel
     if field := first_case(
         (model.architecture == "encoder_decoder", "model"),
@@ -103,7 +98,6 @@ def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload)
 
 
 def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what is not modelled of encoder-decoder models."""
     if field := first_case(
         (model.num_experts is not None, "model.num_experts"),
         (model.kv_lora_rank is not None, "model.kv_lora_rank"),
@@ -118,7 +112,6 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 
 def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Sequences of unequal length, packed or padded."""
     if workload.sequence_lengths is None:
         if workload.packed:
             raise InputError(
@@ -323,7 +316,6 @@ def _check_nanotron(model: ModelSpec, workload: TrainingWorkload, parallel: Para
 
 
 def _check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what would mean nothing, or is not modelled."""
     field = "parallel.recompute"
     if spec.modules is not None and spec.granularity != "selective":
         raise InputError(
