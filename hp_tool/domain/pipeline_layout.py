@@ -42,14 +42,6 @@ class PipelineLayout:
     chunks: tuple[LayoutChunk, ...]
     """In the order in which a micro-batch passes them."""
 
-    @property
-    def layers(self) -> int:
-        return sum(chunk.layers for chunk in self.chunks)
-
-    @property
-    def mtp_layers(self) -> int:
-        return sum(chunk.mtp_layers for chunk in self.chunks)
-
     def stage(self, rank: int, *, stages: int) -> tuple[LayoutChunk, ...]:
         """The chunks of one rank of a pipeline of that many."""
         return self.chunks[rank::stages]
@@ -84,8 +76,8 @@ def parse_layout(text: str) -> PipelineLayout:
 def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) -> None:
     """Raises InputError where it lays out another number of layers than the model has."""
     for count, wanted, letter, name in (
-        (layout.layers, num_layers, "t", "num_hidden_layers"),
-        (layout.mtp_layers, mtp_layers, "m", "num_nextn_predict_layers"),
+        (sum(chunk.layers for chunk in layout.chunks), num_layers, "t", "num_hidden_layers"),
+        (sum(chunk.mtp_layers for chunk in layout.chunks), mtp_layers, "m", "num_nextn_predict_layers"),
     ):
         if count != wanted:
             raise InputError(f"{layout.text!r} has {count} x {letter}, the model's {name} is {wanted}", field=FIELD)

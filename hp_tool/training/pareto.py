@@ -31,10 +31,15 @@ def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations
     problem = resolve_training(query)
     predictor = None if calibrations is None else calibrations(problem)
     if against == "memory":
-        front = memory_front(problem=problem, predictor=predictor)
+        front = _memory_front(problem, predictor)
         return recommendations(front.candidates, problem=problem, predictor=predictor)
-    spaces = devices_front(problem=problem, predictor=predictor)
-    rows = [row for smaller, space in spaces for row in recommendations(space.candidates, problem=smaller, predictor=predictor)]
+    rows: list[Recommendation] = []
+    best_s = float("inf")
+    for smaller in _possible(problem):
+        space = cost_space(problem=smaller, keep=1, predictor=predictor)
+        if space.feasible and space.step_s[0] < best_s:
+            best_s = float(space.step_s[0])
+            rows += recommendations(space.candidates, problem=smaller, predictor=predictor)
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
@@ -68,7 +73,7 @@ def fewest_devices(
     return problem, cost_space(problem=problem, keep=keep, predictor=predictor)
 
 
-def memory_front(*, problem: TrainingProblem, predictor: CalibratedPredictor | None = None) -> CostedRows:
+def _memory_front(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
     """Acceptable candidates that no other beats in both step time and memory, fastest first."""
     front: list[CostedRows] = []
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
@@ -82,18 +87,6 @@ def memory_front(*, problem: TrainingProblem, predictor: CalibratedPredictor | N
 def _undominated(rows: CostedRows) -> CostedRows:
     acceptable = rows.take(np.flatnonzero(rows.acceptable))
     return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
-
-
-def devices_front(
-    *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
-) -> Iterator[tuple[TrainingProblem, CostedSpace]]:
-    """The best candidate of each of `device_counts` that is faster than those of all smaller ones, fewest devices first."""
-    best_s = float("inf")
-    for smaller in _possible(problem):
-        space = cost_space(problem=smaller, keep=1, predictor=predictor)
-        if space.feasible and space.step_s[0] < best_s:
-            best_s = float(space.step_s[0])
-            yield smaller, space
 
 
 def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
