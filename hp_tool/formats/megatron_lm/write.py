@@ -140,7 +140,7 @@ def _training(setup: TrainingSetup) -> Flags:
     if w.cross_entropy == "chunked":
         raise UnsupportedError(f"{words.TOOL} has no chunked loss", field="training.cross_entropy")
     if w.cross_entropy == "in_place":
-        given["cross-entropy-fusion-impl"] = ["te"]
+        options["cross-entropy-fusion-impl"] = ["te"]
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
         raise UnsupportedError(f"{words.TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
