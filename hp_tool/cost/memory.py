@@ -156,7 +156,7 @@ def stage_memory(
     offloaded: Floats = 0.0
     if workload.offload == "activations":
         per_layer = chunk * chunks / stage.layers.count
-        saved, on_host = offload_activations(saved, layer_bytes=per_layer, workload=workload)
+        saved, on_host = offload_activations(saved, layer_bytes=per_layer, layers=stage.layers.count, workload=workload)
         offloaded = workload.offload_fraction * per_layer * critical_layers
     activations = saved + stage.output * head.inputs + stage.embedding * head.dropout_mask
     working = layer.backward_working + recomputed_working(candidates=c, layer=layer, layers=stage.layers.count / chunks)

@@ -260,14 +260,18 @@ def offloaded_update(
     )
 
 
-def offload_activations(saved: Floats, *, layer_bytes: Floats, workload: TrainingWorkload) -> tuple[Floats, Floats]:
+def offload_activations(
+    saved: Floats, *, layer_bytes: Floats, layers: Floats, workload: TrainingWorkload
+) -> tuple[Floats, Floats]:
     """(bytes on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` per layer of one micro-batch.
 
-    The share f of the layers writes what it keeps to the host in the forward pass and reads it back in the backward pass
-    (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing).
+    The share f of the `layers`, the first ones, writes what it keeps to the host in the forward pass and reads it back in the
+    backward pass (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing). What is on its way
+    then is where the other layers of the micro-batch, not yet run or done, have or had theirs.
     """
     away = workload.offload_fraction * saved
-    return saved - away + minimum(away, LAYERS_ON_DEVICE * layer_bytes), away
+    others = (1.0 - workload.offload_fraction) * layers * layer_bytes
+    return saved - away + maximum(minimum(away, LAYERS_ON_DEVICE * layer_bytes) - others, 0.0), away
 
 
 def activation_seconds(stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec) -> Floats:

@@ -146,9 +146,9 @@ def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
 
 def is_usual(c: Candidates, *, layers: int) -> Bools:
     """Where one chunk a rank is asked for, or as many as divide the layers with the ends counted or not."""
-    return (c.virtual_pipeline_parallel_size == 1) | _counts_ends(
-        layers, c.pipeline_parallel_size * c.virtual_pipeline_parallel_size
-    )
+    v = c.virtual_pipeline_parallel_size
+    usual: Bools = (v == 1) | _counts_ends(layers, c.pipeline_parallel_size * v)
+    return usual
 
 
 def _counts_ends(layers: int, chunks: Ints) -> Bools:
