@@ -64,7 +64,7 @@ FIXED = FrameworkEfficiency(
     step_overhead_s=0.0,
     time_log_sd=0.08,
     memory_log_sd=0.03,
-    fragmentation_fraction=0.046,  # mean of the layouts of memory_b200_megatron.csv; 0.028 to 0.069
+    fragmentation_fraction=0.03,
     fitted_on="",
 )
 """What these rows do not tell, and where the values come from."""
