@@ -85,6 +85,8 @@ class Mend:
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ParallelConfig
     """All of the mended configuration: valid input."""
+    training: dict[str, str] | None = None
+    """Keys of training that the change sets; None: it leaves training alone."""
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
     memory_total_bytes: float

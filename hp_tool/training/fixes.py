@@ -81,11 +81,32 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
     """At most MAX_FIXES smallest changes after which the infeasible estimate of `query` would be feasible.
 
     Fastest first; of changes to the same axes in the same directions only the fastest is listed, or the nearest if the
-    configuration is illegal. One that needs more devices comes last. If no change is fast enough for max_days or max_cost,
-    the fastest that fits is listed with what it still misses.
+    configuration is illegal. What keeps the layout but narrows gradients or frozen weights comes next, more devices last. If no
+    change is fast enough for max_days or max_cost, the fastest that fits is listed with what it still misses.
     """
     more = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
-    return (*_on_the_same_devices(query, problem, infeasible, room=MAX_FIXES - len(more)), *more)
+    narrower = _with_narrower_states(query, problem, infeasible)
+    same = _on_the_same_devices(query, problem, infeasible, room=MAX_FIXES - len(more) - len(narrower))
+    return (*same, *narrower, *more)
+
+
+def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Mend]:
+    """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's frozen base in 8 or 4 bits."""
+    workload, config = query.training, infeasible.parallel
+    assert workload is not None and config is not None
+    if infeasible.memory is None or workload.framework == "nanotron":
+        return []
+    key, before, narrower = "gradient_precision", workload.gradient_precision or "fp32", ("bf16",)
+    if workload.lora is not None:
+        key, before, narrower = "frozen_precision", workload.frozen_precision or "bf16", ("fp8", "nf4")
+    candidates = Candidates.from_configs([config])
+    for value in narrower[narrower.index(before) + 1 :] if before in narrower else narrower:
+        changed = resolve_training(replace(query, training=replace(workload, **{key: value})))
+        near = Neighbours(problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates))
+        if near.acceptable[0]:
+            fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)
+            return [replace(fix, change=f"{key} {before} -> {value}", training={key: value})]
+    return []
 
 
 def _on_the_same_devices(query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int) -> list[Mend]:

@@ -207,6 +207,8 @@ def _verdict(estimate: Estimate | InferenceEstimate) -> tuple[str, Tone]:
 
 def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
     grown = query if fix.num_gpus == cluster(query.cluster).num_gpus else query.with_num_gpus(fix.num_gpus)
+    if isinstance(fix, Mend) and fix.training and query.training is not None:
+        grown = replace(grown, training=replace(query.training, **fix.training))  # type: ignore[arg-type]
     return FixRow(
         change=fix.change,
         href=configuration_href(grown, parallel=fix.parallel),

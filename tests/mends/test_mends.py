@@ -58,7 +58,9 @@ def mended(asked: Query, mend: Mend) -> Query:
     cluster = asked.cluster
     assert not isinstance(cluster, str)
     parallel = replace(config_query(mend.parallel), pipeline_schedule=asked.parallel.pipeline_schedule)
-    return replace(asked, parallel=parallel, cluster=replace(cluster, num_gpus=mend.num_gpus))
+    assert asked.training is not None
+    training = replace(asked.training, **(mend.training or {}))  # type: ignore[arg-type]
+    return replace(asked, parallel=parallel, training=training, cluster=replace(cluster, num_gpus=mend.num_gpus))
 
 
 def check(asked: Query) -> Estimate:
@@ -68,8 +70,10 @@ def check(asked: Query) -> Estimate:
         assert found.mends == ()
         return found
     assert len(found.mends) <= MAX_FIXES
-    same = [mend for mend in found.mends if mend.num_gpus == asked.cluster.num_gpus]  # type: ignore[union-attr]
-    assert list(found.mends[: len(same)]) == same and len(found.mends) - len(same) <= 1
+    same = [mend for mend in found.mends if mend.num_gpus == asked.cluster.num_gpus and mend.training is None]  # type: ignore[union-attr]
+    narrower = [mend for mend in found.mends if mend.training is not None]
+    assert list(found.mends[: len(same) + len(narrower)]) == same + narrower and len(narrower) <= 1
+    assert len(found.mends) - len(same) - len(narrower) <= 1
     assert [mend.step_s for mend in same] == sorted(mend.step_s for mend in same)
     for mend in found.mends:
         check_one(asked, found, mend)
@@ -152,6 +156,34 @@ def test_every_mend_of_any_configuration(
         zero_stage=zero,
     )
     check(replace(asked, parallel=parallel))
+
+
+@pytest.mark.parametrize(
+    ("training", "change"),
+    [
+        ({}, {"gradient_precision": "bf16"}),
+        ({"task": "lora", "lora": {"rank": 16}}, {"frozen_precision": "fp8"}),
+        (
+            {
+                "task": "lora",
+                "lora": {"rank": 16},
+                "frozen_precision": "fp8",
+                "activation_func_fp8_input_store": False,
+            },
+            {"frozen_precision": "nf4"},
+        ),
+    ],
+)
+def test_what_keeps_the_layout_is_told_too(training: dict[str, Any], change: dict[str, str]) -> None:
+    """With a little less room than the configuration takes."""
+    asked = query(training=training)
+    memory = estimate(query=asked, with_fixes=False).memory
+    assert memory is not None
+    headroom = 1.0 - 0.95 * 0.99 * memory.total_bytes / memory.capacity_bytes
+    found = check(query(training=training, constraints={"memory_headroom_fraction": headroom}))
+    (mend,) = [mend for mend in found.mends if mend.training is not None]
+    ((key, value),) = change.items()
+    assert mend.training == change and mend.changed == () and mend.change.endswith(f"-> {value}") and key in mend.change
 
 
 def test_the_same_question_has_the_same_answer() -> None:
