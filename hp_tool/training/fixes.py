@@ -101,7 +101,7 @@ def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Es
         key, before, narrower = "frozen_precision", workload.frozen_precision or "bf16", ("fp8", "nf4")
     candidates = Candidates.from_configs([config])
     for value in narrower[narrower.index(before) + 1 :] if before in narrower else narrower:
-        changed = resolve_training(replace(query, training=replace(workload, **{key: value})))
+        changed = resolve_training(replace(query, training=replace(workload, **{key: value})))  # type: ignore[arg-type]
         near = Neighbours(problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates))
         if near.acceptable[0]:
             fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)
