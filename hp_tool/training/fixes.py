@@ -17,6 +17,7 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule, as_asked
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
 from hp_tool.space import Axes, default_axes, is_usual, scheduled_chunks
@@ -96,17 +97,25 @@ def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Es
     assert workload is not None and config is not None
     if infeasible.memory is None or workload.framework == "nanotron":
         return []
-    key, before, narrower = "gradient_precision", workload.gradient_precision or "fp32", ("bf16",)
-    if workload.lora is not None:
-        key, before, narrower = "frozen_precision", workload.frozen_precision or "bf16", ("fp8", "nf4")
+    key, before, narrower = _narrower_states(workload)
     candidates = Candidates.from_configs([config])
-    for value in narrower[narrower.index(before) + 1 :] if before in narrower else narrower:
+    for value in narrower:
         changed = resolve_training(replace(query, training=replace(workload, **{key: value})))  # type: ignore[arg-type]
         near = Neighbours(problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates))
         if near.acceptable[0]:
             fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)
             return [replace(fix, change=f"{key} {before} -> {value}", training={key: value})]
     return []
+
+
+def _narrower_states(workload: TrainingWorkload) -> tuple[str, str, tuple[str, ...]]:
+    """(key of training, its value, narrower ones)."""
+    if workload.lora is not None:
+        widths = ("bf16", "fp8", "nf4")
+        base = workload.frozen_precision or "bf16"
+        return "frozen_precision", base, widths[widths.index(base) + 1 :]
+    gradients = workload.gradient_precision or "fp32"
+    return "gradient_precision", gradients, ("bf16",) if gradients == "fp32" else ()
 
 
 def _on_the_same_devices(query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int) -> list[Mend]:
