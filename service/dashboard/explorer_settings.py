@@ -11,7 +11,7 @@ from fastapi import Query as QueryParameter
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
-from hp_tool.domain.workload import AttentionKind
+from hp_tool.domain.workload import AttentionKind, FrozenPrecision
 from service.dashboard.links import address
 
 MAX_SIZE = 64
@@ -39,6 +39,10 @@ class Settings:
     global_batch_size: Count = 512
     precision: Annotated[str, QueryParameter(max_length=20)] = "bf16"
     attention: AttentionKind = "flash"
+    lora_rank: Annotated[int, QueryParameter(ge=0, le=65_536)] = 0
+    """0: all weights are trained."""
+    frozen_precision: FrozenPrecision = "bf16"
+    """Counts only with a lora_rank."""
     tp: Size = None
     """None, here and below: the value of the fastest configuration."""
     pp: Size = None
@@ -52,6 +56,7 @@ class Settings:
 
     def workload(self) -> dict[str, Any]:
         """Mapping of a query without a configuration."""
+        adapters = {"task": "lora", "lora": {"rank": self.lora_rank}, "frozen_precision": self.frozen_precision}
         return {
             "kind": "training",
             "model": self.model,
@@ -61,6 +66,7 @@ class Settings:
                 "global_batch_size": self.global_batch_size,
                 "precision": self.precision,
                 "attention": self.attention,
+                **(adapters if self.lora_rank else {}),
             },
         }
 
@@ -116,6 +122,8 @@ def explorer_href(query: Query, parallel: ParallelConfig | None) -> str | None:
         global_batch_size=training.global_batch_size,
         precision=training.precision,
         attention=training.attention,
+        lora_rank=training.lora.rank if training.lora else 0,
+        frozen_precision=training.frozen_precision or "bf16",
     )
     return settings.href if parallel is None else settings.at(parallel).href
 

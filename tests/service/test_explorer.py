@@ -83,3 +83,10 @@ def test_a_registered_model_can_be_chosen(shared_http: TestClient) -> None:
 @pytest.mark.parametrize("wrong", [{"tp": 0}, {"num_gpus": "many"}, {"sp": "maybe"}, {"model": "x" * 101}])
 def test_an_address_is_bounded(shared_http: TestClient, wrong: dict[str, Any]) -> None:
     assert shared_http.get("/explorer", params=LLAMA | wrong).status_code == 422
+
+
+def test_adapters_on_a_quantised_base(shared_http: TestClient) -> None:
+    pages = [twin(shared_http, **LLAMA | {"lora_rank": 16, "frozen_precision": name, "tp": 8}) for name in ("bf16", "nf4")]
+    wide, narrow = (page["view"]["memory"]["bars"][0]["total"] for page in pages)
+    assert narrow < 0.6 * wide
+    assert 'value="16"' in shared_http.get("/explorer", params=LLAMA | {"lora_rank": 16}).text
