@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
@@ -20,8 +20,8 @@ from hp_tool.domain.records import (
     JsonObject,
     Lease,
     MeasuredCluster,
+    MeasurementFilters,
     MeasurementRecord,
-    MeasurementSource,
     NewMeasurement,
     Page,
     RegistrationKind,
@@ -308,21 +308,12 @@ class Store(Protocol):
     def measurements(
         self,
         *,
-        cluster_key: str | None = None,
-        gpu: str | None = None,
-        framework: str | None = None,
-        model: str | None = None,
-        source: MeasurementSource | None = None,
-        status: MeasurementStatus | None = None,
-        search_id: str | None = None,
-        problem_digest: str | None = None,
-        digest: str | None = None,
-        owner: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         oldest_first: bool = False,
         limit: int = 100,
         cursor: str | None = None,
+        **filters: Unpack[MeasurementFilters],
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 

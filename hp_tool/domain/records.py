@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
 from hp_tool.domain.serving import Configuration
@@ -201,6 +201,21 @@ class MeasurementRecord(NewMeasurement):
     search_id: str | None = None
     run_id: str | None = None
     created_at: datetime
+
+
+class MeasurementFilters(TypedDict, total=False):
+    """What the measurements of a list have in common; None as if left out."""
+
+    cluster_key: str | None
+    gpu: str | None
+    framework: str | None
+    model: str | None
+    source: MeasurementSource | None
+    status: MeasurementStatus | None
+    search_id: str | None
+    problem_digest: str | None
+    digest: str | None
+    owner: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ import sqlalchemy as sa
 
 from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope
 from hp_tool.domain.records import Page
-from hp_tool.errors import InputError, NotFoundError
+from hp_tool.errors import InputError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, checked, now
+from hp_tool.store.base import StoreBase, checked, now, row_by_id
 from hp_tool.store.columns import new_id, row_dict, storable
-from hp_tool.store.paging import Listing, fetch_page
+from hp_tool.store.paging import Listing
 from hp_tool.store.usage import reserved_by_open_searches, used_today
 
 KEY, AUDIT = tables.api_keys, tables.audit
@@ -65,14 +65,7 @@ class Access(StoreBase):
 
     def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
         with self._reading() as connection:
-            return fetch_page(
-                connection,
-                query=sa.select(KEY),
-                listing=Listing(table=KEY),
-                limit=limit,
-                cursor=cursor,
-                record=_key_record,
-            )
+            return Listing(table=KEY).page(connection, limit=limit, cursor=cursor, record=_key_record)
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
         with self._writing() as connection:
@@ -109,23 +102,13 @@ class Access(StoreBase):
 
     def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
         with self._reading() as connection:
-            return fetch_page(
-                connection,
-                query=sa.select(AUDIT),
-                listing=Listing(table=AUDIT, filters={AUDIT.c.owner: owner}),
-                limit=limit,
-                cursor=cursor,
-                record=lambda row: AuditRecord(**row_dict(row)),
-            )
+            listing = Listing(table=AUDIT, filters={AUDIT.c.owner: owner})
+            return listing.page(connection, limit=limit, cursor=cursor, record=lambda row: AuditRecord(**row_dict(row)))
 
 
 def _read_key(connection: sa.Connection, key_id: str) -> KeyRecord:
-    row = connection.execute(sa.select(KEY).where(KEY.c.id == key_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no key {key_id!r}", field="key_id")
-    return _key_record(row)
+    return _key_record(row_by_id(connection, sa.select(KEY).where(KEY.c.id == key_id), key_id, kind="key"))
 
 
 def _key_record(row: sa.Row[Any]) -> KeyRecord:
-    values = row_dict(row)
-    return KeyRecord(**values | {"scope": Scope(values["scope"])})
+    return KeyRecord(**row_dict(row) | {"scope": Scope(row.scope)})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -17,6 +19,8 @@ from hp_tool.store.columns import row_dict
 from hp_tool.store.engine import WRITES
 
 SEARCH = tables.searches
+SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
+States = TypeVar("States", bound=StrEnum)
 
 
 class StoreBase:
@@ -25,15 +29,23 @@ class StoreBase:
     def __init__(self, *, engine: sa.Engine) -> None:
         self._engine = engine
 
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with translated_errors(self._engine), self._engine.begin() as connection:
-            yield connection
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return transaction(self._engine)
 
-    @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        with translated_errors(self._engine), self._engine.execution_options(**{WRITES: True}).begin() as connection:
-            yield connection
+    def _writing(self) -> AbstractContextManager[sa.Connection]:
+        return writing(self._engine)
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction, by default for reading; the driver's errors come out as StoreError."""
+    with translated_errors(engine), engine.begin() as connection:
+        yield connection
+
+
+def writing(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
+    """A transaction that may write."""
+    return transaction(engine.execution_options(**{WRITES: True}))
 
 
 @contextmanager
@@ -64,12 +76,24 @@ def now(connection: sa.Connection) -> datetime:
     return instant.astimezone(UTC)
 
 
+def row_by_id(connection: sa.Connection, query: sa.Select[Any], identifier: str, *, kind: str) -> sa.Row[Any]:
+    """The one row of `query`, which asks for what has this id; NotFoundError says that there is none of its kind."""
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no {kind} {identifier!r}", field=f"{kind}_id")
+    return row
+
+
+def counts(connection: sa.Connection, column: sa.Column[Any], states: type[States]) -> dict[States, int]:
+    """How many rows have each of the states, zeros included."""
+    rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
+    counted: dict[str, int] = dict(map(tuple, rows))
+    return {state: counted.get(state, 0) for state in states}
+
+
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
     """A search's row, locked until this transaction ends (on SQLite, one transaction writes at a time)."""
-    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update()).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no search {search_id!r}", field="search_id")
-    return row
+    return row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update(), search_id, kind="search")
 
 
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
@@ -86,21 +110,11 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
 
 def add_event(connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime) -> EventRecord:
     """Append to a search's log. The counter in the search's locked row keeps `seq` without gaps and in commit order."""
-    advanced = (
-        sa.update(SEARCH)
-        .where(SEARCH.c.id == search_id)
-        .values(last_event=SEARCH.c.last_event + 1, updated_at=at)
-        .returning(SEARCH.c.last_event)
-    )
-    values = {
-        "search_id": search_id,
-        "seq": connection.execute(advanced).scalar_one(),
-        "kind": kind,
-        "payload": payload,
-        "at": at,
-    }
-    connection.execute(sa.insert(tables.events).values(values))
-    return EventRecord(**values)
+    advanced = sa.update(SEARCH).where(SEARCH.c.id == search_id).values(last_event=SEARCH.c.last_event + 1, updated_at=at)
+    seq = connection.execute(advanced.returning(SEARCH.c.last_event)).scalar_one()
+    event = EventRecord(search_id=search_id, seq=seq, kind=kind, payload=payload, at=at)
+    connection.execute(sa.insert(tables.events).values(asdict(event)))
+    return event
 
 
 def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
@@ -161,26 +175,22 @@ def first_use(
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:
     """A row of hp_searches, perhaps without its result, as a record."""
-    values = row_dict(row)
-    values["state"] = SearchState(values["state"])
-    lease = {
-        "holder": values.pop("lease_holder"),
-        "token": values.pop("lease_token"),
-        "expires_at": values.pop("lease_expires_at"),
-        "heartbeat_at": values.pop("heartbeat_at"),
-    }
-    for name in ("last_event", "kind", "model"):
-        del values[name]
-    is_leased = values["state"] is SearchState.RUNNING
-    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if is_leased else None)
+    values = {name: value for name, value in row_dict(row).items() if name in SEARCH_FIELDS}
+    lease = None
+    if row.state == SearchState.RUNNING:
+        lease = Lease(
+            search_id=row.id,
+            holder=row.lease_holder,
+            token=row.lease_token,
+            expires_at=row.lease_expires_at,
+            heartbeat_at=row.heartbeat_at,
+        )
+    return SearchRecord(**values | {"state": SearchState(row.state), "lease": lease})
 
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
     """One search, or NotFoundError."""
-    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no search {search_id!r}", field="search_id")
-    return search_record(row)
+    return search_record(row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id), search_id, kind="search"))
 
 
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:

@@ -33,8 +33,28 @@ class Listing:
     """Created before this instant."""
     oldest_first: bool = False
 
-    def selected(self, query: sa.Select[Any]) -> sa.Select[Any]:
-        """`query`, which must select created_at and id of the table, for what is in the list, in its order."""
+    def page(
+        self,
+        connection: sa.Connection,
+        *,
+        limit: int,
+        cursor: str | None,
+        record: Callable[[sa.Row[Any]], T],
+        query: sa.Select[Any] | None = None,
+    ) -> Page[T]:
+        """One page, from the cursor on. `query` selects created_at and id of the table, by default its whole rows."""
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
+        query = self._selected(sa.select(self.table) if query is None else query)
+        if cursor is not None:
+            here, there = sa.tuple_(*self._key), sa.tuple_(*self._decode(cursor))
+            query = query.where(here > there if self.oldest_first else here < there)
+        rows = connection.execute(query.limit(limit + 1)).all()
+        shown = rows[:limit]
+        following = self.cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
+        return Page(items=tuple(map(record, shown)), next_cursor=following)
+
+    def _selected(self, query: sa.Select[Any]) -> sa.Select[Any]:
         created_at = self.table.c.created_at
         for column, wanted in self.filters.items():
             if wanted is not None:
@@ -44,12 +64,6 @@ class Listing:
         if self.until is not None:
             query = query.where(created_at < self.until)
         return query.order_by(*(column.asc() if self.oldest_first else column.desc() for column in self._key))
-
-    def after(self, query: sa.Select[Any], cursor: str) -> sa.Select[Any]:
-        """`query` for what comes after the row that the cursor names. InputError for another list's."""
-        at, last = self._decode(cursor)
-        here, there = sa.tuple_(*self._key), sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
-        return query.where(here > there if self.oldest_first else here < there)
 
     def cursor(self, at: datetime, last: str) -> str:
         """The cursor of what comes after the row that was created at `at` and has the id `last`."""
@@ -65,7 +79,8 @@ class Listing:
         span = [None if instant is None else instant.astimezone(UTC).isoformat() for instant in (self.since, self.until)]
         return json_digest([self.table.name, filters, span, self.oldest_first])[:16]
 
-    def _decode(self, cursor: str) -> tuple[datetime, str]:
+    def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:
+        """The key of the row that the cursor names. InputError for another list's."""
         try:
             text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
             at, last, digest = text.split("|")
@@ -77,30 +92,7 @@ class Listing:
             raise _refused("is not one that an earlier page answered") from None
         if digest != self._digest:
             raise _refused("belongs to another list, order or filter")
-        return instant, last
-
-
-def fetch_page(
-    connection: sa.Connection,
-    *,
-    query: sa.Select[Any],
-    listing: Listing,
-    limit: int,
-    cursor: str | None,
-    record: Callable[[sa.Row[Any]], T],
-) -> Page[T]:
-    """One page of a list: the rows of `query` that are in it, from the cursor on."""
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
-    query = listing.selected(query)
-    if cursor is not None:
-        query = listing.after(query, cursor)
-    rows = connection.execute(query.limit(limit + 1)).all()
-    shown = rows[:limit]
-    more = len(rows) > limit
-    return Page(
-        items=tuple(map(record, shown)), next_cursor=listing.cursor(shown[-1].created_at, shown[-1].id) if more else None
-    )
+        return sa.literal(instant, UtcDateTime()), sa.literal(last)
 
 
 def _refused(why: str) -> InputError:

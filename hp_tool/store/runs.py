@@ -16,10 +16,10 @@ from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunF
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, leased_search, now, read_search
+from hp_tool.store.base import StoreBase, add_event, checked, leased_search, now, read_search, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
-from hp_tool.store.paging import Listing, fetch_page
+from hp_tool.store.paging import Listing
 from hp_tool.store.usage import admit_run, open_runs_on
 
 RUN = tables.runs
@@ -52,6 +52,9 @@ FIGURES = sa.select(
     sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
 """Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
+
+CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objective_s", "latencies"}
+FIGURES_AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
 
 
 class Runs(StoreBase):
@@ -156,9 +159,7 @@ class Runs(StoreBase):
         filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.status: status}
         listing = Listing(table=RUN, filters=filters, since=since, until=until, oldest_first=oldest_first)
         with self._reading() as connection:
-            page = fetch_page(
-                connection, query=WITH_MEASUREMENT, listing=listing, limit=limit, cursor=cursor, record=run_record
-            )
+            page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, cursor=cursor, record=run_record)
             if not page.items:
                 read_search(connection, search_id)  # none of this kind is one thing, no such search another
             return page
@@ -172,38 +173,23 @@ class Runs(StoreBase):
             rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
             if not rows:
                 read_search(connection, search_id)
-            return [run_figures(row) for row in rows]
+            return [_run_figures(row) for row in rows]
 
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
         with self._reading() as connection:
-            run = read_run(connection, run_id)
-            if run.search_id != search_id:
-                raise NotFoundError(f"search {search_id} has no run {run_id!r}", field="run_id")
-            return run
+            return _run_of(connection, search_id, run_id)
 
 
-def run_figures(row: sa.Row[Any]) -> RunFigures:
-    """A row of FIGURES as a record."""
+def _run_figures(row: sa.Row[Any]) -> RunFigures:
     fidelity = _fidelity(row.fidelity)
     return RunFigures(
-        id=row.id,
-        number=row.number,
+        **{name: getattr(row, name) for name in FIGURES_AS_STORED},
         state=RunState(row.state),
         parallel=decode_configuration(row.parallel),
         fidelity=fidelity,
-        predicted_step_s=row.predicted_step_s,
-        expected_step_s=row.expected_step_s,
         expected_step_s_interval=None if row.low_s is None or row.high_s is None else (row.low_s, row.high_s),
-        predicted_memory_bytes=row.predicted_memory_bytes,
-        chosen_by=row.chosen_by,
-        status=row.status,
         objective_s=row.penalised_latency_s or (row.step_s if fidelity.is_whole else row.extrapolated_step_s),
-        tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
-        peak_memory_bytes=row.peak_memory_bytes,
         latencies=None if row.ttft_s is None else Latencies(**{name: getattr(row, name) for name in LATENCIES}),
-        cause=row.cause,
-        gpu_seconds=row.gpu_seconds,
-        finished_at=row.finished_at,
     )
 
 
@@ -226,18 +212,19 @@ def run_record(row: sa.Row[Any]) -> RunRecord:
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
     """One run, or NotFoundError."""
-    row = connection.execute(WITH_MEASUREMENT.where(RUN.c.id == run_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no run {run_id!r}", field="run_id")
-    return run_record(row)
+    return run_record(row_by_id(connection, WITH_MEASUREMENT.where(RUN.c.id == run_id), run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
     """A run of the search that `lease` coordinates; the search's lock guards its runs too."""
     leased_search(connection, lease)
+    return _run_of(connection, lease.search_id, run_id)
+
+
+def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord:
     run = read_run(connection, run_id)
-    if run.search_id != lease.search_id:
-        raise NotFoundError(f"search {lease.search_id} has no run {run_id!r}", field="run_id")
+    if run.search_id != search_id:
+        raise NotFoundError(f"search {search_id} has no run {run_id!r}", field="run_id")
     return run
 
 

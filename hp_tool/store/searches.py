@@ -17,6 +17,7 @@ from hp_tool.store.base import (
     StoreBase,
     add_event,
     checked,
+    counts,
     first_use,
     locked_search,
     now,
@@ -26,8 +27,8 @@ from hp_tool.store.base import (
     update_search,
 )
 from hp_tool.store.columns import encode, new_id, row_dict
-from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.scheduling import cluster_of
+from hp_tool.store.coordination import cluster_of
+from hp_tool.store.paging import Listing
 from hp_tool.store.usage import admit, budget_of, gpu_seconds_of
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
@@ -112,13 +113,11 @@ class Searches(StoreBase):
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
         listing = Listing(table=SEARCH, filters=filters, since=since, until=until, oldest_first=oldest_first)
         with self._reading() as connection:
-            return fetch_page(connection, query=query, listing=listing, limit=limit, cursor=cursor, record=search_record)
+            return listing.page(connection, query=query, limit=limit, cursor=cursor, record=search_record)
 
     def count_searches(self) -> dict[SearchState, int]:
         with self._reading() as connection:
-            rows = connection.execute(sa.select(SEARCH.c.state, sa.func.count()).group_by(SEARCH.c.state)).all()
-        counted: dict[str, int] = dict(map(tuple, rows))
-        return {state: counted.get(state, 0) for state in SearchState}
+            return counts(connection, SEARCH.c.state, SearchState)
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         with self._writing() as connection:

@@ -12,41 +12,11 @@ from hp_tool.domain.records import JsonObject, RunState, SearchState
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import LimitError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, now
+from hp_tool.store.base import StoreBase, counts, now
 from hp_tool.store.webhooks import HOOK, untold
 
 SEARCH, RUN = tables.searches, tables.runs
-
-
-class UsageOf(StoreBase):
-    """The part of `AccessStore` that counts."""
-
-    def usage(self) -> Usage:
-        by_state = sa.select(SEARCH.c.state, sa.func.count()).group_by(SEARCH.c.state)
-        runs_by_state = sa.select(RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)).group_by(RUN.c.state)
-        with self._reading() as connection:
-            at = now(connection)
-            searches = {row[0]: row[1] for row in connection.execute(by_state)}
-            runs = connection.execute(runs_by_state).all()
-            next_in_line = sa.select(SEARCH.c.updated_at).where(SEARCH.c.state == SearchState.QUEUED)
-            oldest = connection.execute(next_in_line.order_by(SEARCH.c.updated_at).limit(1)).scalar_one_or_none()
-            expired = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at
-            left_alone = connection.execute(sa.select(sa.func.count()).where(*expired)).scalar_one()
-            settled = sa.select(HOOK.c.state, sa.func.count()).where(HOOK.c.state != WebhookState.PENDING)
-            webhooks = {row[0]: row[1] for row in connection.execute(settled.group_by(HOOK.c.state))}
-            webhooks[WebhookState.PENDING] = connection.execute(untold(sa.func.count())).scalar_one()
-        counted = {row[0]: row[1] for row in runs}
-        return Usage(
-            searches={state: searches.get(state, 0) for state in SearchState},
-            runs={state: counted.get(state, 0) for state in RunState},
-            gpu_seconds=float(sum(row[2] or 0.0 for row in runs)),
-            oldest_queued_s=0.0 if oldest is None else max((at - oldest).total_seconds(), 0.0),
-            expired_leases=left_alone,
-            webhooks={state: webhooks.get(state, 0) for state in WebhookState},
-        )
-
-
-SEARCH, RUN = tables.searches, tables.runs
+GPU_SECONDS = sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)
 OPEN = (SearchState.QUEUED, SearchState.RUNNING, SearchState.PAUSED)
 ADMISSION_LOCK = 0x68705F61646D6974
 """PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
@@ -54,6 +24,30 @@ RUNS_LOCK = 0x6870_7275
 """The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's hash."""
 BUDGET_FIELD = "search.budget_gpu_seconds"
 FULL_RETRY_S = 1.0
+
+
+class UsageOf(StoreBase):
+    """The part of `AccessStore` that counts."""
+
+    def usage(self) -> Usage:
+        with self._reading() as connection:
+            at = now(connection)
+            next_in_line = sa.select(SEARCH.c.updated_at).where(SEARCH.c.state == SearchState.QUEUED)
+            oldest = connection.execute(next_in_line.order_by(SEARCH.c.updated_at).limit(1)).scalar_one_or_none()
+            expired = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at
+            webhooks = counts(connection, HOOK.c.state, WebhookState)
+            webhooks[WebhookState.PENDING] = connection.execute(untold(sa.func.count())).scalar_one()
+            by_state = sa.select(RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)).group_by(RUN.c.state)
+            runs = connection.execute(by_state).tuples().all()
+            counted = {state: number for state, number, _ in runs}
+            return Usage(
+                searches=counts(connection, SEARCH.c.state, SearchState),
+                runs={state: counted.get(state, 0) for state in RunState},
+                gpu_seconds=float(sum(gpu_seconds or 0.0 for _, _, gpu_seconds in runs)),
+                oldest_queued_s=0.0 if oldest is None else max((at - oldest).total_seconds(), 0.0),
+                expired_leases=connection.execute(sa.select(sa.func.count()).where(*expired)).scalar_one(),
+                webhooks=webhooks,
+            )
 
 
 def admit(
@@ -110,7 +104,7 @@ def open_runs_on(connection: sa.Connection, cluster: str) -> int:
 
 def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:
     """GPU-seconds of the runs that ended since midnight UTC."""
-    query = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.finished_at >= _midnight(at))
+    query = sa.select(GPU_SECONDS).where(RUN.c.finished_at >= _midnight(at))
     if api_key_id is not ANY_KEY or cluster is not None:
         query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
     if api_key_id is not ANY_KEY:
@@ -128,7 +122,7 @@ def on_cluster(name: str) -> sa.ColumnElement[bool]:
 
 def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None) -> float:
     """What searches that have not ended may still spend. One without a budget (from a command line) promises nothing."""
-    of_runs = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.search_id == SEARCH.c.id)
+    of_runs = sa.select(GPU_SECONDS).where(RUN.c.search_id == SEARCH.c.id)
     query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
     if api_key_id is not ANY_KEY:
         query = query.where(SEARCH.c.api_key_id == api_key_id)
@@ -140,7 +134,7 @@ def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | No
 
 def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
     """What a search's runs have taken."""
-    total = sa.select(sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)).where(RUN.c.search_id == search_id)
+    total = sa.select(GPU_SECONDS).where(RUN.c.search_id == search_id)
     return float(connection.execute(total).scalar_one())
 
 

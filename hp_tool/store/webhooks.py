@@ -41,13 +41,7 @@ def untold(*columns: Any) -> sa.Select[Any]:
 
 
 def _fresh(at: datetime) -> dict[str, Any]:
-    return {
-        "state": WebhookState.PENDING,
-        "attempts": 0,
-        "next_attempt_at": at,
-        "last_error": None,
-        "delivered_at": None,
-    }
+    return {"state": WebhookState.PENDING, "attempts": 0, "next_attempt_at": at, "last_error": None, "delivered_at": None}
 
 
 class Deliveries(StoreBase):
@@ -97,5 +91,4 @@ def _due(at: datetime) -> sa.Select[Any]:
 
 
 def _record(row: sa.Row[Any]) -> WebhookRecord:
-    values = row_dict(row)
-    return WebhookRecord(**values | {"state": WebhookState(values["state"])})
+    return WebhookRecord(**row_dict(row) | {"state": WebhookState(row.state)})
