@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_name, cluster_runs
@@ -44,13 +43,8 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
     if runs is None or runs.launcher != name or not runs.options:
         return launchers.create(name)
     whole = catalog.cluster(cluster_name(cluster) or cluster)
-    ours: dict[str, Any] = {
-        "name": whole.name,
-        "gpu": whole.gpu.name,
-        "gpus_per_node": whole.gpus_per_node,
-        "max_nodes": whole.num_nodes,
-    }
-    return launchers.create(name, options=ours | runs.options)
+    node = {"gpu": whole.gpu.name, "gpus_per_node": whole.gpus_per_node, "max_nodes": whole.num_nodes}
+    return launchers.create(name, options={"name": whole.name, **node, **runs.options})
 
 
 def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.calibration import Prior, prior_for
-from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
+from hp_tool.cost.candidates import MOE_ACT, PER_OP
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
@@ -84,7 +85,7 @@ def build_problem(
     if query.trainer is None:
         space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)
-    rows = _rows(space, capacity_bytes=_capacity(problem))
+    rows = _rows(space, capacity_bytes=problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction))
     if len(rows) == 0:
         return space
     candidates = space.candidates.take(rows)
@@ -95,8 +96,12 @@ def build_problem(
     series = series_of(problem, hardware=hardware)
     if query.trainer is not None:  # what another program measures is kept apart
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")
+    # Processes share the cores of one host; those with devices of their own share none.
+    shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
     reducer = Reducer(
-        problem=problem, available_gpus=_reduced_gpus(query, problem.cluster, hardware), cores=_cores(problem.cluster, hardware)
+        problem=problem,
+        available_gpus=_reduced_gpus(query, problem.cluster, hardware),
+        cores=hardware.num_gpus / hardware.oversubscription if shared else math.inf,
     )
     search = SearchProblem(
         query=query_json,
@@ -132,12 +137,6 @@ def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int
     return min(hardware.num_gpus, cluster.gpus_per_node) if launcher_name(query) == LOCAL else hardware.num_gpus
 
 
-def _cores(cluster: ClusterSpec, hardware: Hardware) -> float:
-    """Cores of the one host that shares them among processes; infinitely many where processes have devices of their own."""
-    shared = cluster.gpu.kind == "cpu" and hardware.num_gpus >= cluster.num_gpus
-    return hardware.num_gpus / hardware.oversubscription if shared else float("inf")
-
-
 def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware) -> CostedSpace:
     """The candidates that the launcher has devices for: for the whole of them, or for the smallest run that can stand for one.
 
@@ -165,10 +164,6 @@ def _runs_whole(query: Query) -> bool:
     return query.search.fidelity == "full" or query.trainer is not None
 
 
-def _capacity(problem: TrainingProblem) -> float:
-    return problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
-
-
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
     refused = np.zeros(len(space.candidates), dtype=np.bool_)
@@ -194,15 +189,10 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
         return space
     rows = np.flatnonzero(~refused)
     before = space.rejections.get("not_profiled", 0)
-    acceptable = space.acceptable[rows]
-    return replace(
-        space,
-        candidates=space.candidates.take(rows),
-        step_s=space.step_s[rows],
-        memory_total_bytes=space.memory_total_bytes[rows],
-        acceptable=acceptable,
+    return CostedSpace(
+        **space.take(rows).columns(),
         legal=len(rows),
-        feasible=int(np.count_nonzero(acceptable)),
+        feasible=int(np.count_nonzero(space.acceptable[rows])),
         rejections={**space.rejections, "not_profiled": before + int(np.count_nonzero(refused))},
     )
 
@@ -213,11 +203,7 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
     order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
     if len(order) <= MAX_ROWS:
         return np.sort(order)
-    kinds = _kinds(space.candidates)[order]
+    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
+    kinds = np.stack([getattr(space.candidates, name)[order] for name in columns], axis=1)
     _, first = np.unique(kinds, axis=0, return_index=True)  # the first of each kind in order of speed
     return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))
-
-
-def _kinds(candidates: Candidates) -> NDArray[np.int64]:
-    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
-    return np.stack([getattr(candidates, name) for name in columns], axis=1)
