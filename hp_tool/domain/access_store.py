@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from hp_tool.domain.access import ANY_KEY, AuditRecord, DatabaseState, KeyRecord, Scope, Usage
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, Page, RunRecord, SearchRecord
+from hp_tool.domain.records import JsonObject, Page, Paging, RunRecord, SearchRecord
 from hp_tool.domain.webhooks import WebhookRecord
 
 
@@ -29,7 +29,7 @@ class AccessStore(Store, Protocol):
 
     def get_key(self, *, key_id: str) -> KeyRecord: ...
 
-    def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
+    def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
         """Newest first, revoked and expired ones too."""
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
@@ -49,7 +49,7 @@ class AccessStore(Store, Protocol):
         request_id: str | None = None,
     ) -> None: ...
 
-    def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
+    def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         """Newest first."""
 
     def prune(self, *, older_than_days: float) -> dict[str, int]:

@@ -20,10 +20,11 @@ from hp_tool.domain.records import (
     JsonObject,
     Lease,
     MeasuredCluster,
-    MeasurementFilters,
+    MeasurementQuery,
     MeasurementRecord,
     NewMeasurement,
     Page,
+    Paging,
     RegistrationKind,
     RegistrationRecord,
     RunFigures,
@@ -171,14 +172,10 @@ class Store(Protocol):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
         limit: int = 50,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
-        """Newest first unless asked otherwise, without results; those created from `since` to before `until`. `model`: as
-        their queries name it."""
+        """Newest first unless asked otherwise, without results. `model`: as their queries name it."""
 
     def count_searches(self) -> dict[SearchState, int]:
         """How many there are of each state, zeros included."""
@@ -283,13 +280,11 @@ class Store(Protocol):
         search_id: str,
         state: RunState | None = None,
         status: MeasurementStatus | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = True,
         limit: int = 100,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
-        """The same in pages; every filter given must hold. `status`: of what was measured."""
+        """The same in pages, oldest first unless asked otherwise; every filter given must hold. `status`: of what was
+        measured."""
 
     def count_open_runs(self, *, cluster: str) -> int:
         """Runs that have not ended, of the searches on the registered cluster of this name that have not either."""
@@ -305,16 +300,7 @@ class Store(Protocol):
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
 
-    def measurements(
-        self,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
-        limit: int = 100,
-        cursor: str | None = None,
-        **filters: Unpack[MeasurementFilters],
-    ) -> Page[MeasurementRecord]:
+    def measurements(self, *, limit: int = 100, **asked: Unpack[MeasurementQuery]) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
@@ -331,7 +317,7 @@ class Store(Protocol):
         """The newest version, or the newest of those made before."""
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None
+        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[CalibrationRecord]: ...
 
     # Registered clusters and models: `owner` None is everybody's

@@ -203,7 +203,19 @@ class MeasurementRecord(NewMeasurement):
     created_at: datetime
 
 
-class MeasurementFilters(TypedDict, total=False):
+class Paging(TypedDict, total=False):
+    """Which part of a list, and in which order. A cursor belongs to the order and the filters it was answered with."""
+
+    since: datetime | None
+    """Created at this instant or later."""
+    until: datetime | None
+    """Created before this instant."""
+    oldest_first: bool
+    cursor: str | None
+    """`Page.next_cursor` of the page before."""
+
+
+class MeasurementQuery(Paging, total=False):
     """What the measurements of a list have in common; None as if left out."""
 
     cluster_key: str | None

@@ -73,9 +73,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write `value` atomically: a reader sees all of it or nothing."""
+    """Write `value` as `write_text` does."""
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` atomically: a reader sees all of it or nothing."""
     temporary = path.with_name(f"~{path.name}")
-    temporary.write_text(json.dumps(value))
+    temporary.write_text(text)
     temporary.replace(path)
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,8 @@ from hp_tool.launchers import jobs
 _MEASUREMENT = TypeAdapter(Measurement)
 # Errors of a rank that failed only because another had: not the root cause if there is a better one.
 _SECONDARY = (
-    "Connection closed",
-    "Connection reset",
-    "Broken pipe",
-    "Timed out waiting",
-    "DistBackendError",
-    "DistNetworkError",
+    *("Connection closed", "Connection reset", "Broken pipe"),
+    *("Timed out waiting", "DistBackendError", "DistNetworkError"),
 )
 _FOLDER_TROUBLE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 """Errors of a job that could not write its result into its folder."""
@@ -46,13 +42,8 @@ class Ending:
 
 def recorded(ended: Mapping[str, Any]) -> Ending:
     """How a job ended, by its supervisor's record; `lost` if that is empty."""
-    return Ending(
-        reason=ended.get("reason", "lost"),
-        exit_code=ended.get("exit_code"),
-        wall_s=ended.get("wall_s"),
-        oom_kills=ended.get("oom_kills", 0),
-        error=ended.get("error"),
-    )
+    known = {field.name: ended[field.name] for field in fields(Ending) if field.name in ended}
+    return Ending(**{"reason": "lost", **known})
 
 
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:

@@ -16,7 +16,7 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
-from hp_tool.launchers import jobs, slurm_folder, slurm_logs, slurm_script, torchrun
+from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
 from hp_tool.launchers.options import SlurmOptions
 from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import NEVER_STARTS, Controller, ControllerAway, Job, job_state
@@ -105,14 +105,14 @@ class SlurmLauncher:
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
         if job is not None and job.state in ("COMPLETED", "FAILED"):
-            slurm_folder.await_files(folder, bring=lambda: slurm_logs.bring(folder, options=self._options))
+            slurm_folder.await_files(folder, options=self._options)
         timeout_s, hardware = request["timeout_s"], self._options.hardware(num_gpus=request["num_gpus"])
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
         return measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         folder = self._folder(handle)
-        slurm_logs.bring(folder, options=self._options)
+        slurm_folder.bring(folder, options=self._options)
         return jobs.output(folder, name=name)
 
     def _folder(self, job_name: str) -> Path:
@@ -123,7 +123,7 @@ class SlurmLauncher:
         cancelled = (folder / CANCEL).exists()
         if not (folder / JOB).exists():
             return JobState.CANCELLED if cancelled else JobState.LOST, None
-        slurm_logs.bring_claim(folder, options=self._options)
+        slurm_folder.bring_claim(folder, options=self._options)
         try:
             if not (folder / SUBMITTED).exists() and not (folder / CLAIM).exists():
                 if cancelled:
@@ -140,11 +140,11 @@ class SlurmLauncher:
         except ControllerAway:
             if self._controller.away_s > self._options.patience_s:
                 raise
-            slurm_logs.bring(folder, options=self._options)
+            slurm_folder.bring(folder, options=self._options)
             return slurm_folder.state(folder), None
         state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
         if state is None or not state.is_open:
-            slurm_logs.bring(folder, options=self._options)
+            slurm_folder.bring(folder, options=self._options)
         if state is None and (folder / ENDED).exists():
             state = JobState.FINISHED
         elif state is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope
-from hp_tool.domain.records import Page
+from hp_tool.domain.records import Page, Paging
 from hp_tool.errors import InputError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, now, row_by_id
@@ -21,8 +21,6 @@ LONGEST_LIFETIME_S = 100 * 365.25 * 86_400.0
 
 
 class Access(StoreBase):
-    """The part of `AccessStore` beyond `Store`."""
-
     def add_key(
         self,
         *,
@@ -63,9 +61,9 @@ class Access(StoreBase):
         with self._reading() as connection:
             return _read_key(connection, key_id)
 
-    def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
+    def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
         with self._reading() as connection:
-            return Listing(table=KEY).page(connection, limit=limit, cursor=cursor, record=_key_record)
+            return Listing(table=KEY, paging=paging).page(connection, limit=limit, record=_key_record)
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
         with self._writing() as connection:
@@ -100,10 +98,10 @@ class Access(StoreBase):
         with self._writing() as connection:
             connection.execute(sa.insert(AUDIT).values(**values, created_at=now(connection)))
 
-    def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
+    def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         with self._reading() as connection:
-            listing = Listing(table=AUDIT, filters={AUDIT.c.owner: owner})
-            return listing.page(connection, limit=limit, cursor=cursor, record=lambda row: AuditRecord(**row_dict(row)))
+            listing = Listing(table=AUDIT, filters={AUDIT.c.owner: owner}, paging=paging)
+            return listing.page(connection, limit=limit, record=lambda row: AuditRecord(**row_dict(row)))
 
 
 def _read_key(connection: sa.Connection, key_id: str) -> KeyRecord:

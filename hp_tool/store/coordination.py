@@ -31,8 +31,6 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Coordination(StoreBase):
-    """The part of `Store` that claims a search and writes under its lease."""
-
     def claim_search(
         self, *, holder: str, lease_s: float, search_id: str | None = None, per_cluster: int | None = None
     ) -> tuple[SearchRecord, Lease] | None:

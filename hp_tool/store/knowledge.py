@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import CalibrationRecord, JsonObject, Page, RegistrationKind, RegistrationRecord
+from hp_tool.domain.records import CalibrationRecord, JsonObject, Page, Paging, RegistrationKind, RegistrationRecord
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
@@ -21,8 +21,6 @@ MOST_REGISTRATIONS = 1000
 
 
 class Knowledge(StoreBase):
-    """The part of `Store` about calibrations and registrations."""
-
     def save_calibration(
         self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
     ) -> CalibrationRecord:
@@ -49,12 +47,12 @@ class Knowledge(StoreBase):
         return None if row is None else CalibrationRecord(**row_dict(row))
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None
+        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[CalibrationRecord]:
         filters = {CALIBRATION.c.cluster_key: cluster_key, CALIBRATION.c.framework: framework}
-        listing = Listing(table=CALIBRATION, filters=filters)
+        listing = Listing(table=CALIBRATION, filters=filters, paging=paging)
         with self._reading() as connection:
-            return listing.page(connection, limit=limit, cursor=cursor, record=lambda row: CalibrationRecord(**row_dict(row)))
+            return listing.page(connection, limit=limit, record=lambda row: CalibrationRecord(**row_dict(row)))
 
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None

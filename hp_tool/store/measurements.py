@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest, json_digest
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import MeasuredCluster, MeasurementFilters, MeasurementRecord, NewMeasurement, Page
+from hp_tool.domain.records import MeasuredCluster, MeasurementQuery, MeasurementRecord, NewMeasurement, Page, Paging
 from hp_tool.errors import InputError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, first_use, now, row_by_id
@@ -24,8 +24,6 @@ SENT = ("source", "query", "parallel", "measurement")
 
 
 class Measurements(StoreBase):
-    """The part of `Store` about measurements."""
-
     def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord:
         encoded = encode(measurement, field="measurement")
         with self._writing() as connection:
@@ -48,25 +46,10 @@ class Measurements(StoreBase):
         with self._reading() as connection:
             return _read_measurement(connection, measurement_id)
 
-    def measurements(
-        self,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
-        limit: int = 100,
-        cursor: str | None = None,
-        **filters: Unpack[MeasurementFilters],
-    ) -> Page[MeasurementRecord]:
-        listing = Listing(
-            table=MEASUREMENT,
-            filters={MEASUREMENT.c[name]: wanted for name, wanted in filters.items()},
-            since=since,
-            until=until,
-            oldest_first=oldest_first,
-        )
+    def measurements(self, *, limit: int = 100, **asked: Unpack[MeasurementQuery]) -> Page[MeasurementRecord]:
+        filters = {MEASUREMENT.c[name]: wanted for name, wanted in asked.items() if name not in Paging.__annotations__}
         with self._reading() as connection:
-            return listing.page(connection, limit=limit, cursor=cursor, record=_record)
+            return Listing(table=MEASUREMENT, filters=filters, paging=asked).page(connection, limit=limit, record=_record)
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)

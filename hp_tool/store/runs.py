@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, Paging, RunFigures, RunRecord, RunState, SearchState
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, leased_search, now, read_search, row_by_id
+from hp_tool.store.base import (
+    StoreBase,
+    add_event,
+    checked,
+    leased_search,
+    locked_search,
+    now,
+    read_search,
+    row_by_id,
+    update_search,
+)
 from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing
-from hp_tool.store.usage import admit_run, open_runs_on
+from hp_tool.store.usage import admit_run, gpu_seconds_of, open_runs_on
 
-RUN = tables.runs
+RUN, SEARCH = tables.runs, tables.searches
 # The measurement of a run stands in one place, with the measurements; a run reads it from there.
 WITH_MEASUREMENT = sa.select(
     RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
@@ -56,10 +67,13 @@ FIGURES = sa.select(
 CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objective_s", "latencies"}
 FIGURES_AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
 
+REMEMBERED = timedelta(days=1)
+"""A worker may sleep as long as this over a submit. What happened before is not looked at again and again."""
+OPEN = (RunState.INTENDED, RunState.SUBMITTED)
+ENDED = tuple(state for state in SearchState if state.ended)
+
 
 class Runs(StoreBase):
-    """The part of `Store` about profile runs."""
-
     def intend_run(
         self,
         *,
@@ -132,7 +146,7 @@ class Runs(StoreBase):
             if run.state is RunState.ABANDONED:
                 raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
             at = now(connection)
-            owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
+            owner = connection.execute(sa.select(SEARCH.c.owner).where(SEARCH.c.id == run.search_id))
             measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
             return change_run(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
@@ -142,7 +156,7 @@ class Runs(StoreBase):
             rows = connection.execute(WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
-            return [run_record(row) for row in rows]
+            return [_run_record(row) for row in rows]
 
     def list_runs(
         self,
@@ -150,16 +164,13 @@ class Runs(StoreBase):
         search_id: str,
         state: RunState | None = None,
         status: MeasurementStatus | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = True,
         limit: int = 100,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
         filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.status: status}
-        listing = Listing(table=RUN, filters=filters, since=since, until=until, oldest_first=oldest_first)
+        listing = Listing(table=RUN, filters=filters, paging=paging, oldest_first=True)
         with self._reading() as connection:
-            page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, cursor=cursor, record=run_record)
+            page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=_run_record)
             if not page.items:
                 read_search(connection, search_id)  # none of this kind is one thing, no such search another
             return page
@@ -178,6 +189,48 @@ class Runs(StoreBase):
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
         with self._reading() as connection:
             return _run_of(connection, search_id, run_id)
+
+
+class Strays(StoreBase):
+    """Jobs that no live search owns: which runs they were started for, and what they turn out to have cost."""
+
+    def engines_in_use(self) -> dict[str, JsonObject]:
+        with self._reading() as connection:
+            recent = sa.or_(RUN.c.state.in_(OPEN), RUN.c.finished_at >= now(connection) - REMEMBERED)
+            used = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(RUN, RUN.c.search_id == SEARCH.c.id)
+            rows = connection.execute(used.where(recent, SEARCH.c.cluster.is_not(None)).distinct()).all()
+            newest = {row.cluster: row.id for row in sorted(rows, key=lambda row: row.created_at)}
+            return {cluster: read_search(connection, search_id).query for cluster, search_id in newest.items()}
+
+    def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
+        with self._reading() as connection:
+            query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+            unowned = sa.or_(RUN.c.state.not_in(OPEN), SEARCH.c.state.in_(ENDED))
+            is_recent = RUN.c.finished_at >= now(connection) - REMEMBERED
+            queries = (  # not one with an OR: each has its index
+                query.where(RUN.c.job_name.in_(job_names), unowned),
+                query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
+            )
+            runs = [_run_record(row) for each in queries for row in connection.execute(each)]
+            return list({run.id: run for run in runs}.values())
+
+    def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
+        with self._writing() as connection:
+            search = locked_search(connection, read_run(connection, run_id).search_id)
+            run = read_run(connection, run_id)  # as it is now that nobody changes it
+            if not run.state.ended and not SearchState(search.state).ended:
+                return  # taken up again meanwhile
+            if run.state.ended and gpu_seconds <= (run.gpu_seconds or 0.0):
+                return
+            at = now(connection)
+            given_up = {"state": RunState.ABANDONED, "cause": f"its search has {search.state}", "finished_at": at}
+            cost = max(gpu_seconds, run.gpu_seconds or 0.0)
+            change_run(connection, run_id, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
+            spent = gpu_seconds_of(connection, search.id)
+            changes = {"progress": {**search.progress, "gpu_seconds": spent}}
+            if search.result is not None:
+                changes["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
+            update_search(connection, search.id, at=at, **changes)
 
 
 def _run_figures(row: sa.Row[Any]) -> RunFigures:
@@ -199,7 +252,7 @@ def _fidelity(text: str) -> Fidelity:
     return decode_text(Fidelity, text)
 
 
-def run_record(row: sa.Row[Any]) -> RunRecord:
+def _run_record(row: sa.Row[Any]) -> RunRecord:
     """A row of WITH_MEASUREMENT as a record."""
     values = row_dict(row)
     values["state"] = RunState(values["state"])
@@ -212,7 +265,7 @@ def run_record(row: sa.Row[Any]) -> RunRecord:
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
     """One run, or NotFoundError."""
-    return run_record(row_by_id(connection, WITH_MEASUREMENT.where(RUN.c.id == run_id), run_id, kind="run"))
+    return _run_record(row_by_id(connection, WITH_MEASUREMENT.where(RUN.c.id == run_id), run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
@@ -236,8 +289,7 @@ def change_run(connection: sa.Connection, run_id: str, *, at: datetime, **values
 
 def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
     """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no longer count."""
-    search = tables.searches
-    connection.execute(sa.update(search).where(search.c.id == run.search_id, search.c.lost_claims > 0).values(lost_claims=0))
+    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == run.search_id, SEARCH.c.lost_claims > 0).values(lost_claims=0))
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}

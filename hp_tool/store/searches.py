@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, JsonObject, Page, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, JsonObject, Page, Paging, SearchRecord, SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.base import (
@@ -38,8 +37,6 @@ UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at"
 
 
 class Searches(StoreBase):
-    """The part of `Store` that needs no lease."""
-
     def create_search(
         self,
         *,
@@ -102,18 +99,15 @@ class Searches(StoreBase):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
         limit: int = 50,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
         c = SEARCH.c
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
-        listing = Listing(table=SEARCH, filters=filters, since=since, until=until, oldest_first=oldest_first)
+        listing = Listing(table=SEARCH, filters=filters, paging=paging)
         with self._reading() as connection:
-            return listing.page(connection, query=query, limit=limit, cursor=cursor, record=search_record)
+            return listing.page(connection, query=query, limit=limit, record=search_record)
 
     def count_searches(self) -> dict[SearchState, int]:
         with self._reading() as connection:

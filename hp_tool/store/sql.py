@@ -12,9 +12,8 @@ from hp_tool.store.engine import create_engine, masked
 from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.maintenance import Retention
 from hp_tool.store.measurements import Measurements
-from hp_tool.store.runs import Runs
+from hp_tool.store.runs import Runs, Strays
 from hp_tool.store.searches import Searches
-from hp_tool.store.strays import Strays
 from hp_tool.store.usage import UsageOf
 from hp_tool.store.webhooks import Deliveries
 

@@ -27,8 +27,6 @@ FULL_RETRY_S = 1.0
 
 
 class UsageOf(StoreBase):
-    """The part of `AccessStore` that counts."""
-
     def usage(self) -> Usage:
         with self._reading() as connection:
             at = now(connection)
