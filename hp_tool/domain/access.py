@@ -25,8 +25,8 @@ class Scope(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRecord:
-    """An API key. The secret itself is nowhere: it was shown once, when the key was made."""
+class NewKey:
+    """An API key on its way into the store. The secret itself is nowhere: it is shown once, when the key is made."""
 
     id: str
     """Public; the first part of the key that its owner sends."""
@@ -38,6 +38,12 @@ class KeyRecord:
     """None: the service's default."""
     gpu_seconds_per_day: float | None = None
     """What searches submitted with it may spend in a day (UTC); None: no quota."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord(NewKey):
+    """A stored API key."""
+
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None

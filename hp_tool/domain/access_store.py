@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol, Unpack
 
-from hp_tool.domain.access import ANY_KEY, AuditRecord, DatabaseState, KeyRecord, Scope, Usage
+from hp_tool.domain.access import ANY_KEY, AuditRecord, DatabaseState, KeyRecord, NewKey, Usage
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, Page, Paging, RunRecord, SearchRecord
 from hp_tool.domain.webhooks import WebhookRecord
@@ -14,17 +14,7 @@ from hp_tool.domain.webhooks import WebhookRecord
 class AccessStore(Store, Protocol):
     """The store with what only a service needs. Each method is one transaction, as all of a Store's."""
 
-    def add_key(
-        self,
-        *,
-        key_id: str,
-        owner: str,
-        scope: Scope,
-        secret_sha256: str,
-        lifetime_s: float | None = None,
-        requests_per_second: float | None = None,
-        gpu_seconds_per_day: float | None = None,
-    ) -> KeyRecord:
+    def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
         """Store a new key, which expires `lifetime_s` from now by the database's clock; None: never."""
 
     def get_key(self, *, key_id: str) -> KeyRecord: ...

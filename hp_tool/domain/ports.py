@@ -95,7 +95,8 @@ class Launcher(Protocol):
     def answers(self) -> str:
         """What the engine says to a harmless question, for people. LauncherError where it would take no job from here."""
 
-    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan: ...
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
+        """InputError if the request is for another device, or for more devices than one job may have."""
 
     def describe(self, plan: LaunchPlan) -> str:
         """What submit() would hand to the engine, for people: a script, a manifest, or the plan itself. Pure."""
@@ -107,7 +108,7 @@ class Launcher(Protocol):
         """The handle of a job submitted earlier under this name, by whatever process; None where there is none."""
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        """States of many jobs in one query to the engine."""
+        """States of many jobs in one query. LauncherError once the engine has been away for longer than its options allow."""
 
     def cancel(self, job_name: str) -> None:
         """End the job of this name, every process of it, and for good: no submit starts one under this name any more.
@@ -119,7 +120,7 @@ class Launcher(Protocol):
         """Names of the jobs that the engine has queued or running, whichever of our processes submitted them."""
 
     def fetch(self, handle: str) -> Measurement:
-        """The ended job's numbers or its cause of failure with the end of its log."""
+        """The ended job's numbers or its cause of failure with the end of its log; LauncherError while it has not ended."""
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         """The end of what the job has printed, megabytes at most, or of a file that it left in its folder; empty where

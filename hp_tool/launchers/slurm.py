@@ -17,8 +17,8 @@ from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
+from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import SlurmOptions
-from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import NEVER_STARTS, Controller, ControllerAway, Job, job_state
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
 
@@ -44,7 +44,6 @@ class SlurmLauncher:
         return f"Slurm answers: {len(self._controller.jobs(fresh=True))} jobs of this user in its memory"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Pure. Raises InputError if the request is for another device, or for more devices than one job may have."""
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options, multi_node=True)
 
     def describe(self, plan: LaunchPlan) -> str:
@@ -69,7 +68,6 @@ class SlurmLauncher:
         return job_name if (self._folder(job_name) / JOB).exists() else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        """Raises LauncherError once the controller has been unreachable for longer than the options' patience."""
         return {handle: self._look(self._folder(handle))[0] for handle in handles}
 
     def cancel(self, job_name: str) -> None:
@@ -96,7 +94,6 @@ class SlurmLauncher:
         return [folder.name for folder in folders if folder.parent == self._root]
 
     def fetch(self, handle: str) -> Measurement:
-        """Raises LauncherError while the job has not ended."""
         folder = self._folder(handle)
         request = jobs.read_json(folder / JOB)
         if request is None:

@@ -37,8 +37,8 @@ from typing import Any
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs, streamed, supervisor
+from hp_tool.launchers.jobs import Ending, recorded
 from hp_tool.launchers.options import Logs, SlurmOptions
-from hp_tool.launchers.outcome import Ending, recorded
 from hp_tool.launchers.slurm_controller import Job
 
 JOB = "job.json"

@@ -20,8 +20,6 @@ from hp_tool.search.problem import Question
 from hp_tool.search.sampler import ABANDONED, MEASUREMENT_ID, MEMORY_CONSTRAINT, PEAK_MEMORY, STATUS, CostModelSampler
 
 RUN_ID = "run_id"
-
-
 CLAIMS_LOOKED_BACK = 3
 """Each claim removes the study before it; this many at most were left by claims that died first."""
 

@@ -154,23 +154,16 @@ def first_use(
     if key is None:
         return resource_id
     table = tables.idempotency_keys
-    values = {
-        "scope": scope,
-        "owner": owner or "",
-        "key": key,
-        "fingerprint": fingerprint,
-        "resource_id": resource_id,
-        "created_at": at,
-    }
-    if insert_if_new(connection, table, values):
+    same_key = {"scope": scope, "owner": owner or "", "key": key}
+    new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
+    if insert_if_new(connection, table, new):
         return resource_id
-    same_key = table.c.scope == scope, table.c.owner == values["owner"], table.c.key == key
-    first = row_dict(connection.execute(sa.select(table).where(*same_key)).one())
-    if first["fingerprint"] != fingerprint:
+    first = connection.execute(sa.select(table).filter_by(**same_key)).one()
+    if first.fingerprint != fingerprint:
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
         )
-    return str(first["resource_id"])
+    return str(first.resource_id)
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:

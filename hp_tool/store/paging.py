@@ -28,8 +28,6 @@ class Listing:
     filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
     """What columns must equal; None: anything."""
     paging: Paging = field(default_factory=Paging)
-    oldest_first: bool = False
-    """Unless `paging` says otherwise."""
 
     def page(
         self,
@@ -72,7 +70,7 @@ class Listing:
 
     @property
     def _rises(self) -> bool:
-        return self.paging.get("oldest_first", self.oldest_first)
+        return self.paging.get("oldest_first", False)
 
     @property
     def _digest(self) -> str:

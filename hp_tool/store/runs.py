@@ -17,6 +17,7 @@ from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, Pagi
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
+from hp_tool.store.access import admit_run, gpu_seconds_of, open_runs_on
 from hp_tool.store.base import (
     StoreBase,
     add_event,
@@ -31,7 +32,6 @@ from hp_tool.store.base import (
 from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing
-from hp_tool.store.usage import admit_run, gpu_seconds_of, open_runs_on
 
 RUN, SEARCH = tables.runs, tables.searches
 # The measurement of a run stands in one place, with the measurements; a run reads it from there.
@@ -168,7 +168,7 @@ class Runs(StoreBase):
         **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
         filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.status: status}
-        listing = Listing(table=RUN, filters=filters, paging=paging, oldest_first=True)
+        listing = Listing(table=RUN, filters=filters, paging={"oldest_first": True, **paging})
         with self._reading() as connection:
             page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=_run_record)
             if not page.items:

@@ -12,6 +12,7 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.records import EventRecord, JsonObject, Page, Paging, SearchRecord, SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
+from hp_tool.store.access import admit, budget_of, gpu_seconds_of
 from hp_tool.store.base import (
     StoreBase,
     add_event,
@@ -28,7 +29,6 @@ from hp_tool.store.base import (
 from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.coordination import cluster_of
 from hp_tool.store.paging import Listing
-from hp_tool.store.usage import admit, budget_of, gpu_seconds_of
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches

@@ -15,8 +15,8 @@ from typing import Any
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.launchers import jobs, slurm_folder
+from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import Logs, SlurmOptions
-from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import Job
 from hp_tool.launchers.slurm_script import render
 from tests.launchers.contract import GOOD
