@@ -8,12 +8,11 @@ from importlib.util import find_spec
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_name, cluster_runs
-from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit, RunRecord
 from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
