@@ -298,7 +298,9 @@ class Store(Protocol):
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
 
-    def measurements(self, *, limit: int = 100, **asked: Unpack[MeasurementQuery]) -> Page[MeasurementRecord]:
+    def measurements(
+        self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
+    ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:

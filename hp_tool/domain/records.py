@@ -229,7 +229,6 @@ class MeasurementQuery(Paging, total=False):
     search_id: str | None
     problem_digest: str | None
     digest: str | None
-    owner: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

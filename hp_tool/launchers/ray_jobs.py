@@ -1,8 +1,5 @@
-"""Jobs on a Ray cluster through its Jobs API: no shared folder, no state of our own.
-
-A job's files are its working directory, which Ray copies to the node; the supervisor runs it there and prints its results.
-Over several nodes a driver (`ray_nodes`) reserves the devices first and runs a supervisor on each.
-"""
+"""Jobs on a Ray cluster through its Jobs API: their files are a working directory that Ray copies; over several nodes a driver
+(`ray_nodes`) reserves the devices first and runs a supervisor on each."""
 
 from __future__ import annotations
 

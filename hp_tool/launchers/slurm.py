@@ -1,7 +1,4 @@
-"""Jobs on a Slurm cluster: a folder and a batch job each, no daemon, no state in memory.
-
-The nodes share the folder; with the option `logs` they only share a folder of logs, and print their results there.
-"""
+"""Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no state in memory."""
 
 from __future__ import annotations
 

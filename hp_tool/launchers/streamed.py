@@ -1,7 +1,4 @@
-"""Jobs whose folder nobody else sees: their files travel with them, and their results come back in what they print.
-
-`supervisor --attached` runs the job and prints a marked line for each result and for how the job ended.
-"""
+"""Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints results as marked lines."""
 
 from __future__ import annotations
 

@@ -46,8 +46,11 @@ class Measurements(StoreBase):
         with self._reading() as connection:
             return _read_measurement(connection, measurement_id)
 
-    def measurements(self, *, limit: int = 100, **asked: Unpack[MeasurementQuery]) -> Page[MeasurementRecord]:
-        filters = {MEASUREMENT.c[name]: wanted for name, wanted in asked.items() if name not in Paging.__annotations__}
+    def measurements(
+        self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
+    ) -> Page[MeasurementRecord]:
+        wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in Paging.__annotations__}}
+        filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         with self._reading() as connection:
             return Listing(table=MEASUREMENT, filters=filters, paging=asked).page(connection, limit=limit, record=_record)
 

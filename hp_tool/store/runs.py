@@ -39,7 +39,7 @@ from hp_tool.store.base import (
     row_by_id,
     update_search,
 )
-from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
+from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing
 
@@ -259,7 +259,7 @@ def _run_figures(row: sa.Row[Any]) -> RunFigures:
 @lru_cache(maxsize=256)
 def _fidelity(text: str) -> Fidelity:
     """Runs of a search have few different ones."""
-    return decode_text(Fidelity, text)
+    return decode(Fidelity, text)
 
 
 def _run_record(row: sa.Row[Any]) -> RunRecord:

@@ -1,7 +1,4 @@
-"""The tables. Names begin with hp_, so that Optuna's may live in the same database.
-
-A change here needs a migration; a test compares the two.
-"""
+"""The tables; names begin with hp_, so that Optuna's may live in the same database. A change here needs a migration."""
 
 from __future__ import annotations
 

@@ -27,9 +27,8 @@ from hp_tool.trainers import TrainerLauncher
 from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
-from hp_tool.tuning.ending import conclude, end, outcome_stored
 from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
-from hp_tool.tuning.heartbeat import LEASE_S, Heartbeat
+from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, nothing_feasible
 from hp_tool.tuning.serving import ServingTuning, build_serving, resolve_serving_search
