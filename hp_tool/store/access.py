@@ -77,7 +77,7 @@ class Access(StoreBase):
             webhooks = counts(connection, HOOK.c.state, WebhookState)
             webhooks[WebhookState.PENDING] = connection.execute(untold(sa.func.count())).scalar_one()
             by_state = sa.select(RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)).group_by(RUN.c.state)
-            runs = connection.execute(by_state).tuples().all()
+            runs = connection.execute(by_state).all()
             counted = {state: number for state, number, _ in runs}
             return Usage(
                 searches=counts(connection, SEARCH.c.state, SearchState),

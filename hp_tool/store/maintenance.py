@@ -13,7 +13,7 @@ from hp_tool.domain.records import SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import schema, tables
 from hp_tool.store.base import StoreBase, now, transaction, translated_errors, writing
-from hp_tool.store.engine import create_engine, masked, parse_url
+from hp_tool.store.engine import masked, opened, parse_url
 
 BATCH_ROWS = 500
 PRUNED_ROWS = 1000
@@ -40,12 +40,8 @@ def backup(*, url: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    engine = create_engine(url)
-    try:
-        with translated_errors(engine), closing(engine.raw_connection()) as connection:
-            connection.cursor().execute("VACUUM INTO ?", (str(partial),))
-    finally:
-        engine.dispose()
+    with opened(url) as engine, translated_errors(engine), closing(engine.raw_connection()) as connection:
+        connection.cursor().execute("VACUUM INTO ?", (str(partial),))
     partial.rename(path)
 
 
@@ -59,15 +55,11 @@ def copy(*, source: str, target: str) -> dict[str, int]:
         state = "has no hp-tool schema" if revision is None else f"has schema {revision}, not {schema.HEAD}"
         raise StoreError(f"{masked(source)} {state}: run `hp-tool db upgrade` on it first", code="schema_outdated")
     schema.upgrade(target)
-    reader, writer = create_engine(source), create_engine(target)
-    if reader.dialect.name == "postgresql":
-        reader = reader.execution_options(isolation_level="REPEATABLE READ")
-    try:
+    with opened(source) as reader, opened(target) as writer:
+        if reader.dialect.name == "postgresql":
+            reader = reader.execution_options(isolation_level="REPEATABLE READ")
         with transaction(reader) as read, writing(writer) as write:
             return {table.name: _copy_table(read, write, table) for table in tables.metadata.sorted_tables}
-    finally:
-        reader.dispose()
-        writer.dispose()
 
 
 def _copy_table(read: sa.Connection, write: sa.Connection, table: sa.Table) -> int:

@@ -14,7 +14,7 @@ from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import StoreError
 from hp_tool.store.base import now, transaction, writing
-from hp_tool.store.engine import create_engine, parse_url
+from hp_tool.store.engine import opened, parse_url
 from hp_tool.store.tables import PREFIX
 from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
@@ -56,9 +56,9 @@ def _migrate(url: str, *, to: str, down: bool) -> None:
     from alembic import command
     from alembic.util import CommandError
 
-    engine = create_engine(url, foreign_keys=False)  # SQLite rebuilds tables to change them
     try:
-        with writing(engine) as connection:
+        # Without foreign keys: SQLite rebuilds tables to change them.
+        with opened(url, foreign_keys=False) as engine, writing(engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(UPGRADE_LOCK)))
             config = alembic_config()
@@ -66,8 +66,6 @@ def _migrate(url: str, *, to: str, down: bool) -> None:
             (command.downgrade if down else command.upgrade)(config, to)
     except CommandError as error:
         raise StoreError(f"{error}; the database may have been written by a newer hp-tool") from error
-    finally:
-        engine.dispose()
 
 
 def alembic_config() -> Config:
@@ -104,12 +102,8 @@ def _read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         return None
-    engine = create_engine(url)
-    try:
-        with transaction(engine) as connection:
-            return read(connection)
-    finally:
-        engine.dispose()
+    with opened(url) as engine, transaction(engine) as connection:
+        return read(connection)
 
 
 def state_of(connection: sa.Connection) -> DatabaseState:
