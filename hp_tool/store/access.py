@@ -15,7 +15,7 @@ from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRun
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError, LimitError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, checked, counts, now, row_by_id
+from hp_tool.store.base import OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
 from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import HOOK, untold
@@ -23,7 +23,6 @@ from hp_tool.store.webhooks import HOOK, untold
 KEY, AUDIT = tables.api_keys, tables.audit
 SEARCH, RUN = tables.searches, tables.runs
 GPU_SECONDS = sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)
-OPEN = (SearchState.QUEUED, SearchState.RUNNING, SearchState.PAUSED)
 ADMISSION_LOCK = 0x68705F61646D6974
 """PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
 RUNS_LOCK = 0x6870_7275
@@ -171,7 +170,7 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
 
 def open_runs_on(connection: sa.Connection, cluster: str) -> int:
     """Runs that have not ended, of all searches on the cluster that have not either: a failed one may leave some behind."""
-    open_run = sa.and_(RUN.c.state.in_((RunState.INTENDED, RunState.SUBMITTED)), SEARCH.c.state.in_(OPEN))
+    open_run = sa.and_(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(OPEN))
     query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
     return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
 

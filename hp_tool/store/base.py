@@ -19,6 +19,8 @@ from hp_tool.store.columns import row_dict
 from hp_tool.store.engine import WRITES
 
 SEARCH = tables.searches
+OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
+OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
 States = TypeVar("States", bound=StrEnum)
 
@@ -197,5 +199,5 @@ def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **
 def open_runs(connection: sa.Connection, search_id: str) -> int:
     """How many runs of a search may have a job at the engine."""
     table = tables.runs
-    unfinished = table.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
-    return connection.execute(sa.select(sa.func.count()).where(table.c.search_id == search_id, unfinished)).scalar_one()
+    unfinished = table.c.search_id == search_id, table.c.state.in_(OPEN_RUN)
+    return connection.execute(sa.select(sa.func.count()).where(*unfinished)).scalar_one()

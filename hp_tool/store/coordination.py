@@ -22,7 +22,6 @@ MOST_LOST_CLAIMS = 5
 """Workers in a row that fall silent over a search, while no run of it moves on, until it is given up. One or two may be killed
 by chance (their host restarts, another program takes its memory); a search that kills every worker would end them all."""
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
-
 CLOCK_SLACK = timedelta(seconds=5)
 """How far a clock may be set back, as time services do all day, without a lease being taken for one of the future."""
 HERE = "local:"

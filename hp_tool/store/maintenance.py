@@ -9,17 +9,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import schema, tables
-from hp_tool.store.base import StoreBase, now, transaction, translated_errors, writing
+from hp_tool.store.base import ENDED, StoreBase, now, transaction, translated_errors, writing
 from hp_tool.store.engine import masked, opened, parse_url
 
 BATCH_ROWS = 500
 PRUNED_ROWS = 1000
 """Rows per transaction: nobody waits long for the write lock."""
 SECONDS_A_DAY = 86_400.0
-ENDED = tuple(state for state in SearchState if state.ended)
 SHORTEST_DAYS = 1.0
 """A client may still follow yesterday's search, or send a request of yesterday again."""
 

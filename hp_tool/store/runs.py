@@ -29,6 +29,8 @@ from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.access import admit_run, gpu_seconds_of, open_runs_on
 from hp_tool.store.base import (
+    ENDED,
+    OPEN_RUN,
     StoreBase,
     add_event,
     checked,
@@ -73,14 +75,10 @@ FIGURES = sa.select(
     sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
 """Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
-
 CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objective_s", "latencies"}
 FIGURES_AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
-
 REMEMBERED = timedelta(days=1)
 """A worker may sleep as long as this over a submit. What happened before is not looked at again and again."""
-OPEN = (RunState.INTENDED, RunState.SUBMITTED)
-ENDED = tuple(state for state in SearchState if state.ended)
 
 
 class Runs(StoreBase):
@@ -206,7 +204,7 @@ class Strays(StoreBase):
 
     def engines_in_use(self) -> dict[str, JsonObject]:
         with self._reading() as connection:
-            recent = sa.or_(RUN.c.state.in_(OPEN), RUN.c.finished_at >= now(connection) - REMEMBERED)
+            recent = sa.or_(RUN.c.state.in_(OPEN_RUN), RUN.c.finished_at >= now(connection) - REMEMBERED)
             used = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(RUN, RUN.c.search_id == SEARCH.c.id)
             rows = connection.execute(used.where(recent, SEARCH.c.cluster.is_not(None)).distinct()).all()
             newest = {row.cluster: row.id for row in sorted(rows, key=lambda row: row.created_at)}
@@ -215,7 +213,7 @@ class Strays(StoreBase):
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
         with self._reading() as connection:
             query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
-            unowned = sa.or_(RUN.c.state.not_in(OPEN), SEARCH.c.state.in_(ENDED))
+            unowned = sa.or_(RUN.c.state.not_in(OPEN_RUN), SEARCH.c.state.in_(ENDED))
             is_recent = RUN.c.finished_at >= now(connection) - REMEMBERED
             queries = (  # not one with an OR: each has its index
                 query.where(RUN.c.job_name.in_(job_names), unowned),
