@@ -19,11 +19,9 @@ from service import keys
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
 from service.api.views import View
-from service.dashboard.contexts import ErrorFields, Page, Tone
 from service.dashboard.forms import Form
 from service.dashboard.links import address, next_href
-from service.dashboard.page_and_json import page_at
-from service.dashboard.rendering import render
+from service.dashboard.page import ErrorFields, Page, Tone, page_at, render
 
 KeyState = Literal["valid", "expired", "revoked"]
 

@@ -21,11 +21,10 @@ from service.api.calibrations import learn
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import Page
+from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.links import address, json_href
 from service.dashboard.measurements import MeasuredRow
-from service.dashboard.page_and_json import page_at
-from service.dashboard.plots import Figure, Trace, line, markers
+from service.dashboard.page import Page, page_at
 
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""

@@ -26,11 +26,9 @@ from service.api.catalog import NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import ErrorFields, Fact, Page
 from service.dashboard.forms import Form
 from service.dashboard.links import address
-from service.dashboard.page_and_json import page_at
-from service.dashboard.rendering import render
+from service.dashboard.page import ErrorFields, Fact, Page, page_at, render
 from service.keys import Principal
 
 Section = Literal["models", "gpus", "clusters"]

@@ -20,11 +20,10 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import read_query
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
-from service.dashboard.contexts import ErrorFields, Page, Tone
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.links import address, configuration_text
 from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
-from service.dashboard.page_and_json import error_status, page_at
+from service.dashboard.page import ErrorFields, Page, Tone, error_status, page_at
 from service.dashboard.trials import TONES
 
 EQUAL = 1e-3

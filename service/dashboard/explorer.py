@@ -24,11 +24,10 @@ from service.api.queries import resolve
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
-from service.dashboard.contexts import ErrorFields, Page
 from service.dashboard.explorer_settings import Control, Settings, controls
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.links import configuration_href, json_href
-from service.dashboard.page_and_json import page_at
+from service.dashboard.page import ErrorFields, Page, page_at
 
 MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""

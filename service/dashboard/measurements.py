@@ -13,10 +13,9 @@ from hp_tool.domain.records import MeasurementRecord
 from hp_tool.errors import HpToolError
 from service.api.dependencies import Cursor, StoreDep
 from service.api.views import View
-from service.dashboard.contexts import Page, Tone
 from service.dashboard.forms import BLANK_IS_NONE
 from service.dashboard.links import address, configuration_href, next_href
-from service.dashboard.page_and_json import page_at
+from service.dashboard.page import Page, Tone, page_at
 from service.dashboard.serving_runs import words
 from service.dashboard.trials import TONES
 

@@ -9,7 +9,7 @@ from functools import cache
 from hp_tool.domain.ports import Store
 from hp_tool.queries import schema
 from service.dashboard import plotly
-from service.dashboard.rendering import STATIC, rendered
+from service.dashboard.page import STATIC, rendered
 from service.dashboard.search import search_page
 from service.dashboard.trials import trial_table
 

@@ -25,12 +25,11 @@ from service.api.search_actions import Action, apply_action
 from service.api.search_results import recommended
 from service.api.views import SearchView, View
 from service.dashboard.best import Best, leading_best, recommended_best
-from service.dashboard.contexts import Page, Quantity, Tone
 from service.dashboard.formats import subject
 from service.dashboard.forms import Form
 from service.dashboard.links import configuration_href
-from service.dashboard.page_and_json import page_at
-from service.dashboard.serving_runs import quantity, serves
+from service.dashboard.page import Page, Tone, page_at
+from service.dashboard.serving_runs import Quantity, quantity, serves
 from service.dashboard.trials import TrialTable, trial_table
 
 TONES: dict[SearchState, Tone] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.cost.serving.engine import ServingCosts
@@ -14,9 +15,19 @@ from hp_tool.search.serving import TARGETS, AnyLatencies
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.tuning.serving import serving_candidates
 from service.dashboard import formats
-from service.dashboard.contexts import Quantity
 
 LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """What the runs of a search are compared by: a time and a rate."""
+
+    seconds: str
+    """Name of the time: step time, or for serving the latency of a request under the full load."""
+    charged: bool
+    """The search minimises this time plus a penalty for missed targets."""
+    rate: str
 
 
 def serves(query: JsonObject) -> bool:

@@ -13,8 +13,8 @@ from hp_tool.domain.serving import Configuration
 from hp_tool.errors import HpToolError
 from hp_tool.store.columns import decode_configuration
 from service.api.search_results import calibrated_predictions
-from service.dashboard.contexts import Quantity, Tone
-from service.dashboard.serving_runs import misses, predicted_costs, quantity, serves, targets_of, words
+from service.dashboard.page import Tone
+from service.dashboard.serving_runs import Quantity, misses, predicted_costs, quantity, serves, targets_of, words
 
 AxisValue = int | str | bool
 TONES: dict[str, Tone] = {

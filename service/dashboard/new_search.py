@@ -20,13 +20,10 @@ from hp_tool.tuning import resolve_search
 from service.api.bodies import json_response
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.queries import resolve
-from service.dashboard.contexts import ErrorFields, Page
 from service.dashboard.forms import Form, read_form
-from service.dashboard.new_search.fields import Section, sections
-from service.dashboard.new_search.form import kind_of, to_query, to_values
-from service.dashboard.new_search.preview import Preview, preview
-from service.dashboard.page_and_json import page_at
-from service.dashboard.rendering import render
+from service.dashboard.new_search_form import Section, kind_of, sections, to_query, to_values
+from service.dashboard.new_search_preview import Preview, preview
+from service.dashboard.page import ErrorFields, Page, page_at, render
 
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 

@@ -23,11 +23,11 @@ from hp_tool.tuning import resolve_search
 from hp_tool.units import GIB
 from service.api.queries import resolve
 from service.api.views import View
-from service.dashboard.contexts import ErrorFields
+from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, details, dotted
 from service.dashboard.links import configuration_href
-from service.dashboard.new_search.form import kind_of, to_query
-from service.dashboard.plots import Figure, Trace, line, markers
+from service.dashboard.new_search_form import kind_of, to_query
+from service.dashboard.page import ErrorFields
 
 MAX_ROWS = 8
 MAX_POINTS = 60
