@@ -50,26 +50,13 @@ OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
 """Whoever runs the service: knows HP_API_KEY, or works on its machine where no key is needed."""
 
 
-def issue(
-    *,
-    store: AccessStore,
-    owner: str,
-    scope: Scope,
-    lifetime_s: float | None = None,
-    requests_per_second: float | None = None,
-    gpu_seconds_per_day: float | None = None,
-) -> tuple[KeyRecord, str]:
-    """A new key, and the token that its owner sends; the token cannot be shown again."""
+def issue(*, store: AccessStore, owner: str, scope: Scope, **limits: float | None) -> tuple[KeyRecord, str]:
+    """A new key, and the token that its owner sends; the token cannot be shown again.
+
+    `limits`: lifetime_s, requests_per_second and gpu_seconds_per_day, as `AccessStore.add_key` takes them.
+    """
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-    record = store.add_key(
-        key_id=key_id,
-        owner=owner,
-        scope=scope,
-        secret_sha256=_digest(secret),
-        lifetime_s=lifetime_s,
-        requests_per_second=requests_per_second,
-        gpu_seconds_per_day=gpu_seconds_per_day,
-    )
+    record = store.add_key(key_id=key_id, owner=owner, scope=scope, secret_sha256=_digest(secret), **limits)
     return record, f"hp_{key_id}_{secret}"
 
 

@@ -108,19 +108,17 @@ class PrincipalStore:
         method = getattr(self._store, name)
         if self._principal.scope >= Scope.ADMIN or name in SHARED:
             return method
-        takes = _parameters(getattr(type(self._store), name))
-        if "owner" in takes:
-            return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
-        if "search_id" in takes:
-            return self._of_own_search(method)
-        raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
 
-    def _of_own_search(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*, search_id: str, **arguments: Any) -> Any:
             self.get_search(search_id=search_id)
             return method(search_id=search_id, **arguments)
 
-        return checked
+        takes = _parameters(getattr(type(self._store), name))
+        if "owner" in takes:
+            return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
+        if "search_id" in takes:
+            return checked
+        raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
 
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):

@@ -141,8 +141,6 @@ def no_number(text: object) -> object:
 
 
 Instant = Annotated[AwareDatetime, BeforeValidator(no_number), AfterValidator(in_utc)]
-Since = Annotated[Instant | None, Query(description="Created at this instant or later")]
-Until = Annotated[Instant | None, Query(description="Created before this instant")]
 Order = Literal["newest", "oldest"]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
 
@@ -151,8 +149,8 @@ def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
     """The parameters that long lists share; `first`: their default order."""
 
     async def paging(
-        since: Since = None,
-        until: Until = None,
+        since: Annotated[Instant | None, Query(description="Created at this instant or later")] = None,
+        until: Annotated[Instant | None, Query(description="Created before this instant")] = None,
         order: Annotated[Order, Query(description="What comes first")] = first,
         cursor: Cursor = None,
     ) -> Paging:

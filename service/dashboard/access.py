@@ -19,9 +19,7 @@ from service import keys
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
 from service.api.views import View
-from service.dashboard.forms import Form
-from service.dashboard.links import address, next_href
-from service.dashboard.page import ErrorFields, Page, Tone, page_at, render
+from service.dashboard.page import ErrorFields, Form, Page, Tone, address, next_href, page_at, render
 
 KeyState = Literal["valid", "expired", "revoked"]
 

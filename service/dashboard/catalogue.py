@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -26,9 +25,7 @@ from service.api.catalog import NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.forms import Form
-from service.dashboard.links import address
-from service.dashboard.page import ErrorFields, Fact, Page, page_at, render
+from service.dashboard.page import ErrorFields, Fact, Form, Page, address, page_at, render
 from service.keys import Principal
 
 Section = Literal["models", "gpus", "clusters"]
@@ -205,42 +202,6 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
     return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
 
 
-@router.post("/models", include_in_schema=False)
-def add_model(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
-    """Register the model in the form; on an error, show the form again with its message."""
-    return _add(fields, kind="model", register=partial(api.register_model, store=store, principal=principal), store=store)
-
-
-@router.post("/clusters", include_in_schema=False)
-def add_cluster(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
-    """Register the cluster in the form; on an error, show the form again with its message."""
-    return _add(fields, kind="cluster", register=partial(api.register_cluster, store=store, principal=principal), store=store)
-
-
-@router.post("/models/{name}/remove", include_in_schema=False)
-def remove_model(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_model(name, store, principal.owner)
-    return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
-
-
-@router.post("/clusters/{name}/remove", include_in_schema=False)
-def remove_cluster(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_cluster(name, store, principal.owner)
-    return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
-
-
-def _add(
-    fields: dict[str, str], *, kind: RegistrationKind, register: Callable[[NewRegistration], object], store: Store
-) -> Response:
-    form = NewEntry(name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind])
-    try:
-        register(NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text))))
-    except HpToolError as error:
-        page = PAGES[kind](store, new=replace(form, error=error.as_dict()))
-        return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
-    return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
-
-
 def _empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None:
     return NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None
 
@@ -277,7 +238,29 @@ def _clusters_page(store: Store, *, new: NewEntry | None) -> ClustersPage:
     return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=new)
 
 
-PAGES: dict[RegistrationKind, Callable[..., ModelsPage | ClustersPage]] = {"model": _models_page, "cluster": _clusters_page}
+def _add_routes(kind: RegistrationKind, page_of: Callable[..., ModelsPage | ClustersPage]) -> None:
+    """Let forms register and remove entries of this kind."""
+
+    def add(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
+        form = NewEntry(name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind])
+        try:
+            new = NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text)))
+            api.registered(new, store, kind=kind, owner=principal.owner)
+        except HpToolError as error:
+            page = page_of(store, new=replace(form, error=error.as_dict()))
+            return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
+        return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+
+    def remove(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
+        store.remove_registration(kind=kind, name=name, owner=principal.owner)
+        return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+
+    router.add_api_route(f"/{kind}s", add, methods=["POST"], include_in_schema=False)
+    router.add_api_route(f"/{kind}s/{{name}}/remove", remove, methods=["POST"], include_in_schema=False)
+
+
+_add_routes("model", _models_page)
+_add_routes("cluster", _clusters_page)
 
 
 def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool) -> EntryPage:

@@ -16,14 +16,13 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.render.words import LABELS
 from hp_tool.training.calibrated import Calibrations
+from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.queries import read_query
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.links import address, configuration_text
 from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
-from service.dashboard.page import ErrorFields, Page, Tone, error_status, page_at
+from service.dashboard.page import ErrorFields, Page, Tone, address, configuration_text, error_status, page_at
 from service.dashboard.trials import TONES
 
 EQUAL = 1e-3

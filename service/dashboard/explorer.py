@@ -19,15 +19,14 @@ from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
+from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.queries import resolve
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import Control, Settings, controls
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.links import configuration_href, json_href
-from service.dashboard.page import ErrorFields, Page, page_at
+from service.dashboard.page import ErrorFields, Page, configuration_href, json_href, page_at
 
 MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""

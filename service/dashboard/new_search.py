@@ -17,13 +17,11 @@ from hp_tool.domain.query import Kind
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.tuning import resolve_search
-from service.api.bodies import json_response
+from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.queries import resolve
-from service.dashboard.forms import Form, read_form
 from service.dashboard.new_search_form import Section, kind_of, sections, to_query, to_values
 from service.dashboard.new_search_preview import Preview, preview
-from service.dashboard.page import ErrorFields, Page, page_at, render
+from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
 
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 

@@ -21,13 +21,12 @@ from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import resolve_search
 from hp_tool.units import GIB
-from service.api.queries import resolve
+from service.api.bodies import resolve
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, details, dotted
-from service.dashboard.links import configuration_href
 from service.dashboard.new_search_form import kind_of, to_query
-from service.dashboard.page import ErrorFields
+from service.dashboard.page import ErrorFields, configuration_href
 
 MAX_ROWS = 8
 MAX_POINTS = 60

@@ -42,7 +42,9 @@ class WebhookSettings:
         if not parsed.host or parsed.userinfo or parsed.fragment:
             raise _refused("it must name a host, and neither a user nor a fragment")
         is_here = parsed.host == "localhost" or (address is not None and address.is_loopback)
-        if parsed.scheme != "https" and not (parsed.scheme == "http" and is_here and self._reaches_loopback):
+        if parsed.scheme != "https" and not (
+            parsed.scheme == "http" and is_here and any(each.is_loopback for each in self.networks)
+        ):
             raise _refused("its scheme must be https")
         if address is not None and not self.admits(address, encrypted=parsed.scheme == "https"):
             raise _refused("its address is not public")
@@ -57,10 +59,6 @@ class WebhookSettings:
         if any(address in network for network in self.networks):
             return True
         return address.is_global and not address.is_multicast and not any(address in carrier for carrier in CARRIERS)
-
-    @property
-    def _reaches_loopback(self) -> bool:
-        return any(network.is_loopback for network in self.networks)
 
 
 def read(*, secret: str | None, networks: str) -> WebhookSettings | None:

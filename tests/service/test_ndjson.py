@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError
-from service.api.streaming import LineSplitter
+from service.api.bodies import LineSplitter
 
 LIMIT = 8
 

@@ -30,10 +30,9 @@ from hp_tool.errors import InputError
 from hp_tool.store import SqlStore, tables
 from service.app import create_app
 from service.settings import Settings, from_environment
-from service.webhooks import policy, sending, verify
-from service.webhooks.delivery import Deliveries, Undelivered, message, message_id
+from service.webhooks import delivery, policy, verify
+from service.webhooks.delivery import Deliveries, DeliveryError, Undelivered, message, message_id, post
 from service.webhooks.policy import WebhookSettings
-from service.webhooks.sending import DeliveryError, post
 from service.webhooks.signing import signed_headers
 from tests.service.coordinator import claim, finish
 from tests.service.processes import process, served, wait_for
@@ -216,7 +215,7 @@ def test_a_name_for_a_private_address_is_not_connected_to(
 ) -> None:
     port = receiver.server_address[1]
     found = [(0, 0, 0, "", (address, port)) for address in answers]
-    monkeypatch.setattr(sending.socket, "getaddrinfo", lambda *given, **options: found)
+    monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: found)
     with pytest.raises(DeliveryError, match="public addresses"):
         post(PUBLIC.check(f"https://rebound.example:{port}/"), settings=PUBLIC, body=b"{}", headers={})
     assert receiver.came == []
