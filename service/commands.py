@@ -1,8 +1,4 @@
-"""The service's commands; hp_tool finds them through the entry-point group hp_tool.commands.
-
-Imports stay inside them: the command line starts without the web framework. `report`, `budget` and `cancel` concern submitted
-searches, in the database or on a server. `keys` works on the database itself, so the first key needs no key.
-"""
+"""The service's commands, of the entry-point group hp_tool.commands. Imports inside keep the web framework from every start."""
 
 from __future__ import annotations
 

@@ -84,12 +84,6 @@ class PrincipalStore:
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
         return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **options)
 
-    def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
-        record = self._store.get_measurement(measurement_id=measurement_id)
-        if not self._may_see(record.owner):
-            raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
-        return record
-
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""
         return self._store.put_registration(owner=self._registrant(owner), **registration)

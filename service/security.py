@@ -1,7 +1,4 @@
-"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response.
-
-One plain ASGI middleware, because Starlette's own answer in plain text and buffer what we stream.
-"""
+"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ BURST_S = 5.0
 
 
 class Gate:
-    """Refuses what must not reach a route; everything it refuses is a problem+json like any other error."""
+    """Refuses with a problem+json what must not reach a route. Starlette's layers answer in plain text, and buffer streams."""
 
     def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
         self.app = app

@@ -1,10 +1,4 @@
-"""Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and typed answers, written.
-
-An NDJSON body of any length is answered line by line while it is still sent, in bounded memory.
-
-Queries of strangers must not run programs on the server. They cannot open its files either: a name is a path only for the
-command line and the Python API (hp_tool.domain.query.OwnFile).
-"""
+"""Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and typed answers, written."""
 
 from __future__ import annotations
 
@@ -77,7 +71,10 @@ def read_query(data: bytes, *, find: Find) -> Query:
 
 
 def resolve(query: Query, *, find: Find) -> Query:
-    """The query with registered names looked up. Raises UnsupportedError where it brings a command."""
+    """The query with registered names looked up. Raises UnsupportedError where it brings a command.
+
+    It cannot open the server's files either: a name is a path only for the command line and the Python API (`OwnFile`).
+    """
     query = with_registered(query, find=find)
     refuse_trainer(query)
     return query

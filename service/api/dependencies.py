@@ -1,7 +1,4 @@
-"""Dependencies of the routes: the store, the settings, calibrations and paging.
-
-All of them are async: FastAPI runs others in a thread, which takes longer than they do.
-"""
+"""Dependencies of the routes. All are async: FastAPI runs others in a thread, which takes longer than they do."""
 
 from __future__ import annotations
 

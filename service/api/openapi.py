@@ -1,8 +1,4 @@
-"""The API description: request bodies, the key, and every error that an operation may answer.
-
-Routes parse bodies themselves (strictly, naming the nearest key), so FastAPI does not know their schemas; and the gate answers
-most errors, not the routes. This module adds both, from the same dataclasses and by one rule for all operations.
-"""
+"""The API description: bodies, which routes parse themselves, the key, and the errors, most of which the gate answers."""
 
 from __future__ import annotations
 

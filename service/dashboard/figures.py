@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from service.api.views import View
+
 MARGIN = 1.04
 """Length of the axis over that of its longest bar."""
 MIN_SHARE = 0.002
@@ -28,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(View):
     """A labelled bar of stacked parts."""
 
     label: str
@@ -81,14 +83,7 @@ def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
         unit=unit,
         names=tuple(name for name in dict.fromkeys(name for row in rows for name in row.parts) if name in drawn),
         bars=tuple(
-            Bar(
-                label=row.label,
-                note=row.note,
-                parts=tuple(_stacked(row.parts)),
-                total=total,
-                over=row.limit is not None and total > row.limit,
-                href=row.href,
-            )
+            Bar.of(row, parts=tuple(_stacked(row.parts)), total=total, over=row.limit is not None and total > row.limit)
             for row, total in zip(rows, totals, strict=True)
         ),
         limit=min(limits, default=None),

@@ -1,12 +1,8 @@
-"""The new search's form: its fields by section, and how their values become a query and a query their values.
-
-Options, bounds, defaults and help of the fields come from the query's schema, and `schema.parse_query` validates the query.
-"""
+"""The new search's form: its fields, which the query's schema describes, and their values to and from a query."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -17,6 +13,7 @@ from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.queries.schema import branches, declarations
+from service.dashboard.formats import dotted
 
 Suggested = Literal["models", "gpus", "clusters"]
 
@@ -192,15 +189,10 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
 
 def to_values(query: Mapping[str, Any]) -> dict[str, str]:
     """The form's values for a query; what its fields cannot hold goes into its YAML."""
-    kind = kind_of(query)
-    values: dict[str, str] = {"kind": kind}
-    rest = deepcopy({name: value for name, value in query.items() if name != "kind"})
-    for name, field in fields(kind).items():
-        text = _text(field, _at(query, name))
-        if text is not None:
-            values[name] = text
-            _drop(rest, name)
-    if rest:
+    leaves = dotted({name: value for name, value in query.items() if name != "kind"})
+    texts = {name: _text(field, leaves.get(name)) for name, field in fields(kind_of(query)).items()}
+    values = {"kind": kind_of(query), **{name: text for name, text in texts.items() if text is not None}}
+    if rest := schema.lay({}, {path: value for path, value in leaves.items() if path not in values}):
         values[EXTRA] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)
     return values
 
@@ -243,19 +235,3 @@ def _text(field: Field, value: Any) -> str | None:
     if value is None or isinstance(value, dict):
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _at(query: Mapping[str, Any], path: str) -> Any:
-    node: Any = query
-    for name in path.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
-
-
-def _drop(query: dict[str, Any], path: str) -> None:
-    """Remove a path, and mappings that become empty."""
-    name, _, rest = path.partition(".")
-    if rest:
-        _drop(query[name], rest)
-    if not rest or not query[name]:
-        del query[name]

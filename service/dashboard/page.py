@@ -1,5 +1,4 @@
-"""What the pages share: a page's context, which its template renders and which is its JSON; its two routes; the templates; the
-forms that browsers post; and addresses, which hold the whole state of a page, so that a link can be shared."""
+"""What the pages share: contexts, routes, templates, forms, and addresses, each of which holds the whole state of its page."""
 
 from __future__ import annotations
 

@@ -222,10 +222,13 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
 
 
 def _best(record: SearchRecord, store: Store) -> Best | None:
-    if (row := recommended(record)) is not None:
-        return recommended_best(row, query=record.query)
-    run_id = record.progress.get("best_run_id")
-    return leading_best(store.get_run(search_id=record.id, run_id=run_id), query=record.query) if run_id else None
+    """The first row of the search's result; until there is one, its best run so far."""
+    row, run_id = recommended(record), record.progress.get("best_run_id")
+    if isinstance(row, ServingRecommendation):
+        return _served(row, record.query)
+    if row is not None:
+        return _trained(row)
+    return _leading(store.get_run(search_id=record.id, run_id=run_id), record.query) if run_id else None
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
@@ -262,10 +265,7 @@ def budget_runs_of(query: JsonObject) -> int:
     return int((query.get("search") or {}).get("budget_runs") or 0)
 
 
-def recommended_best(row: Recommendation | ServingRecommendation, *, query: JsonObject) -> Best:
-    """The first row of a search's result, as pages show it."""
-    if isinstance(row, ServingRecommendation):
-        return _served(row, query)
+def _trained(row: Recommendation) -> Best:
     predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel)
@@ -282,10 +282,9 @@ def recommended_best(row: Recommendation | ServingRecommendation, *, query: Json
     )
 
 
-def leading_best(run: RunRecord, *, query: JsonObject) -> Best | None:
-    """The best run so far with its predictions; None without a measurement."""
-    measurement = run.measurement
-    if measurement is None:
+def _leading(run: RunRecord, query: JsonObject) -> Best | None:
+    """A run with its predictions; None without a measurement."""
+    if (measurement := run.measurement) is None:
         return None
     arithmetic, details = trials.words(run.parallel)
     best = Best(
@@ -299,7 +298,18 @@ def leading_best(run: RunRecord, *, query: JsonObject) -> Best | None:
         calibrated_step_s=run.predicted.get("calibrated_step_s"),
         predicted_memory_bytes=run.predicted.get("memory_allocated_bytes"),
     )
-    return _with_latencies(best, run, query) if trials.serves(query) else best
+    if not trials.serves(query):
+        return best
+    try:
+        costs = trials.predicted_costs(query, [run.parallel])
+    except HpToolError:  # a query of another version: only stored values are shown
+        return best
+    return replace(
+        best,
+        predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
+        misses=trials.misses(measurement.load, targets=trials.targets_of(query)) if measurement.load else (),
+        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
+    )
 
 
 def _peak_memory_bytes(measurement: Measurement) -> int | None:
@@ -322,20 +332,6 @@ def _served(row: ServingRecommendation, query: JsonObject) -> Best:
         calibrated_step_s=known.request_latency_s,
         predicted_tokens_per_second_per_gpu=predicted.output_tokens_per_second_per_gpu,
         latencies=_latencies({name: getattr(predicted, name) for name in TARGETS}, known if measurement else None, query),
-    )
-
-
-def _with_latencies(best: Best, run: RunRecord, query: JsonObject) -> Best:
-    try:
-        costs = trials.predicted_costs(query, [run.parallel])
-    except HpToolError:  # a query of another version: only stored values are shown
-        return best
-    load = run.measurement and run.measurement.load
-    return replace(
-        best,
-        predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
-        misses=trials.misses(load, targets=trials.targets_of(query)) if load else (),
-        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, load, query),
     )
 
 

@@ -1,8 +1,4 @@
-"""Delivery of webhooks when searches end, in a thread beside a worker's own work, which may take hours.
-
-A delivery is one POST to a URL from a user: resolved once, to admitted addresses only, and over within seconds whatever the
-receiver does. Redirects are not followed, proxies are not used, and only the status of the answer is read.
-"""
+"""Delivery of webhooks when searches end, in a thread beside a worker's own work, which may take hours."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +47,11 @@ def post(
     limit_s: float = LIMIT_S,
     ssl_context: ssl.SSLContext | None = None,
 ) -> None:
-    """Send `body`; DeliveryError unless it is answered with a 2xx. `ssl_context`: default httpx's."""
+    """Send `body`; DeliveryError unless it is answered with a 2xx, of which only the status is read.
+
+    The URL comes from a user: its name is resolved once, to admitted addresses only; no redirect is followed and no proxy used;
+    and all is over after `limit_s`, whatever the receiver does. `ssl_context`: default httpx's.
+    """
     encrypted = url.scheme == "https"
     backend = Guarded(admits=lambda address: settings.admits(address, encrypted=encrypted), deadline=time.monotonic() + limit_s)
     target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
@@ -108,29 +109,15 @@ class Deliveries:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undelivered:
-    """Stands in for `Deliveries` without a secret to sign with: warns the operator once messages are overdue."""
-
-    store: AccessStore
-    stopping: threading.Event
-    look_s: float = LOOK_S
-
-    def run(self) -> None:
-        """Look every `look_s` seconds until it has warned, or `stopping` is set."""
-        while not self.stopping.is_set() and not self.look():
-            self.stopping.wait(self.look_s)
-
-    def look(self) -> bool:
-        """Whether messages are overdue; warns if so."""
-        try:
-            overdue = self.store.state().overdue_webhooks
-        except HpToolError:  # the worker itself warns of a database that is away
-            return False
-        if overdue:
-            fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
-            log.warning("%d webhooks are overdue, and this worker has no secret to sign them with: %s", overdue, fix)
-        return overdue > 0
+def warn_of_overdue(*, store: AccessStore, stopping: threading.Event, look_s: float = LOOK_S) -> None:
+    """Stand in for `Deliveries` without a secret to sign with: look until messages are overdue, and warn the operator once."""
+    while not stopping.is_set():
+        with suppress(HpToolError):  # the worker itself warns of a database that is away
+            if overdue := store.state().overdue_webhooks:
+                fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
+                log.warning("%d webhooks are overdue, and this worker has no secret to sign them with: %s", overdue, fix)
+                return
+        stopping.wait(look_s)
 
 
 def message_id(search: SearchRecord) -> str:

@@ -31,7 +31,7 @@ from hp_tool.store import SqlStore, tables
 from service.app import create_app
 from service.settings import Settings, from_environment
 from service.webhooks import delivery, policy, verify
-from service.webhooks.delivery import Deliveries, DeliveryError, Undelivered, message, message_id, post
+from service.webhooks.delivery import Deliveries, DeliveryError, message, message_id, post, warn_of_overdue
 from service.webhooks.policy import WebhookSettings
 from service.webhooks.signing import signed_headers
 from tests.service.coordinator import claim, finish
@@ -323,15 +323,14 @@ def test_what_nobody_tells_is_told_to_the_operator(
     http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopping = threading.Event()
-    undelivered = Undelivered(store=store, stopping=stopping, look_s=0.01)
     search = store.create_search(query=query, webhook=receiver.url).id
     long_ago(store, tables.webhooks.c.next_attempt_at)
-    assert not undelivered.look()  # it has not ended
+    assert not store.state().overdue_webhooks  # it has not ended
     store.request_cancel(search_id=search)
-    assert not undelivered.look()  # nor has its worker had the time to tell
+    assert not store.state().overdue_webhooks  # nor has its worker had the time to tell
     long_ago(store, tables.searches.c.finished_at)
     with caplog.at_level(logging.WARNING):
-        undelivered.run()  # returns, for it says so once
+        warn_of_overdue(store=store, stopping=stopping, look_s=0.01)  # returns, for it says so once
     (record,) = caplog.records
     assert "1 webhooks are overdue" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
     ready = http.get("/readyz")
