@@ -15,7 +15,7 @@ from hp_tool.cli.queries import JsonOption
 from hp_tool.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
-    from hp_tool.domain.access_store import AccessStore
+    from hp_tool.domain.access import AccessStore
     from hp_tool.domain.records import SearchRecord
     from service.api.views import SearchView
     from service.client import Client

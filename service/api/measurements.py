@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.batch import Line
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement

@@ -17,7 +17,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import SearchRecord
 from hp_tool.errors import HpToolError, InputError
 from service.logs import surviving
