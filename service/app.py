@@ -14,16 +14,7 @@ from hp_tool.learning import StoredCalibrations
 from hp_tool.store import open_store
 from service import logs
 from service.answer_cache import AnswerCache, CachedAnswers, ETags
-from service.api import (
-    catalog,
-    estimates,
-    health,
-    keys,
-    measurements,
-    openapi,
-    problems,
-    searches,
-)
+from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches
 from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
 from service.keys import Keyring

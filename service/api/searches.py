@@ -138,7 +138,7 @@ class BudgetChange(Strict):
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
     """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
-    return SearchView.of(changed_budget(store, search_id=search_id, **asdict(change)))
+    return SearchView.of(changed_budget(store, search_id=search_id, change=change))
 
 
 @router.get("/{search_id}/trials")
@@ -271,20 +271,18 @@ def _accepted(record: SearchRecord, response: Response) -> SearchView:
     return SearchView.of(record)
 
 
-def changed_budget(
-    store: Store, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
-) -> SearchRecord:
-    """The search with another budget; what is None stays as it is.
+def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> SearchRecord:
+    """The search with another budget.
 
     Raises:
         InputError: a number out of range, or nothing to change.
         NotFoundError: no such search.
         ConflictError: it has ended.
     """
-    if budget_runs is None and budget_gpu_seconds is None:
+    if change == BudgetChange():
         raise InputError("nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs")
-    check_bounds(domain.SearchSettings, {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds})
-    return store.change_budget(search_id=search_id, budget_runs=budget_runs, budget_gpu_seconds=budget_gpu_seconds)
+    check_bounds(domain.SearchSettings, asdict(change))
+    return store.change_budget(search_id=search_id, **asdict(change))
 
 
 def apply_action(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:

@@ -158,7 +158,20 @@ class EntryPage(Page):
 @page_at(router, "/models", template="models.html", section="Models")
 def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
     """Models, as shown on their page."""
-    return _models_page(store, new=_empty_form("model", principal))
+    listing = api.models(store)
+    registered = {entry.name for entry in listing.registered}
+    rows = tuple(
+        ModelRow.of(
+            spec,
+            href=_href("models", spec.name),
+            parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
+            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
+            num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
+            registered=spec.name in registered,
+        )
+        for spec in listing.items
+    )
+    return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=_empty_form("model", principal))
 
 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
@@ -180,7 +193,18 @@ def gpus_context() -> GpusPage:
 @page_at(router, "/clusters", template="clusters.html", section="Clusters")
 def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
     """Clusters, as shown on their page."""
-    return _clusters_page(store, new=_empty_form("cluster", principal))
+    listing = api.clusters(store)
+    registered = {entry.name for entry in listing.registered}
+    rows = tuple(
+        ClusterRow.of(
+            node,
+            href=_href("clusters", node.name),
+            network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
+            registered=node.name in registered,
+        )
+        for node in listing.items
+    )
+    return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=_empty_form("cluster", principal))
 
 
 @page_at(router, "/models/{name}", template="entry.html", section="Models")
@@ -206,39 +230,7 @@ def _empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None
     return NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None
 
 
-def _models_page(store: Store, *, new: NewEntry | None) -> ModelsPage:
-    listing = api.models(store)
-    registered = {entry.name for entry in listing.registered}
-    rows = tuple(
-        ModelRow.of(
-            spec,
-            href=_href("models", spec.name),
-            parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
-            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
-            num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
-            registered=spec.name in registered,
-        )
-        for spec in listing.items
-    )
-    return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=new)
-
-
-def _clusters_page(store: Store, *, new: NewEntry | None) -> ClustersPage:
-    listing = api.clusters(store)
-    registered = {entry.name for entry in listing.registered}
-    rows = tuple(
-        ClusterRow.of(
-            node,
-            href=_href("clusters", node.name),
-            network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
-            registered=node.name in registered,
-        )
-        for node in listing.items
-    )
-    return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=new)
-
-
-def _add_routes(kind: RegistrationKind, page_of: Callable[..., ModelsPage | ClustersPage]) -> None:
+def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]) -> None:
     """Let forms register and remove entries of this kind."""
 
     def add(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
@@ -247,7 +239,7 @@ def _add_routes(kind: RegistrationKind, page_of: Callable[..., ModelsPage | Clus
             new = NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text)))
             api.registered(new, store, kind=kind, owner=principal.owner)
         except HpToolError as error:
-            page = page_of(store, new=replace(form, error=error.as_dict()))
+            page = replace(page_of(store, principal), new=replace(form, error=error.as_dict()))
             return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
         return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
 
@@ -259,8 +251,8 @@ def _add_routes(kind: RegistrationKind, page_of: Callable[..., ModelsPage | Clus
     router.add_api_route(f"/{kind}s/{{name}}/remove", remove, methods=["POST"], include_in_schema=False)
 
 
-_add_routes("model", _models_page)
-_add_routes("cluster", _clusters_page)
+_add_routes("model", models_context)
+_add_routes("cluster", clusters_context)
 
 
 def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool) -> EntryPage:

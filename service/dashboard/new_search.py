@@ -1,28 +1,43 @@
-"""/searches/new: the form, its preview and its submission."""
+"""/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+import yaml
+from fastapi import APIRouter, Depends, Request
+from fastapi import Query as QueryParameter
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog
+from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.domain.ports import Store
-from hp_tool.domain.query import Kind
+from hp_tool.domain.query import Kind, Query, Targets
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.tuning import resolve_search
+from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
+from service.api.views import View
+from service.dashboard.figures import Figure, Trace, line, markers
+from service.dashboard.formats import arithmetic, details, dotted
 from service.dashboard.new_search_form import Section, kind_of, sections, to_query, to_values
-from service.dashboard.new_search_preview import Preview, preview
-from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
+from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
 
+MAX_ROWS = 8
+MAX_POINTS = 60
+"""Configurations drawn in the plot."""
+FRONT = {"color": "--series-3", "width": 2}
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 
 router = APIRouter(prefix="/searches/new", tags=["dashboard"])
@@ -42,11 +57,63 @@ class NewSearchPage(Page):
     """Why the search was not accepted."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewRow(View):
+    """A configuration's predictions: step time for training, latencies for serving."""
+
+    rank: int
+    arithmetic: str
+    details: str
+    href: str
+    """Page of the configuration."""
+    step_s: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    memory_bytes: float | None = None
+    capacity_bytes: float | None = None
+    reasons: tuple[str, ...] = ()
+    """Why it is infeasible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The query as text."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The cost model's answer to the fields filled in so far."""
+
+    kind: Kind
+    error: ErrorFields | None
+    """What is wrong or missing; the rest is then empty."""
+    rows: tuple[PreviewRow, ...] = ()
+    misses: tuple[PreviewRow, ...] = ()
+    """The nearest infeasible configurations, if none is feasible."""
+    legal: int = 0
+    feasible: int = 0
+    seconds: float = 0.0
+    rejections: tuple[tuple[str, int], ...] = ()
+    """Reasons why candidates were rejected, and how many for each."""
+    figure: Figure | None = None
+    """For plot.js."""
+    unsearchable: str | None = None
+    """Why profile runs cannot search this query; the predictions stand."""
+    commands: tuple[Command, ...] = ()
+
+
 @page_at(router, "", template="new_search.html", section="New search")
 def form_context(
     request: Request,
     store: StoreDep,
-    clone: Annotated[str | None, Query(alias="from", max_length=16, description="A search whose query fills the form")] = None,
+    clone: Annotated[
+        str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
+    ] = None,
 ) -> NewSearchPage:
     """Form of a new search, as shown on its page; filled with a search's query, or with the fields in the address."""
     if clone is not None:
@@ -55,7 +122,7 @@ def form_context(
     return form_page(read_form(request.url.query) or EXAMPLE, store=store)
 
 
-def form_page(values: Mapping[str, str], *, store: Store, error: HpToolError | None = None) -> NewSearchPage:
+def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
     """Context of the form's page with these values."""
     registered = {kind: tuple(r.name for r in store.list_registrations(kind=kind)) for kind in ("model", "cluster")}
     return NewSearchPage(
@@ -69,25 +136,48 @@ def form_page(values: Mapping[str, str], *, store: Store, error: HpToolError | N
             "clusters": registered["cluster"],
         },
         values=dict(values),
-        error=error.as_dict() if error else None,
+        error=None,
     )
 
 
-def preview_context(values: Form, request: Request, find: FindDep, calibrations: CalibrationsDep) -> Preview:
-    return preview(values, find=find, calibrations=calibrations, server=str(request.base_url).rstrip("/"))
+def preview(values: Form, request: Request, find: FindDep, calibrations: CalibrationsDep) -> Preview:
+    """Answer to the form's values; an error in them is an answer too."""
+    try:
+        query = schema.parse_query(to_query(values))
+        resolved = resolve(query, find=find)
+        answer = recommend_answer(
+            resolved, top=MAX_POINTS, calibrations=calibrations, pareto=None if resolved.kind == "inference" else "memory"
+        )
+        figure = _figure(resolved, answer)
+    except HpToolError as error:
+        return Preview(kind=kind_of(values), error=error.as_dict())
+    # Links and commands use the query as typed, in which a registered name is still a name.
+    return Preview(
+        kind=query.kind,
+        error=None,
+        rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
+        misses=tuple(_row(query, row) for row in answer.nearest_misses),
+        legal=answer.space.legal,
+        feasible=answer.space.feasible,
+        seconds=answer.space.seconds,
+        rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
+        figure=figure,
+        unsearchable=_unsearchable(resolved),
+        commands=commands(query, server=str(request.base_url).rstrip("/")),
+    )
 
 
-PreviewContext = Annotated[Preview, Depends(preview_context)]
+PreviewDep = Annotated[Preview, Depends(preview)]
 
 
 @router.post("/preview.json", response_model=Preview)
-def preview_json(page: PreviewContext) -> Response:
+def preview_json(page: PreviewDep) -> Response:
     """The cost model's answer to a form, whose fields are named by their paths in a query."""
     return json_response(page)
 
 
 @router.post("/preview", response_class=HTMLResponse, include_in_schema=False)
-def preview_html(page: PreviewContext) -> HTMLResponse:
+def preview_html(page: PreviewDep) -> HTMLResponse:
     return render("preview.html", page=page)
 
 
@@ -99,6 +189,130 @@ def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
         resolve_search(query)
         record = store.create_search(query=schema.to_dict(query))
     except HpToolError as error:
-        page = form_page(values, store=store, error=error)
+        page = replace(form_page(values, store=store), error=error.as_dict())
         return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
+
+
+def commands(query: Query, *, server: str) -> tuple[Command, ...]:
+    """The query as YAML, as a command line and as a request."""
+    mapping = schema.query_mapping(query)
+    body = json.dumps(mapping, ensure_ascii=False)
+    assignments = (f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in dotted(mapping).items())
+    settings = " ".join(f"--set {shlex.quote(assignment)}" for assignment in assignments)
+    posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in ("recommendations", "searches"))
+    return (
+        Command(label="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)),
+        Command(label="Command line", text=f"hp-tool recommend {settings}\nhp-tool tune --server {server} {settings}"),
+        Command(label="curl", text="\n".join(posts)),
+    )
+
+
+def _unsearchable(query: Query) -> str | None:
+    try:
+        resolve_search(query)
+    except HpToolError as error:
+        return error.message
+    return None
+
+
+def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
+    estimate: Estimate | InferenceEstimate
+    if isinstance(row, ServingRecommendation):
+        estimate, config, step_s = row.estimate, row.parallel, None
+        heading = serving_arithmetic(config, replicas=row.estimate.replicas)
+        limits = f"up to {config.max_num_seqs} concurrent requests and {config.max_num_batched_tokens} tokens per pass"
+        rate = row.estimate.output_tokens_per_second_per_gpu
+    else:
+        estimate = known = _estimate(row)
+        heading, limits = arithmetic(row.parallel), details(row.parallel)
+        step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
+    memory = estimate.memory
+    return PreviewRow.of(
+        row,
+        estimate,
+        arithmetic=heading,
+        details=limits,
+        href=configuration_href(query, parallel=row.parallel),
+        step_s=step_s,
+        tokens_per_second_per_gpu=rate,
+        memory_bytes=memory.total_bytes if memory else None,
+        capacity_bytes=memory.capacity_bytes if memory else None,
+        reasons=tuple(reason.message for reason in estimate.reasons),
+    )
+
+
+def _estimate(row: Recommendation) -> Estimate:
+    return row.calibrated_estimate or row.estimate
+
+
+def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
+    if query.kind == "training":
+        rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
+        return _training_figure(rows, front=answer.pareto or ()) if rows else None
+    # Without targets, so that the plot also shows configurations that miss them.
+    untargeted = recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+    serving_rows = [row for row in untargeted if isinstance(row, ServingRecommendation)]
+    return _serving_figure(serving_rows, targets=query.targets) if serving_rows else None
+
+
+def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommendation]) -> Figure:
+    """Throughput against memory, with the Pareto front and the device's memory."""
+    best = min(rows, key=lambda row: row.rank)
+    front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
+    limit = max((e.memory.capacity_bytes for e in map(_estimate, rows) if e.memory), default=0.0) / GIB
+    vertical = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
+    return {
+        "data": [
+            _candidates("Candidates", rows, marker={"color": "--series-1", "size": 6, "opacity": 0.6}),
+            line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), style=FRONT),
+            _candidates("Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}),
+        ],
+        "layout": {
+            "xaxis": {"title": "Memory per GPU, GiB"},
+            "yaxis": {"title": "Tokens/s per GPU"},
+            "shapes": [vertical | {"line": {"color": "--bad", "dash": "dash", "width": 1}}] if limit else [],
+        },
+    }
+
+
+def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, object]) -> Trace:
+    points = [_memory_and_rate(row) for row in rows]
+    text = [f"{arithmetic(row.parallel)}<br>{details(row.parallel)}" for row in rows]
+    hover = "%{x:.1f} GiB<br>%{y:,.0f} tokens/s per GPU"
+    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, hover=hover, marker=marker)
+
+
+def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
+    estimate = _estimate(row)
+    return (estimate.memory.total_bytes / GIB if estimate.memory else 0.0, estimate.tokens_per_second_per_gpu or 0.0)
+
+
+def _serving_figure(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> Figure:
+    """Throughput against both latencies; the region that meets a target is shaded."""
+    rate = [row.estimate.output_tokens_per_second_per_gpu for row in rows]
+    text = [serving_arithmetic(row.parallel, replicas=row.estimate.replicas) for row in rows]
+    data: list[Trace] = []
+    shapes: list[dict[str, Any]] = []
+    for axis, name, latencies, target in (
+        ("", "TTFT", [row.estimate.ttft_s for row in rows], targets.ttft_s if targets else None),
+        ("2", "TPOT", [row.estimate.tpot_s for row in rows], targets.tpot_s if targets else None),
+    ):
+        hover = f"{name} %{{x:.3g}} s<br>%{{y:,.0f}} tokens/s per GPU"
+        trace = markers(name, x=latencies, y=rate, text=text, hover=hover, marker={"color": "--series-1", "size": 7})
+        data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}"})
+        if target is not None:
+            region = {"x0": 0, "x1": target, "y0": 0, "y1": 1, "yref": f"y{axis} domain", "xref": f"x{axis}"}
+            style = {"type": "rect", "fillcolor": "--good", "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
+            shapes.append(style | region)
+    return {
+        "data": data,
+        "layout": {
+            "showlegend": False,
+            "xaxis": {"title": "TTFT, s", "domain": [0, 0.46], "rangemode": "tozero"},
+            "xaxis2": {"title": "TPOT, s", "domain": [0.54, 1], "rangemode": "tozero"},
+            "yaxis": {"title": "Output tokens/s per GPU"},
+            "yaxis2": {"anchor": "x2", "matches": "y", "showticklabels": False},
+            "shapes": shapes,
+        },
+    }

@@ -24,7 +24,7 @@ from hp_tool.formats.engines import ENGINES
 from hp_tool.search.serving import TARGETS
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
-from service.api.searches import Action, apply_action, changed_budget, recommended
+from service.api.searches import Action, BudgetChange, apply_action, changed_budget, recommended
 from service.api.views import SearchView, View
 from service.dashboard import trials
 from service.dashboard.formats import subject
@@ -173,7 +173,7 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     text = values.get("budget_runs", "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
-    changed_budget(store, search_id=search_id, budget_runs=int(text))
+    changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=int(text)))
     return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 
