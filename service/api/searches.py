@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
@@ -51,22 +50,13 @@ EXAMPLE: dict[str, Any] = {
 LARGEST_SEQ = 2**31 - 1
 """The largest value of the database's column."""
 KEY_REUSED = "The Idempotency-Key came with another request before"
-
-
-class Action(StrEnum):
-    """Actions, each the last word of a POST route."""
-
-    CANCEL = "cancel"
-    PAUSE = "pause"
-    RESUME = "resume"
-    CLONE = "clone"
-
-
-MEANING = {
-    Action.CANCEL: "A waiting or failed search ends at once, a running one or one with open runs as soon as a worker sees it.",
-    Action.PAUSE: "Nobody works on it until it is resumed; what was measured stays.",
-    Action.RESUME: "Queue a paused or failed search again; its finished runs are not repeated.",
-    Action.CLONE: "A new search with the same query; it runs again, informed by what is known by now.",
+Action = Literal["cancel", "pause", "resume", "clone"]
+"""Each the last word of a POST route."""
+MEANING: dict[Action, str] = {
+    "cancel": "A waiting or failed search ends at once, a running one or one with open runs as soon as a worker sees it.",
+    "pause": "Nobody works on it until it is resumed; what was measured stays.",
+    "resume": "Queue a paused or failed search again; its finished runs are not repeated.",
+    "clone": "A new search with the same query; it runs again, informed by what is known by now.",
 }
 
 
@@ -240,11 +230,11 @@ def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchS
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=MEANING[Action.CLONE],
+    description=MEANING["clone"],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-    record = apply_action(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
+    record = apply_action(store, search_id=search_id, action="clone", idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 
@@ -255,15 +245,16 @@ def _route(action: Action) -> Callable[..., SearchView]:
     return act
 
 
-for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they do as much as once, so they take no key
-    router.add_api_route(
-        f"/{{search_id}}/{_action}",
-        _route(_action),
-        methods=["POST"],
-        name=str(_action),
-        description=MEANING[_action],
-        responses=openapi.conflict("The search's state does not allow it"),
-    )
+for _action, _meaning in MEANING.items():
+    if _action != "clone":  # done twice, the others do as much as once, so they take no key
+        router.add_api_route(
+            f"/{{search_id}}/{_action}",
+            _route(_action),
+            methods=["POST"],
+            name=_action,
+            description=_meaning,
+            responses=openapi.conflict("The search's state does not allow it"),
+        )
 
 
 def _accepted(record: SearchRecord, response: Response) -> SearchView:
@@ -293,13 +284,13 @@ def apply_action(store: Store, *, search_id: str, action: Action, idempotency_ke
         ConflictError: its state does not allow the action.
     """
     match action:
-        case Action.CANCEL:
+        case "cancel":
             return store.request_cancel(search_id=search_id)
-        case Action.PAUSE:
+        case "pause":
             return store.request_pause(search_id=search_id)
-        case Action.RESUME:
+        case "resume":
             return store.resume_search(search_id=search_id)
-        case Action.CLONE:
+        case "clone":
             query = store.get_search(search_id=search_id).query
             # The digest keeps the key apart from those of submissions and of other searches' clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])

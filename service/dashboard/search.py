@@ -24,7 +24,7 @@ from hp_tool.formats.engines import ENGINES
 from hp_tool.search.serving import TARGETS
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
-from service.api.searches import Action, BudgetChange, apply_action, changed_budget, recommended
+from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget, recommended
 from service.api.views import SearchView, View
 from service.dashboard import trials
 from service.dashboard.formats import subject
@@ -184,7 +184,7 @@ def _handler(action: Action) -> Callable[..., RedirectResponse]:
     return handle
 
 
-for _action in Action:  # the gate has checked by the Origin header that our own page sent the request
+for _action in MEANING:  # the gate has checked by the Origin header that our own page sent the request
     router.add_api_route(f"/searches/{{search_id}}/{_action}", _handler(_action), methods=["POST"], include_in_schema=False)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 
 from hp_tool.errors import InputError
-from service.webhooks.signing import secret_bytes
 
 LONGEST_URL = 2000
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -59,19 +58,6 @@ class WebhookSettings:
         if any(address in network for network in self.networks):
             return True
         return address.is_global and not address.is_multicast and not any(address in carrier for carrier in CARRIERS)
-
-
-def read(*, secret: str | None, networks: str) -> WebhookSettings | None:
-    """Settings from the texts of the environment; None without a secret: nothing is sent. InputError where one is malformed."""
-    if secret is None:
-        return None
-    try:
-        parsed = tuple(ipaddress.ip_network(part.strip()) for part in networks.split(",") if part.strip())
-    except ValueError as error:
-        raise InputError(
-            f"HP_WEBHOOK_NETWORKS: {error}; give networks as 10.0.0.0/8,::1/128", field="HP_WEBHOOK_NETWORKS"
-        ) from None
-    return WebhookSettings(key=secret_bytes(secret), networks=parsed)
 
 
 def _literal(host: str) -> Any:

@@ -29,8 +29,8 @@ from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore, tables
 from service.app import create_app
-from service.settings import Settings, from_environment
-from service.webhooks import delivery, policy, verify
+from service.settings import Settings, from_environment, webhook_settings
+from service.webhooks import delivery, verify
 from service.webhooks.delivery import Deliveries, DeliveryError, message, message_id, post, warn_of_overdue
 from service.webhooks.policy import WebhookSettings
 from service.webhooks.signing import signed_headers
@@ -42,7 +42,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 def settings_of(networks: str) -> WebhookSettings:
-    found = policy.read(secret=SECRET, networks=networks)
+    found = webhook_settings({"HP_WEBHOOK_SECRET": SECRET, "HP_WEBHOOK_NETWORKS": networks})
     assert found is not None
     return found
 
