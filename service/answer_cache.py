@@ -69,7 +69,8 @@ class AnswerCache:
             self._catalogue_checked_at = now
             if (revision := await run_in_threadpool(catalog.revision)) != self._catalogue:
                 self._catalogue = revision
-                self.clear()
+                self._entries.clear()
+                self._bytes = 0
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -95,11 +96,6 @@ class AnswerCache:
     def doubt(self) -> None:
         """Check every answer again before its next use, because a calibration was made. From any thread."""
         self._doubted_at = self._clock()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries.clear()
-        self._bytes = 0
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)

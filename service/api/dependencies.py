@@ -28,30 +28,26 @@ from service.settings import Settings
 
 
 async def get_settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
+    return cast(Settings, request.app.state.settings)
 
 
 async def get_principal(request: Request) -> Principal:
     """Whose request it is, by the key that the gate checked."""
-    principal: Principal = request.state.principal
-    return principal
+    return cast(Principal, request.state.principal)
 
 
 async def get_store(request: Request) -> Store:
     """The store as the request's principal may use it."""
     state = request.app.state
-    principal: Principal = request.state.principal
-    return cast(Store, PrincipalStore(store=state.store, principal=principal, settings=state.settings))
+    return cast(Store, PrincipalStore(store=state.store, principal=request.state.principal, settings=state.settings))
 
 
 async def get_system_store(request: Request) -> AccessStore:
     """The whole store, for routes that only administrators reach, or that show nobody's data."""
-    store: AccessStore = request.app.state.store
-    return store
+    return cast(AccessStore, request.app.state.store)
 
 
-async def get_find(store: Annotated[Store, Depends(get_store)]) -> Find:
+async def get_find(store: StoreDep) -> Find:
     """Look-up of the names that the principal may use; within one request a name means one thing."""
 
     @lru_cache(maxsize=256)
@@ -71,9 +67,7 @@ async def get_calibrations(
     return stored if calibration else None
 
 
-async def get_recorded(
-    request: Request, calibrations: Annotated[Calibrations | None, Depends(get_calibrations)]
-) -> Calibrations | None:
+async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
     """The same, recording which ones the answer used, so that the cache can tell when it is out of date."""
     learnt: Learnt = []
     request.state.learnt = learnt
