@@ -117,10 +117,6 @@ class LineSplitter:
         self._keep(rest)
         return complete
 
-    def finish(self) -> list[Line]:
-        """The last line, where the stream did not end in a newline."""
-        return self._end_line(b"")
-
     def _keep(self, piece: bytes) -> None:
         self._overlong = self._overlong or len(self._kept) + len(piece) > self._limit
         if self._overlong:
@@ -163,7 +159,7 @@ def stream_answers(request: Request, answers_of: Callable[[list[Line]], list[str
                 lines = splitter.feed(chunk)
                 for start in range(0, len(lines), LINES_A_TURN):
                     yield await run_in_threadpool(turn, lines[start : start + LINES_A_TURN])
-            last = splitter.finish()
+            last = splitter.feed(b"\n")  # what the stream did not end itself
         except ClientDisconnect:  # whoever hangs up in the middle wants no further answer
             return
         except HpToolError as error:

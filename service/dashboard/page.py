@@ -20,9 +20,8 @@ from pydantic_core import CoreSchema, core_schema
 from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.domain import records
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import Configuration
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from service.api.bodies import read_body
@@ -191,7 +190,7 @@ def json_href(href: str) -> str:
     return f"{path}.json{question_mark}{parameters}"
 
 
-def configuration_href(query: Query | Mapping[str, Any], *, parallel: ParallelConfig | ServingConfig | None = None) -> str:
+def configuration_href(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
     """Page of a query's configuration, or of `parallel` in its place."""
     return address("/configurations", {"query": configuration_text(query, parallel=parallel)})
 
@@ -201,7 +200,7 @@ def compare_href(first: str, second: str) -> str:
     return address("/compare", {"first": first, "second": second})
 
 
-def configuration_text(query: Query | Mapping[str, Any], *, parallel: ParallelConfig | ServingConfig | None = None) -> str:
+def configuration_text(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
     """Query of one configuration, as compact JSON."""
     mapping = schema.query_mapping(query) if isinstance(query, Query) else dict(query)
     if parallel is not None:
