@@ -88,5 +88,5 @@ def test_an_address_is_bounded(shared_http: TestClient, wrong: dict[str, Any]) -
 def test_adapters_on_a_quantised_base(shared_http: TestClient) -> None:
     pages = [twin(shared_http, **LLAMA | {"lora_rank": 16, "frozen_precision": name, "tp": 8}) for name in ("bf16", "nf4")]
     wide, narrow = (page["view"]["memory"]["bars"][0]["total"] for page in pages)
-    assert narrow < 0.6 * wide
+    assert narrow < 0.9 * wide
     assert 'value="16"' in shared_http.get("/explorer", params=LLAMA | {"lora_rank": 16}).text
