@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,43 +96,38 @@ def _print(
     specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind, heads: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> None:
     """The JSON of one or all, the fields of a single one, or a table of all."""
-    if not as_json and not single:
-        _table(heads, rows)
-        return
     if as_json:
         items = [dataclasses.asdict(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
-        return
-    spec = specs[0]
-    fields = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
-    if kind == "models":  # a model has many fields: show those that differ from their default
-        usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
-        fields = {key: value for key, value in fields.items() if key not in usual or value != usual[key]}
-        fields |= _parameters(cast("ModelSpec", spec))
-    _table(("field", "value"), [(key, str(value)) for key, value in (fields | _metadata(kind, spec.name)).items()])
+    elif single:
+        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()])
+    else:
+        _table(heads, rows)
 
 
-def _parameters(spec: ModelSpec) -> dict[str, object]:
-    """A model's parameters and, if it has experts, its active ones."""
-    from hp_tool.cost.parameters import active_parameters, total_parameters
+def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
+    """The fields of a specification that are set, and what its catalogue entry adds, if it has one.
 
-    sizes = {"parameters": total_parameters(spec)}
-    if spec.num_experts:
-        sizes["active parameters"] = active_parameters(spec)
-    return {name: f"{size:,.0f}" for name, size in sizes.items()}
-
-
-def _metadata(kind: Kind, name: str) -> dict[str, object]:
-    """Aliases, published size and source of a catalogue entry; nothing for a file outside the catalogue."""
+    A model has many: those that differ from their default, and its numbers of parameters.
+    """
     from hp_tool import catalog
+    from hp_tool.cost.parameters import active_parameters, total_parameters
+    from hp_tool.domain.model import ModelSpec
     from hp_tool.errors import NotFoundError
 
+    shown = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
+    if isinstance(spec, ModelSpec):
+        usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
+        shown = {key: value for key, value in shown.items() if key not in usual or value != usual[key]}
+        shown["parameters"] = f"{total_parameters(spec):,.0f}"
+        if spec.num_experts:
+            shown["active parameters"] = f"{active_parameters(spec):,.0f}"
     try:
-        entry = catalog.entry(kind, name)
+        entry = catalog.entry(kind, spec.name)
     except NotFoundError:
-        return {}
+        return shown
     metadata = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
-    return {key: value for key, value in metadata.items() if value}
+    return shown | {key: value for key, value in metadata.items() if value}
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

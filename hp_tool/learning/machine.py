@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, fit_machine, plan_operations
-from hp_tool.calibration.preflight import Outlier, find_outliers
+from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, Outlier, find_outliers, fit_machine, plan_operations
 from hp_tool.catalog.efficiency import MachineProfile, efficiency, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -154,10 +153,10 @@ def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
     except BaseException:
         launcher.cancel(plan.job_name)
         raise
-    found = launcher.fetch(handle)
-    if found.status != "ok" and not isinstance(request, ProfileRequest):
-        raise LauncherError(f"{request.run_id} ended as {found.status}: {found.cause}")
-    return found
+    measurement = launcher.fetch(handle)
+    if measurement.status != "ok" and not isinstance(request, ProfileRequest):
+        raise LauncherError(f"{request.run_id} ended as {measurement.status}: {measurement.cause}")
+    return measurement
 
 
 def _hosts(measured: Measurement, cluster: ClusterSpec) -> list[str]:

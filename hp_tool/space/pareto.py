@@ -1,4 +1,4 @@
-"""The points that no other beats in both of two objectives: for training, serving and searches alike."""
+"""The front of two objectives."""
 
 from __future__ import annotations
 
