@@ -33,6 +33,8 @@ class Domain:
     """The ranks of a job that reach each other over NVLink: `size` consecutive ones, from the first rank on."""
 
     size: Ints
+    together: Ints = 1
+    """Consecutive ranks that no domain divides, in whole nodes: the innermost groups."""
     of_several_nodes: bool = False
     """A rack: its nodes are given to a job one by one, so that groups too large for one rack are spread evenly over several."""
 
@@ -125,10 +127,10 @@ def _filled(cluster: ClusterSpec, extent: Ints) -> Domain:
     if size <= per_node:
         return Domain(size)
     if cluster.nvlink_segment_gpus is not None:
-        return Domain(cluster.nvlink_segment_gpus, of_several_nodes=True)
+        return Domain(cluster.nvlink_segment_gpus, together=per_node, of_several_nodes=True)
     whole = lcm(extent, per_node)
     unit = where(whole <= size, whole, where(extent <= size, extent, per_node))
-    return Domain(size // unit * unit, of_several_nodes=True)
+    return Domain(size // unit * unit, together=unit, of_several_nodes=True)
 
 
 def _dense_sizes(c: Candidates) -> dict[str, Ints]:
@@ -289,6 +291,8 @@ class Ring:
     ramp_bytes: Floats
     in_domain: Bools = True
     """Whether all members share an NVLink domain."""
+    inner: Ring | None = None
+    """Between racks, the part of the ring inside them, which may be the slower one."""
 
     def seconds(self, wire_bytes: Floats) -> Floats:
         """Seconds to send `wire_bytes` from each member; zero bytes for a group of one.
@@ -296,9 +300,16 @@ class Ring:
         An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice that (NCCL's bus-bandwidth
         convention).
         """
-        product = wire_bytes * self.ramp_bytes
-        mean = np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
-        return self.latency_s + (wire_bytes + mean) / self.bandwidth
+        seconds = _ramped(wire_bytes, self.ramp_bytes) / self.bandwidth
+        if self.inner is not None:
+            seconds = maximum(seconds, _ramped(wire_bytes, self.inner.ramp_bytes) / self.inner.bandwidth)
+        return self.latency_s + seconds
+
+
+def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
+    """W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
+    product = wire_bytes * ramp_bytes
+    return wire_bytes + (np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product))
 
 
 def group_ring(*, group: Group, machine: Machine) -> Ring:
@@ -311,21 +322,21 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     size, k = group.size, group.in_domain
     inside, outside = profile.gpu.nvlink, profile.framework.network
     fast = inside.bandwidth_fraction * local_bandwidth(cluster)
-    peers, ramp_bytes = k, outside.ramp_bytes
-    if group.domain.of_several_nodes:  # a rack's NVLink is no slower to start because the group ends there
-        peers, ramp_bytes = minimum(k, MEASURED_PEERS), max(outside.ramp_bytes, inside.ramp_bytes)
+    peers = minimum(k, MEASURED_PEERS) if group.domain.of_several_nodes else k
     latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (peers - 1.0)
     crosses = k < size
+    near = Ring(latency_s=latency, bandwidth=fast, ramp_bytes=inside.ramp_bytes)
     if not anywhere(crosses):
-        return Ring(latency_s=latency, bandwidth=fast, ramp_bytes=inside.ramp_bytes)
+        return near
     slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
     slow = slow / ring_slowdown(group, in_domain=k, cluster=cluster)
     hop = outside.latency_per_peer_s + cluster.inter_node_latency_s + (k == 1) * detour_latency(group, cluster, inside)
     return Ring(
         latency_s=latency + crosses * (outside.latency_s + (size / k - 1.0) * hop),
         bandwidth=where(crosses, minimum(fast, slow), fast),
-        ramp_bytes=where(crosses, ramp_bytes, inside.ramp_bytes),
+        ramp_bytes=where(crosses, outside.ramp_bytes, inside.ramp_bytes),
         in_domain=k == size,
+        inner=near if group.domain.of_several_nodes else None,
     )
 
 
