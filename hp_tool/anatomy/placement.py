@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import dense_group, expert_group, group_size, sharing
+from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
 
@@ -90,7 +90,6 @@ def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
 def _groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
     groups = []
     for name, axis in (("tensor", "tp"), ("context", "cp"), ("expert", "ep"), ("data", "dp"), ("pipeline", "pp")):
-        group = (expert_group if axis == "ep" else dense_group)(c, axis, order=cluster.rank_order)
-        in_domain = int(sharing(group, block=cluster.nvlink_domain_size))
-        groups.append(RankGroup(name=name, size=int(group_size(group)), in_domain=in_domain))
+        group = (expert_group if axis == "ep" else dense_group)(c, axis, cluster=cluster)
+        groups.append(RankGroup(name=name, size=int(group.size), in_domain=int(group.in_domain)))
     return tuple(group for group in groups if group.size > 1)

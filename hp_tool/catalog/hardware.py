@@ -46,13 +46,15 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
     device = _device(query, node)
     num_gpus = _num_gpus(query, node)
     gpus_per_node = _gpus_per_node(query, node.gpus_per_node if node else device.gpus_per_node, num_gpus)
+    domain = _nvlink_domain_size(query, node, device, num_gpus, gpus_per_node)
     prices = (query.price_per_gpu_hour, node.price_per_gpu_hour if node else None, device.price_per_hour)
     spec = ClusterSpec(
         name=query.name or query.node_type or f"{num_gpus} x {device.name}",
         gpu=device,
         num_gpus=num_gpus,
         gpus_per_node=gpus_per_node,
-        nvlink_domain_size=_nvlink_domain_size(query, node, device, num_gpus, gpus_per_node),
+        nvlink_domain_size=domain,
+        nvlink_segment_gpus=_nvlink_segment(query, domain=domain, gpus_per_node=gpus_per_node),
         inter_node_bandwidth_bytes_per_second=(
             query.inter_node_bandwidth_bytes_per_second or (node or device).inter_node_bandwidth_bytes_per_second
         ),
@@ -136,6 +138,20 @@ def _nvlink_domain_size(query: ClusterQuery, node: NodeType | None, device: GpuS
             f"nvlink_domain_size {size} is not a multiple of gpus_per_node {gpus_per_node}; "
             f"take {gpus_per_node}, or set gpus_per_node to the devices of one host",
             field="cluster.nvlink_domain_size",
+        )
+    return size
+
+
+def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> int | None:
+    """Devices of one NVLink domain that a job uses together, if the query says so; a smaller cluster uses all it has."""
+    asked = query.nvlink_segment_gpus
+    if asked is None:
+        return None
+    size = min(asked, domain)
+    if size % gpus_per_node:
+        raise InputError(
+            f"nvlink_segment_gpus {asked} is not a multiple of gpus_per_node {gpus_per_node}; give whole nodes",
+            field="cluster.nvlink_segment_gpus",
         )
     return size
 

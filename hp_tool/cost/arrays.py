@@ -58,6 +58,11 @@ def gcd(x: Ints, y: Ints) -> Ints:
     return np.gcd(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.gcd(int(x), int(y))
 
 
+def lcm(x: Ints, y: Ints) -> Ints:
+    """Least common multiple of whole numbers."""
+    return np.lcm(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.lcm(int(x), int(y))
+
+
 def ceil(x: Numbers) -> Floats:
     """The smallest whole number that is not below x."""
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)

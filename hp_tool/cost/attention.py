@@ -6,7 +6,7 @@ from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, group_size, sharing, split
+from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, split
 from hp_tool.cost.parameters import attention_matrices, kv_heads, query_heads, shapes
 from hp_tool.cost.roofline import (
     additive_seconds,
@@ -161,7 +161,7 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
         return 0.0, 0.0
     head = float(model.head_size)
     kv = s.tokens * s.e * 2.0 * head * maximum(model.kv_heads / s.t, 1.0)
-    ranks = dense_group(candidates, "cp", order=case.cluster.rank_order)
+    ranks = dense_group(candidates, "cp", cluster=case.cluster)
     kind = case.strategy.context_parallel_communication
     exchange: Floats = 0.0
     if kind in ("a2a", "a2a+p2p"):
@@ -185,8 +185,8 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
 def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:
     """Ranks u of the inner level of a2a+p2p, which exchange heads."""
     strategy = case.strategy
-    size = group_size(ranks)
+    size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)
-    together = gcd(sharing(ranks, block=case.cluster.nvlink_domain_size), size)
+    together = gcd(ranks.in_domain, size)
     return gcd(together, case.model.num_attention_heads // heads_split)

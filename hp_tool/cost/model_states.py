@@ -9,7 +9,7 @@ from hp_tool.cost.arrays import Floats, anywhere, maximum, where, zeros_like
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
-from hp_tool.cost.network import dense_group, expert_group, group_ring, ring
+from hp_tool.cost.network import Axis, Group, dense_group, expert_group, group_ring
 from hp_tool.cost.optimizer import (
     BytesPerParameter,
     StageBytes,
@@ -78,14 +78,14 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     this in each shard group and all-reduces the gradients' shards over the replicas. Update: memory-bound; each rank reads and
     writes every state of its shard, and zeroes all gradients and takes their norm.
     """
-    model, workload, order = case.model, case.workload, case.cluster.rank_order
-    c, copies = candidates, weight_copies(workload, gpu=case.cluster.gpu)
+    model, workload, cluster = case.model, case.workload, case.cluster
+    c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
-    division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
+    division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
     stages, times = _divided(_shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division)
     expert_division = division
     if model.num_experts:
-        expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
+        expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
         expert_stages, expert_times = _divided(
             _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division
         )
@@ -284,14 +284,16 @@ def _offloaded(
 
 def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
     """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h / t parameters, a group of
-    two.
+    two, in one NVLink domain if the pipeline is.
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size
     apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
     if not (gradient_bytes and anywhere(apart)):
         return zeros_like(p)
-    (stages,) = dense_group(c, "pp", order=case.cluster.rank_order)
-    far = stages.stride * maximum(p - 1, 1)
+    group = dense_group(c, "pp", cluster=case.cluster)
+    (stages,) = group.axes
+    far = where(group.in_domain < p, maximum(stages.stride * (p - 1), group.domain.size), 1)
+    pair = Group((Axis(where(apart, 2, 1), far),), group.domain)
     wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
-    return ring(machine=case, group_size=where(apart, 2, 1), stride=far).seconds(wire)
+    return group_ring(machine=case, group=pair).seconds(wire)

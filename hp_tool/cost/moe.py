@@ -18,7 +18,7 @@ from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring, group_size, sharing
+from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.parallel import TokenDispatcher
@@ -93,11 +93,11 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
 
-    ranks = expert_group(c, "ep", order=cluster.rank_order)
+    ranks = expert_group(c, "ep", cluster=cluster)
     near, away = travelling_copies(case=case, group=ranks, dispatcher=case.strategy.moe_token_dispatcher_type)
     token = s.tokens / s.t * s.h * s.e
     exchange = exchange_seconds(token * near, token * away, machine=case, group=ranks)
-    around = group_ring(machine=case, group=expert_group(c, "tp", order=cluster.rank_order))
+    around = group_ring(machine=case, group=expert_group(c, "tp", cluster=cluster))
     sent = token * (model.num_experts_per_tok or 1)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
@@ -125,8 +125,8 @@ def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDisp
     `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
     """
     model = case.model
-    size = group_size(group)
-    k = sharing(group, block=case.cluster.nvlink_domain_size)
+    size = group.size
+    k = group.in_domain
     if dispatcher == "alltoall":
         chosen = float(model.num_experts_per_tok or 1)
         return chosen * (k - 1.0) / size, chosen * (size - k) / size

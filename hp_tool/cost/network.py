@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, lcm, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Link
@@ -28,8 +28,41 @@ class Axis:
     stride: Ints
 
 
-Group = tuple[Axis, ...]
-"""The ranks of one group: all combinations of its axes, innermost first. Neighbouring dimensions form one axis."""
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The ranks of a job that reach each other over NVLink: `size` consecutive ones, from the first rank on."""
+
+    size: Ints
+    together: Ints = 1
+    """Consecutive ranks that no domain divides, in whole nodes: the innermost groups."""
+    of_several_nodes: bool = False
+    """A rack: its nodes are given to a job one by one, so that groups too large for one rack are spread evenly over several."""
+
+    def sharing(self, axis: Axis) -> Ints:
+        """Members of an axis in one domain; where domains hold different numbers, the fewest."""
+        counted = in_block(axis, self.size)
+        if not self.of_several_nodes:
+            return counted
+        extent = axis.size * axis.stride
+        return where(extent > self.size, maximum(axis.size // -(-extent // self.size), 1), counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks of one group: all combinations of its axes, innermost first. Neighbouring dimensions form one axis."""
+
+    axes: tuple[Axis, ...]
+    domain: Domain
+
+    @property
+    def size(self) -> Ints:
+        """Ranks in the group."""
+        return math.prod((axis.size for axis in self.axes), start=1)
+
+    @property
+    def in_domain(self) -> Ints:
+        """Members that share an NVLink domain; where domains hold different numbers, the fewest."""
+        return math.prod((self.domain.sharing(axis) for axis in self.axes), start=1)
 
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
@@ -51,39 +84,72 @@ def checked_order(order: str) -> str:
     return "-".join(named)
 
 
-def dense_group(candidates: Candidates, *names: str, order: str) -> Group:
+def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
     """The group over the dimensions `names` (tp, cp, dp, pp) of attention and dense layers."""
-    c = candidates
-    sizes: dict[str, Ints] = {
+    return Group(_axes(_dense_sizes(candidates), names, cluster.rank_order), domains(candidates, cluster=cluster))
+
+
+def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
+    """The group over the dimensions `names` of experts: tp (experts' tensor parallelism), ep, dp (their replicas), pp."""
+    return Group(_axes(_expert_sizes(candidates), names, cluster.rank_order), domains(candidates, cluster=cluster))
+
+
+def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
+    """`size` ranks at a distance of `stride`, the innermost group of a job."""
+    return Group((Axis(size, stride),), _filled(cluster, size * stride))
+
+
+def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
+    """The NVLink domains as jobs are laid out over them.
+
+    A node's devices all belong to the job. Of a rack it uses cluster.nvlink_segment_gpus, or else as many as hold the innermost
+    groups a whole number of times: the largest nested groups of dense layers and of experts that fit into a rack, 64 of 72 for
+    groups of 8 and of 32.
+    """
+    if cluster.nvlink_segment_gpus is not None or cluster.nvlink_domain_size <= cluster.gpus_per_node:
+        return _filled(cluster, 1)
+    largest = cluster.nvlink_domain_size
+    inner: list[Ints] = []
+    for sizes in (_dense_sizes(candidates), _expert_sizes(candidates)):
+        extent: Ints = 1
+        fitting: Ints = 1
+        for name in cluster.rank_order.split("-"):
+            extent = extent * sizes.get(name, 1)
+            fitting = where(extent <= largest, extent, fitting)
+        inner.append(fitting)
+    both = lcm(*inner)
+    return _filled(cluster, where(both <= largest, both, maximum(*inner)))
+
+
+def _filled(cluster: ClusterSpec, extent: Ints) -> Domain:
+    """Domains that hold groups of `extent` neighbouring ranks a whole number of times, in whole nodes if that is possible."""
+    size, per_node = cluster.nvlink_domain_size, cluster.gpus_per_node
+    if size <= per_node:
+        return Domain(size)
+    if cluster.nvlink_segment_gpus is not None:
+        return Domain(cluster.nvlink_segment_gpus, together=per_node, of_several_nodes=True)
+    whole = lcm(extent, per_node)
+    unit = where(whole <= size, whole, where(extent <= size, extent, per_node))
+    return Domain(size // unit * unit, together=unit, of_several_nodes=True)
+
+
+def _dense_sizes(c: Candidates) -> dict[str, Ints]:
+    return {
         "tp": c.tensor_parallel_size,
         "cp": c.context_parallel_size,
         "dp": c.data_parallel_size,
         "pp": c.pipeline_parallel_size,
     }
-    return _group(sizes, names, order)
 
 
-def expert_group(candidates: Candidates, *names: str, order: str) -> Group:
-    """The group over the dimensions `names` of experts: tp (experts' tensor parallelism), ep, dp (their replicas), pp."""
-    c = candidates
+def _expert_sizes(c: Candidates) -> dict[str, Ints]:
     ranks = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
-    sizes: dict[str, Ints] = {
+    return {
         "tp": c.expert_tensor_parallel_size,
         "ep": c.expert_parallel_size,
         "dp": maximum(ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size), 1),
         "pp": c.pipeline_parallel_size,
     }
-    return _group(sizes, names, order)
-
-
-def line(size: Ints, stride: Ints) -> Group:
-    """`size` ranks at a distance of `stride`."""
-    return (Axis(size, stride),)
-
-
-def group_size(group: Group) -> Ints:
-    """Ranks in the group."""
-    return math.prod((axis.size for axis in group), start=1)
 
 
 def split(group: Group, parts: Ints) -> tuple[Group, Group]:
@@ -91,23 +157,28 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
 
     The outermost axis is divided, into single ranks if it has fewer than `parts`.
     """
-    last = group[-1]
+    *inner, last = group.axes
     parts = minimum(parts, last.size)
     size = last.size // parts
-    return (*group[:-1], Axis(size, last.stride)), line(parts, last.stride * size)
+    part = Group((*inner, Axis(size, last.stride)), group.domain)
+    return part, Group((Axis(parts, last.stride * size),), group.domain)
 
 
 def sharing(group: Group, *, block: int) -> Ints:
-    """Members of a group within one block of `block` consecutive ranks (an NVLink domain, the devices under a leaf).
+    """Members of a group within one block of `block` consecutive ranks, such as the devices under a leaf."""
+    return math.prod((in_block(axis, block) for axis in group.axes), start=1)
+
+
+def in_block(axis: Axis, block: Ints) -> Ints:
+    """Members of an axis within one block of consecutive ranks.
 
     If groups do not fit into blocks evenly, some straddle an edge, and all wait for them: the count is that of the ranks on the
-    short side, gcd(block, extent) / stride per axis.
+    short side, gcd(block, extent) / stride.
     """
-    counts = (_in_block(axis, block) for axis in group)
-    return math.prod(counts, start=1)
+    return maximum(gcd(block, axis.size * axis.stride) // axis.stride, 1)
 
 
-def _group(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> Group:
+def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[Axis, ...]:
     axes: list[Axis] = []
     stride: Ints = 1
     open_axis = False
@@ -122,11 +193,6 @@ def _group(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> Group:
         open_axis = name in names
         stride = stride * sizes[name]
     return tuple(axes)
-
-
-def _in_block(axis: Axis, block: int) -> Ints:
-    extent = axis.size * axis.stride
-    return maximum(gcd(block, extent) // axis.stride, 1)
 
 
 # Effects of the network's topology on traffic between nodes: leaf switches, oversubscription, rails.
@@ -150,7 +216,7 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
     if not _oversubscribed(cluster):
         return 1.0
     in_leaf = maximum(sharing(group, block=_leaf_devices(cluster)), in_domain)
-    return where(in_leaf < group_size(group), maximum(cluster.network_oversubscription * in_domain / in_leaf, 1.0), 1.0)
+    return where(in_leaf < group.size, maximum(cluster.network_oversubscription * in_domain / in_leaf, 1.0), 1.0)
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
@@ -168,7 +234,7 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
     """
     if not _oversubscribed(cluster):
         return 1.0
-    size, over = group_size(group), cluster.network_oversubscription
+    size, over = group.size, cluster.network_oversubscription
     in_leaf = maximum(sharing(group, block=_leaf_devices(cluster)), in_domain)
     upwards = (size - in_leaf) / maximum(size - in_domain, 1)
     if _changes_rails(cluster) and not cluster.gpu.nvlink_bandwidth_bytes_per_second:
@@ -191,7 +257,7 @@ def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
     """Additional seconds of a message between neighbours on different rails: one hop over NVLink."""
     if not _changes_rails(cluster):
         return 0.0
-    off_rail = group[-1].stride % cluster.gpus_per_node != 0
+    off_rail = group.axes[-1].stride % cluster.gpus_per_node != 0
     return where(off_rail, inside.latency_s, 0.0) if anywhere(off_rail) else 0.0
 
 
@@ -210,6 +276,10 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
 # Collectives and point-to-point transfers on two levels: an NVLink domain, and the network between domains.
 
 
+MEASURED_PEERS = 16
+"""The most ranks of an NVLink domain whose number was seen to add latency; the switches of a rack reduce in place."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """The ring collectives of one group of ranks per candidate; shape (n,)."""
@@ -221,6 +291,8 @@ class Ring:
     ramp_bytes: Floats
     in_domain: Bools = True
     """Whether all members share an NVLink domain."""
+    inner: Ring | None = None
+    """Between racks, the part of the ring inside them, which may be the slower one."""
 
     def seconds(self, wire_bytes: Floats) -> Floats:
         """Seconds to send `wire_bytes` from each member; zero bytes for a group of one.
@@ -228,14 +300,16 @@ class Ring:
         An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice that (NCCL's bus-bandwidth
         convention).
         """
-        product = wire_bytes * self.ramp_bytes
-        mean = np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
-        return self.latency_s + (wire_bytes + mean) / self.bandwidth
+        seconds = _ramped(wire_bytes, self.ramp_bytes) / self.bandwidth
+        if self.inner is not None:
+            seconds = maximum(seconds, _ramped(wire_bytes, self.inner.ramp_bytes) / self.inner.bandwidth)
+        return self.latency_s + seconds
 
 
-def ring(*, group_size: Ints, stride: Ints, machine: Machine) -> Ring:
-    """The ring over `group_size` ranks at a distance of `stride`."""
-    return group_ring(machine=machine, group=line(group_size, stride))
+def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
+    """W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
+    product = wire_bytes * ramp_bytes
+    return wire_bytes + (np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product))
 
 
 def group_ring(*, group: Group, machine: Machine) -> Ring:
@@ -245,14 +319,15 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     multi-ring): bandwidth min(NVLink, k x network).
     """
     cluster, profile = machine.cluster, machine.profile
-    size = group_size(group)
-    k = sharing(group, block=cluster.nvlink_domain_size)
+    size, k = group.size, group.in_domain
     inside, outside = profile.gpu.nvlink, profile.framework.network
     fast = inside.bandwidth_fraction * local_bandwidth(cluster)
-    latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
+    peers = minimum(k, MEASURED_PEERS) if group.domain.of_several_nodes else k
+    latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (peers - 1.0)
     crosses = k < size
+    near = Ring(latency_s=latency, bandwidth=fast, ramp_bytes=inside.ramp_bytes)
     if not anywhere(crosses):
-        return Ring(latency_s=latency, bandwidth=fast, ramp_bytes=inside.ramp_bytes)
+        return near
     slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
     slow = slow / ring_slowdown(group, in_domain=k, cluster=cluster)
     hop = outside.latency_per_peer_s + cluster.inter_node_latency_s + (k == 1) * detour_latency(group, cluster, inside)
@@ -261,12 +336,13 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
         bandwidth=where(crosses, minimum(fast, slow), fast),
         ramp_bytes=where(crosses, outside.ramp_bytes, inside.ramp_bytes),
         in_domain=k == size,
+        inner=near if group.domain.of_several_nodes else None,
     )
 
 
 def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
     """The tensor-parallel group's ring."""
-    return group_ring(machine=case, group=dense_group(candidates, "tp", order=case.cluster.rank_order))
+    return group_ring(machine=case, group=dense_group(candidates, "tp", cluster=case.cluster))
 
 
 def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine) -> Floats:
@@ -278,14 +354,13 @@ def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machi
     inside = profile.gpu.nvlink
     near = _transfer(message_bytes, inside, local_bandwidth(cluster))
     network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
-    hop = cluster.inter_node_latency_s + detour_latency(line(2, distance), cluster, inside)
+    hop = cluster.inter_node_latency_s + detour_latency(neighbours(2, stride=distance, cluster=cluster), cluster, inside)
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
 
 
 def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
     """Seconds in which each member sends `wire_bytes` spread evenly over the others; zero bytes for a group of one."""
-    size = group_size(group)
-    k = sharing(group, block=machine.cluster.nvlink_domain_size)
+    size, k = group.size, group.in_domain
     away = wire_bytes * ((size - k) / maximum(size - 1, 1))
     return exchange_seconds(wire_bytes - away, away, machine=machine, group=group)
 
@@ -296,8 +371,7 @@ def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, ma
     Both travel at the same time, and the slower decides.
     """
     cluster, profile = machine.cluster, machine.profile
-    size = group_size(group)
-    k = sharing(group, block=cluster.nvlink_domain_size)
+    size, k = group.size, group.in_domain
     inside, outside = profile.gpu.all_to_all, profile.framework.network
     near = (near_bytes + forwarded_bytes(away_bytes, in_domain=k, cluster=cluster)) / (
         inside.bandwidth_fraction * local_bandwidth(cluster)

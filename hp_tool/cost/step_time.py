@@ -38,8 +38,9 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     t = c.tensor_parallel_size
     tokens = workload.sequence_length * c.micro_batch_size / c.context_parallel_size
     message = tokens * case.model.hidden_size * workload.activation_element_bytes / t
-    (stages,) = dense_group(c, "pp", order=cluster.rank_order)
-    crosses = stages.size * stages.stride > cluster.nvlink_domain_size
+    group = dense_group(c, "pp", cluster=cluster)
+    (stages,) = group.axes
+    crosses = stages.size * stages.stride > group.domain.size
     seconds = send_seconds(message, machine=case, distance=stages.stride, crosses=crosses)
     return (stages.size > 1) * seconds
 

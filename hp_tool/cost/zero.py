@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.network import Group, group_ring, group_size, split
+from hp_tool.cost.network import Group, group_ring, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1
@@ -28,13 +28,13 @@ class Sharding:
 
     @property
     def shards(self) -> Ints:
-        return group_size(self.shard_group)
+        return self.shard_group.size
 
     def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
         """Seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
         if self.replica_group is None:
             return 0.0
-        replicas = group_size(self.replica_group)
+        replicas = self.replica_group.size
         group = group_ring(machine=machine, group=self.replica_group)
         return group.seconds(2.0 * gradient_bytes / self.shards * (1.0 - 1.0 / replicas))
 

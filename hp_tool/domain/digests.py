@@ -53,7 +53,7 @@ def json_digest(value: Any) -> str:
 
 def _unusual(cluster: ClusterSpec) -> list[Any]:
     """What most clusters leave at its default, so that their digests stay as they are."""
-    names = ("network_topology", "nodes_per_leaf", "network_oversubscription", "rank_order")
+    names = ("network_topology", "nodes_per_leaf", "network_oversubscription", "rank_order", "nvlink_segment_gpus")
     defaults = {item.name: item.default for item in fields(cluster)}
     kinds = [[kind.gpu.name, kind.num_gpus] for kind in cluster.kinds]
     return kinds + [[name, value] for name in names if (value := getattr(cluster, name)) != defaults[name]]

@@ -67,6 +67,9 @@ class ClusterSpec(Strict):
     """Devices that share a host."""
     nvlink_domain_size: Devices
     """Devices that reach each other at NVLink speed; at least gpus_per_node where NVLink exists."""
+    nvlink_segment_gpus: Devices | None = None
+    """Devices of one NVLink domain that a job uses together; None: all, or the most whole nodes in which its innermost groups
+    fit a whole number of times."""
     inter_node_bandwidth_bytes_per_second: Rate
     """Per-direction network bandwidth per device."""
     inter_node_latency_s: NonNegative = 5e-6
@@ -93,7 +96,8 @@ class ClusterSpec(Strict):
         """A part of the cluster: whole nodes, or a part of one."""
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
-        return replace(self, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain)
+        segment = self.nvlink_segment_gpus and max(per_node, min(self.nvlink_segment_gpus, num_gpus))
+        return replace(self, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain, nvlink_segment_gpus=segment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,9 @@ class ClusterQuery(Strict):
     """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
     nvlink_domain_size: Devices | None = None
     """Devices of one NVLink domain; None: the usual server's."""
+    nvlink_segment_gpus: Devices | None = None
+    """Devices of one NVLink domain that a job uses together, in whole nodes; None: all of them, or the most whole nodes in
+    which the innermost groups fit a whole number of times."""
     inter_node_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction network bandwidth per device; None: the usual server's."""
     inter_node_latency_s: NonNegative | None = None

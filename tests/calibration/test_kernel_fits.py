@@ -21,7 +21,7 @@ from hp_tool.calibration.microbenchmarks import (
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.case import Machine
-from hp_tool.cost.network import ring
+from hp_tool.cost.network import group_ring, neighbours
 from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery
@@ -149,5 +149,7 @@ def _modelled(operation: Operation, *, machine, profile) -> float | None:
     if operation.name == "all_gather" and operation.stride == 1:
         n = np.array([operation.group_size])
         wire = operation.shape[0] * (n - 1) / n
-        return float(ring(machine=Machine(cluster=machine, profile=profile), group_size=n, stride=1).seconds(wire)[0])
+        return float(
+            group_ring(machine=Machine(cluster=machine, profile=profile), group=neighbours(n, cluster=machine)).seconds(wire)[0]
+        )
     return None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.moe import travelling_copies, used_share
-from hp_tool.cost.network import line
+from hp_tool.cost.network import neighbours
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy
@@ -50,7 +50,7 @@ def test_shares_by_counting(parts: int, groups: int, kept: int, chosen: int) -> 
 
 def test_copies_by_hand() -> None:
     """128 experts over two nodes of 8: a token's 8 experts are in both nodes but once in 320 times."""
-    group = line(16, 1)
+    group = neighbours(16, cluster=NODES)
     near, away = travelling_copies(
         case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="alltoall"
     )
@@ -69,7 +69,7 @@ def test_copies_by_hand() -> None:
 )
 def test_flex_never_sends_more_between_nodes(chosen: int, size: int, groups: int | None, stride: int) -> None:
     shape = replace(QWEN, num_experts_per_tok=chosen, n_group=groups, topk_group=groups)
-    group = line(size, stride)
+    group = neighbours(size, stride=stride, cluster=NODES)
     plain, flex = (
         travelling_copies(case=case_of(model=shape, workload=WORKLOAD, cluster=NODES), group=group, dispatcher=kind)
         for kind in ("alltoall", "flex")
@@ -84,7 +84,7 @@ def test_flex_never_sends_more_between_nodes(chosen: int, size: int, groups: int
         assert limited[1] <= flex[1] * (1 + 1e-12)
     together = travelling_copies(
         case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
-        group=line(np.array([size, 8]), np.array([stride, 1])),
+        group=neighbours(np.array([size, 8]), stride=np.array([stride, 1]), cluster=NODES),
         dispatcher="flex",
     )
     assert (together[0][0], together[1][0]) == pytest.approx(flex)

@@ -17,8 +17,7 @@ from hp_tool.cost.network import (
     all_to_all_seconds,
     exchange_slowdown,
     group_ring,
-    line,
-    ring,
+    neighbours,
     ring_slowdown,
     send_seconds,
     send_slowdown,
@@ -55,11 +54,11 @@ LEAVES = machine(nodes_per_leaf=4, network_oversubscription=4.0)
     ],
 )
 def test_rings_across_leaves(size: int, stride: int, expected: float) -> None:
-    group = line(size, stride)
+    group = neighbours(size, stride=stride, cluster=LEAVES)
     in_domain = max(min(8 // stride, size), 1)
     assert ring_slowdown(group, in_domain=in_domain, cluster=LEAVES) == expected
-    slow = ring(machine=Machine(cluster=LEAVES, profile=plain_profile(LEAVES)), group_size=size, stride=stride)
-    fast = ring(machine=Machine(cluster=machine(), profile=plain_profile(LEAVES)), group_size=size, stride=stride)
+    slow = group_ring(machine=Machine(cluster=LEAVES, profile=plain_profile(LEAVES)), group=group)
+    fast = group_ring(machine=Machine(cluster=machine(), profile=plain_profile(LEAVES)), group=group)
     assert slow.bandwidth == pytest.approx(fast.bandwidth / expected)
 
 
@@ -71,8 +70,8 @@ def test_sends_across_leaves(distance: int, expected: float) -> None:
 
 def test_exchanges_across_leaves() -> None:
     # 64 ranks in two leaves: 56 outside the node, 32 of them outside the leaf, at a quarter of the bandwidth.
-    assert exchange_slowdown(line(64, 1), in_domain=8, cluster=LEAVES) == pytest.approx(4 * 32 / 56)
-    assert exchange_slowdown(line(32, 1), in_domain=8, cluster=LEAVES) == 1.0
+    assert exchange_slowdown(neighbours(64, cluster=LEAVES), in_domain=8, cluster=LEAVES) == pytest.approx(4 * 32 / 56)
+    assert exchange_slowdown(neighbours(32, cluster=LEAVES), in_domain=8, cluster=LEAVES) == 1.0
 
 
 def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
@@ -88,7 +87,7 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
     # Exchanges put 7/8 of what leaves the node on NVLink as well, which is felt where NVLink is the slower of the two.
     slow = replace(plain.gpu, nvlink_bandwidth_bytes_per_second=20e9)
     one, other = (replace(where, gpu=slow) for where in (plain, rails))
-    group = line(16, 1)
+    group = neighbours(16, cluster=one)
     near, away = 7 / 15 * 1e9, 8 / 15 * 1e9
     seconds = [float(all_to_all_seconds(1e9, machine=Machine(cluster=c, profile=profile), group=group)) for c in (one, other)]
     reached = 20e9 * profile.gpu.all_to_all.bandwidth_fraction
@@ -96,14 +95,6 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
     assert group_ring(machine=Machine(cluster=other, profile=profile), group=group) == group_ring(
         machine=Machine(cluster=one, profile=profile), group=group
     )
-
-
-def test_racks_of_72_hold_groups_of_72_but_not_of_64() -> None:
-    rack = cluster(ClusterQuery(node_type="gb200-nvl72", num_gpus=576))
-    profile = efficiency(gpu=rack.gpu, framework="megatron-core")
-    whole, straddling = (ring(machine=Machine(cluster=rack, profile=profile), group_size=n, stride=1) for n in (72, 64))
-    assert whole.bandwidth == profile.gpu.nvlink.bandwidth_fraction * rack.gpu.nvlink_bandwidth_bytes_per_second
-    assert straddling.bandwidth < whole.bandwidth and straddling.latency_s > whole.latency_s
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hp_tool.catalog import cluster
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import Group, checked_order, dense_group, expert_group, group_size, line, sharing
+from hp_tool.cost.network import Axis, Group, checked_order, dense_group, expert_group, in_block, sharing
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError
 from tests.conftest import skip_or_fail
@@ -30,9 +33,13 @@ def rank_generator() -> Any:
     return RankGenerator
 
 
+def ordered(order: str) -> ClusterSpec:
+    return replace(cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)), rank_order=order)
+
+
 def members(group: Group) -> list[int]:
     """The group that rank 0 is in."""
-    offsets = [[index * axis.stride for index in range(axis.size)] for axis in group]
+    offsets = [[index * axis.stride for index in range(axis.size)] for axis in group.axes]
     return sorted(sum(parts) for parts in itertools.product(*offsets))
 
 
@@ -46,11 +53,11 @@ def test_groups_are_megatrons(t: int, c: int, d: int, p: int, order: str) -> Non
     candidate = Candidates.alone(config)
     dense = rank_generator()(tp=t, ep=1, dp=d, pp=p, cp=c, order=order)
     for names in (("tp",), ("cp",), ("dp",), ("pp",), ("dp", "cp"), ("tp", "pp"), ("tp", "cp", "dp")):
-        found = dense_group(candidate, *names, order=order)
+        found = dense_group(candidate, *names, cluster=ordered(order))
         assert members(found) == sorted(dense.get_ranks("-".join(names))[0]), names
     experts = rank_generator()(tp=t, ep=c * d, dp=1, pp=p, cp=1, order=order)
     for names in (("tp",), ("ep",), ("dp",), ("pp",), ("tp", "ep")):
-        found = expert_group(candidate, *names, order=order)
+        found = expert_group(candidate, *names, cluster=ordered(order))
         assert members(found) == sorted(experts.get_ranks("-".join(names))[0]), names
 
 
@@ -61,7 +68,7 @@ def test_the_short_side_of_a_block_is_counted(t: int, d: int, p: int, order: str
     config = ParallelConfig(tensor_parallel_size=t, data_parallel_size=d, pipeline_parallel_size=p)
     generator = rank_generator()(tp=t, ep=1, dp=d, pp=p, cp=1, order=order)
     for name in ("tp", "dp", "pp"):
-        group = dense_group(Candidates.alone(config), name, order=order)
+        group = dense_group(Candidates.alone(config), name, cluster=ordered(order))
         counted = sharing(group, block=block)
         pieces = [
             sum(rank // block == home for rank in ranks)
@@ -69,8 +76,8 @@ def test_the_short_side_of_a_block_is_counted(t: int, d: int, p: int, order: str
             for home in {rank // block for rank in ranks}
         ]
         assert counted <= min(pieces)
-        if (t * d * p) % block == 0 and block % (group_size(group) * group[0].stride) == 0:
-            assert counted == group_size(group) == min(pieces)
+        if (t * d * p) % block == 0 and block % (group.size * group.axes[0].stride) == 0:
+            assert counted == group.size == min(pieces)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_the_short_side_of_a_block_is_counted(t: int, d: int, p: int, order: str
     ],
 )
 def test_sharing_by_hand(size: int, stride: int, block: int, expected: int) -> None:
-    assert sharing(line(size, stride), block=block) == expected
+    assert in_block(Axis(size, stride), block) == expected
 
 
 def test_left_out_dimensions_follow_tensor_parallelism() -> None:
@@ -105,9 +112,9 @@ def test_replicas_beside_stages_lie_further_apart() -> None:
     """dp and cp on both sides of pp make two axes, together as many ranks as before."""
     config = ParallelConfig(tensor_parallel_size=2, context_parallel_size=2, data_parallel_size=4, pipeline_parallel_size=4)
     candidate = Candidates.alone(config)
-    apart = dense_group(candidate, "cp", "dp", order="tp-cp-ep-pp-dp")
-    together = dense_group(candidate, "cp", "dp", order="tp-cp-ep-dp-pp")
-    assert [(axis.size, axis.stride) for axis in apart] == [(2, 2), (4, 16)]
-    assert [(axis.size, axis.stride) for axis in together] == [(8, 2)]
-    assert group_size(apart) == group_size(together)
+    apart = dense_group(candidate, "cp", "dp", cluster=ordered("tp-cp-ep-pp-dp"))
+    together = dense_group(candidate, "cp", "dp", cluster=ordered("tp-cp-ep-dp-pp"))
+    assert [(axis.size, axis.stride) for axis in apart.axes] == [(2, 2), (4, 16)]
+    assert [(axis.size, axis.stride) for axis in together.axes] == [(8, 2)]
+    assert apart.size == together.size
     assert (sharing(apart, block=8), sharing(together, block=8)) == (2, 4)

@@ -11,7 +11,7 @@ from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.network import ring, send_seconds
+from hp_tool.cost.network import group_ring, neighbours, send_seconds
 from hp_tool.cost.roofline import matmul_seconds, peak_flops
 from hp_tool.cost.schedules.bubble import chunks_in_flight
 from hp_tool.domain.efficiency import EfficiencyProfile, Link, Roofline
@@ -73,7 +73,10 @@ def test_precision_without_hardware_is_refused() -> None:
 )
 def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride: int, latency: float, bandwidth: float) -> None:
     sizes, strides = np.array([group, 64]), np.array([stride, 1])  # the second row makes some ring cross nodes
-    found = ring(machine=Machine(cluster=machine, profile=plain_profile(machine)), group_size=sizes, stride=strides)
+    found = group_ring(
+        machine=Machine(cluster=machine, profile=plain_profile(machine)),
+        group=neighbours(sizes, stride=strides, cluster=machine),
+    )
     assert found.latency_s[0] == pytest.approx(latency, abs=1e-15)
     assert found.bandwidth[0] == pytest.approx(bandwidth)
     assert found.seconds(np.array([1e9, 1e9]))[0] == pytest.approx(latency + 1e9 / bandwidth)
@@ -82,7 +85,7 @@ def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride:
 def test_the_slow_approach_to_full_bandwidth(machine: ClusterSpec) -> None:
     profile = plain_profile(machine)
     ramped = replace(profile, gpu=replace(profile.gpu, nvlink=replace(profile.gpu.nvlink, ramp_bytes=1e6)))
-    found = ring(machine=Machine(cluster=machine, profile=ramped), group_size=np.array([8]), stride=1)
+    found = group_ring(machine=Machine(cluster=machine, profile=ramped), group=neighbours(np.array([8]), cluster=machine))
     assert found.seconds(np.array([4e6]))[0] == pytest.approx(1e-6 + (4e6 + 2e6) / (NVLINK / 2))
 
 

@@ -112,6 +112,15 @@ def test_the_scripts_are_shell(tmp_path: Path) -> None:
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
 
 
+def test_slurm_asks_for_the_segments_of_racks() -> None:
+    query = llama(tensor_parallel_size=8)
+    assert "--segment" not in megatron_lm.slurm(setup_of(query))
+    for num_gpus, nodes in ((1024, 16), (1152, 18), (1120, 14)):  # Slurm wants equal segments
+        query["cluster"] = {"gpu": "gb200-nvl72", "num_gpus": num_gpus}
+        query["training"]["global_batch_size"] = num_gpus
+        assert f"\n#SBATCH --segment={nodes}\n" in megatron_lm.slurm(setup_of(query))
+
+
 def test_uneven_pipelines_count_embedding_and_loss_as_layers() -> None:
     query = llama(tensor_parallel_size=8, pipeline_parallel_size=8) | {"model": "llama-3.1-405b"}
     query["cluster"]["num_gpus"] = 512

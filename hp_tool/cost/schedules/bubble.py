@@ -10,6 +10,7 @@ from __future__ import annotations
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
 from hp_tool.cost.network import Axis, Group, dense_group
+from hp_tool.domain.hardware import ClusterSpec
 
 
 def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats) -> Floats:
@@ -66,7 +67,7 @@ def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
 # Folded pipelines: ZB-V's first rank holds the first and the last stage, DualPipe's rank r the stages r and p - 1 - r.
 
 
-def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
+def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) -> Group:
     """`group`, whose ranks hold the same parameters, and in DualPipe also the ranks of the mirrored stage.
 
     These keep the same parameters (arXiv 2412.19437 table 2): they reduce their gradients together, and ZeRO shards over both.
@@ -74,9 +75,9 @@ def with_mirrored_stage(c: Candidates, group: Group, *, order: str) -> Group:
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return group
-    (stages,) = dense_group(c, "pp", order=order)
+    (stages,) = dense_group(c, "pp", cluster=cluster).axes
     pair = Axis(1 + (c.pipeline_schedule == DUALPIPE), stages.stride * maximum(c.pipeline_parallel_size - 1, 1))
-    return pair, *group
+    return Group((pair, *group.axes), group.domain)
 
 
 def share_of_ends(c: Candidates) -> Floats:

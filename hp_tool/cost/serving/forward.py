@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.network import send_seconds
+from hp_tool.cost.network import neighbours, send_seconds
 from hp_tool.cost.parameters import (
     attention_matrices,
     entries,
@@ -122,7 +122,7 @@ def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pas
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
     distance = t * candidates.attention_data_parallel_size
     # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
-    crosses = distance >= case.cluster.nvlink_domain_size
+    crosses = distance >= neighbours(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 

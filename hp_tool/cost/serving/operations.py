@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, line, local_bandwidth, ring
+from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
@@ -127,7 +127,7 @@ def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_si
     """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
-    seconds = ring(machine=case, group_size=n, stride=1).seconds(wire)
+    seconds = group_ring(machine=case, group=neighbours(n, cluster=case.cluster)).seconds(wire)
     small = case.profile.gpu.small_all_reduce
     if small is not None:
         bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster)
@@ -147,7 +147,7 @@ def exchange_seconds(case: ServingCase, bytes_per_rank: FloatArray, *, group_siz
     near = bytes_per_rank * (inside - 1.0) / n
     far = bytes_per_rank * (n - inside) / n
     near = near + forwarded_bytes(far, in_domain=inside, cluster=case.cluster)
-    far = far * exchange_slowdown(line(n, 1), in_domain=inside, cluster=case.cluster)
+    far = far * exchange_slowdown(neighbours(n, cluster=case.cluster), in_domain=inside, cluster=case.cluster)
     local = near + np.sqrt(near * link.ramp_bytes)
     seconds = (
         link.latency_s + link.latency_per_peer_s * (n - 1.0) + local / (link.bandwidth_fraction * local_bandwidth(case.cluster))

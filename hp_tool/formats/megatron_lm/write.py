@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from hp_tool.domain.parallel import Recompute
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.network import domains
+from hp_tool.domain.parallel import Recompute, divisors
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm import words
@@ -272,6 +274,17 @@ def yaml(setup: TrainingSetup) -> str:
     return head + safe_dump(yaml_content(setup), sort_keys=False)
 
 
+def _segment(setup: TrainingSetup) -> list[str]:
+    """Nodes that Slurm's block topology keeps in one rack: as many as the cost model fills together, in equal segments."""
+    cluster = setup.cluster
+    domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
+    if not domain.of_several_nodes:
+        return []
+    together = max(int(domain.together) // cluster.gpus_per_node, 1)
+    sizes = divisors(cluster.num_nodes, limit=int(domain.size) // cluster.gpus_per_node)
+    return [f"#SBATCH --segment={max((size for size in sizes if size % together == 0), default=max(sizes))}"]
+
+
 def slurm(setup: TrainingSetup) -> str:
     """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
     per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
@@ -288,6 +301,7 @@ def slurm(setup: TrainingSetup) -> str:
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={per_node}",
             "#SBATCH --exclusive",
+            *_segment(setup),
             *body[1:start],
             "set -euo pipefail",
             'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
