@@ -74,6 +74,19 @@ async def get_calibrations(
     return stored if calibration else None
 
 
+class Recorded:
+    """Calibrations that note which ones an answer used."""
+
+    def __init__(self, calibrations: Calibrations, learnt: Learnt) -> None:
+        self._calibrations, self._learnt = calibrations, learnt
+        self.unused = calibrations.unused
+
+    def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
+        predictor = self._calibrations(problem)
+        self._learnt.append((problem, predictor))
+        return predictor
+
+
 async def get_recorded(
     request: Request, calibrations: Annotated[Calibrations | None, Depends(get_calibrations)]
 ) -> Calibrations | None:
@@ -83,12 +96,7 @@ async def get_recorded(
     if calibrations is None:
         return None
 
-    def recorded(problem: TrainingProblem) -> CalibratedPredictor | None:
-        predictor = calibrations(problem)
-        learnt.append((problem, predictor))
-        return predictor
-
-    return recorded
+    return Recorded(calibrations, learnt)
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
