@@ -92,6 +92,9 @@ class Calibrations(Protocol):
     def __call__(self, problem: TrainingProblem, /) -> CalibratedPredictor | None:
         """The predictor; None if nothing was learnt, or nothing that still holds."""
 
+    def __hash__(self) -> int:
+        """Caches of answers have it in their keys."""
+
     def unused(self, problem: TrainingProblem) -> str | None:
         """Why the newest calibration is not used; None if there is none, or it is used."""
 
