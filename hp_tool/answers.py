@@ -11,7 +11,7 @@ from hp_tool.domain.result import Estimate, Ranking, Recommendation, SpaceSummar
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.errors import UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.calibrated import Calibrations, with_unused
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
 from hp_tool.training.pareto import Objective
 
@@ -90,6 +90,8 @@ def estimate_answer(
         configuration = configuration or resolve_configuration(query)
         estimate = configuration.estimate(with_fixes=with_fixes)
         calibrated = configuration.calibrated_estimate(calibrations)
+        if calibrated is None:
+            estimate = with_unused(estimate, problem=configuration.problem, calibrations=calibrations)
     mapping = schema.query_mapping(query) if with_query else None
     return EstimateAnswer(id=query.id, estimate=estimate, calibrated_estimate=calibrated, query=mapping)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from fastapi.concurrency import run_in_threadpool
 
 from hp_tool import __version__
 from hp_tool.domain.access import AccessStore
 from hp_tool.learning import StoredCalibrations
+from hp_tool.learning.make import outdated_notice
 from hp_tool.store import open_store
 from service import logs
 from service.answer_cache import AnswerCache, CachedAnswers, ETags
@@ -24,6 +27,7 @@ from service.request_log import RequestLog
 from service.security import Gate
 from service.settings import Settings
 
+log = logging.getLogger(__name__)
 DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration
 with a few real profiling runs, and learn from what was measured. Errors are problem+json with a stable `code` and the `field`
 at fault."""
@@ -38,6 +42,9 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with logs.surviving("look for outdated calibrations", log):
+            if notice := await run_in_threadpool(outdated_notice, opened):
+                log.warning(notice)
         yield
         if store is None:
             opened.close()

@@ -27,12 +27,16 @@ db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy t
 def upgrade(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Upgrade the schema to the newest version; harmless if it is."""
     from hp_tool import store
+    from hp_tool.learning.make import outdated_notice
     from hp_tool.store import schema
 
     url = store.database_url(database_url)
     schema.upgrade(url)
     state = {"database": store.masked(url), "current": schema.HEAD}
     typer.echo(json.dumps(state) if as_json else f"{state['database']} has schema {schema.HEAD}")
+    with closing(store.open_store(url)) as opened:
+        if notice := outdated_notice(opened):
+            typer.echo(notice, err=True)
 
 
 @db.command()

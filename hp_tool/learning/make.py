@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,12 @@ from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, asked_release, by_problem, evidence_of, is_release, teaching
-from hp_tool.learning.series import Series, model_family, software
+from hp_tool.learning.series import OTHER_PREDICTIONS, PREDICTIONS, ModelFamily, Series, model_family, software
+from hp_tool.learning.stamp import digest_of, predictions_digest
 from hp_tool.training.problem import TrainingProblem
+from hp_tool.units import counted
 
+RECENT = 20
 FOLDS = 10
 """Held-out error: each tenth is predicted by a fit of the other nine."""
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
@@ -83,15 +87,22 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     prior = prior_for(kind=groups[0][0].cluster.gpu.kind)
     calibration = fit_calibration(evidence=evidence, prior=prior)
     accuracy = accuracy_of(evidence, prior=prior)
-    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy)
+    predictions = digest_of(groups[0][0])
+    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, predictions=predictions)
     models = {record.model for _, records in groups for record in records}
     return MadeCalibration(record=record, new=new, models=tuple(sorted(models)), accuracy=accuracy)
 
 
-def save(store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy) -> tuple[CalibrationRecord, bool]:
-    """Store as the next version of its series, unless the newest one is the same; whether it was stored."""
+def save(
+    store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, predictions: str | None
+) -> tuple[CalibrationRecord, bool]:
+    """Store as the next version of its series, unless the newest one is the same; whether it was stored.
+
+    `predictions`: the digest of what it corrects (`stamp.predictions_digest`); None for serving, whose calibrations are read by
+    nobody else.
+    """
     payload: dict[str, Any] = calibration.to_dict()
-    payload["accuracy"] = asdict(accuracy)
+    payload |= {"accuracy": asdict(accuracy), PREDICTIONS: predictions}
     key = asdict(series)
     newest = store.latest_calibration(**key)
     if newest is not None and newest.payload == payload:
@@ -141,7 +152,9 @@ class Follower:
         """The newest measurement when it last looked."""
 
     def catch_up(self) -> tuple[MadeCalibration, ...]:
-        """Calibrate every cluster and framework that was measured since its newest calibration; the versions that are new."""
+        """Calibrate every cluster and framework that was measured since its newest calibration, or whose calibrations correct
+        other predictions than today's; the versions that are new.
+        """
         newest = self._store.measurements(limit=1).items
         if not newest or newest[0].id == self._seen:
             return ()
@@ -158,4 +171,25 @@ class Follower:
         key, framework = cluster.cluster_key, cluster.framework
         measured = self._store.measurements(cluster_key=key, framework=framework, limit=1).items
         calibrated = self._store.list_calibrations(cluster_key=key, framework=framework, limit=1).items
-        return bool(measured) and (not calibrated or calibrated[0].created_at < measured[0].created_at)
+        if not measured or not calibrated:
+            return bool(measured)
+        return calibrated[0].created_at < measured[0].created_at or outdated(self._store, cluster)
+
+
+def outdated(store: Store, cluster: MeasuredCluster) -> bool:
+    """Whether the newest calibration of any family of models corrects other predictions than today's."""
+    key, framework = cluster.cluster_key, cluster.framework
+    recent = store.measurements(cluster_key=key, framework=framework, limit=RECENT).items
+    for problem, _ in itertools.islice(by_problem(teaching(recent)), 1):
+        for family in get_args(ModelFamily):
+            newest = store.latest_calibration(cluster_key=key, framework=framework, model_family=family)
+            digest = predictions_digest(problem.cluster, framework=framework, experts=family == "moe")
+            if newest is not None and newest.payload.get(PREDICTIONS) != digest:
+                return True
+    return False
+
+
+def outdated_notice(store: Store) -> str | None:
+    """What to say of stored calibrations that correct other predictions than today's; None if there are none."""
+    count = sum(outdated(store, cluster) for cluster in store.measured_clusters())
+    return f"not used: what was learnt about {counted(count, 'cluster')} {OTHER_PREDICTIONS}" if count else None

@@ -15,9 +15,17 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.learning.stamp import digest_of
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 
+ModelFamily = Literal["dense", "moe"]
+PREDICTIONS = "predictions"
+"""Key of a stored calibration's digest of the predictions it corrects."""
+OTHER_PREDICTIONS = (
+    "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
+    "`hp-tool calibrate` does so at once"
+)
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
 
@@ -59,7 +67,7 @@ def software(workload: TrainingWorkload) -> str:
     return " ".join(filter(None, (workload.framework, workload.framework_version)))
 
 
-def model_family(model: ModelSpec) -> Literal["dense", "moe"]:
+def model_family(model: ModelSpec) -> ModelFamily:
     """Models whose steps are made of the same operations: an all-to-all teaches nothing to those that have none."""
     return "moe" if model.num_experts else "dense"
 
@@ -86,14 +94,25 @@ class StoredCalibrations:
     ) -> None:
         """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host."""
         self._store, self._before, self._hardware, self._clock = store, before, hardware, clock
-        self._known: dict[Series, tuple[float, CalibratedPredictor | None]] = {}
+        self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        """Of the problem's series, else of the nearest that stands in for it; None where nothing was learnt yet."""
+        """The predictor of the problem's series, else of the nearest that stands in for it; None if nothing was learnt yet, or
+        nothing that still holds.
+        """
+        known = self._find(problem)
+        return known if isinstance(known, CalibratedPredictor) else None
+
+    def unused(self, problem: TrainingProblem) -> str | None:
+        """Why the newest calibration is not used; None if there is none, or it is used."""
+        known = self._find(problem)
+        return known if isinstance(known, str) else None
+
+    def _find(self, problem: TrainingProblem) -> CalibratedPredictor | str | None:
         series = series_of(problem, hardware=self._hardware or own_hardware(problem.cluster))
-        asked_at, known = self._known.get(series, (-float("inf"), None))
-        if self._clock() - asked_at > MAX_AGE_S:
-            known = self._newest(series)
+        read_at, known = self._known.get(series, (-float("inf"), None))
+        if self._clock() - read_at > MAX_AGE_S:
+            known = self._newest(series, predictions=digest_of(problem))
             self._known[series] = (self._clock(), known)
         return known
 
@@ -101,20 +120,23 @@ class StoredCalibrations:
         """Ask the database anew: somebody knows that there is something new."""
         self._known.clear()
 
-    def _newest(self, series: Series) -> CalibratedPredictor | None:
-        """The predictor, with what an answer says about the calibration it used."""
+    def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
+        """The predictor with its provenance, or why the newest calibration is not used."""
+        outdated = None
         for each in series.nearest_first():
             record = self._store.latest_calibration(
                 cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family, before=self._before
             )
-            if record is not None and (calibration := read_calibration(record)) is not None:
+            if record is not None and record.payload.get(PREDICTIONS) != predictions:
+                outdated = outdated or (f"version {record.version} of {record.created_at:%Y-%m-%d} {OTHER_PREDICTIONS}")
+            elif record is not None and (calibration := read_calibration(record)) is not None:
                 names = ("id", "version", "cluster_key", "framework")
                 provenance = {name: getattr(record, name) for name in names} | {
                     "model_family": record.model_family or "all",
                     "created_at": record.created_at.isoformat(),
                 }
                 return CalibratedPredictor(calibration=calibration, provenance=provenance)
-        return None
+        return outdated
 
 
 def read_calibration(record: CalibrationRecord) -> Calibration | None:

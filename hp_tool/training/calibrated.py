@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -87,5 +86,20 @@ class CalibratedPredictor:
         return calibrated, step, allocated
 
 
-Calibrations = Callable[[TrainingProblem], CalibratedPredictor | None]
-"""Finds what was learnt about a problem's cluster, software and model family; None if nothing was."""
+class Calibrations(Protocol):
+    """Finds what was learnt about a problem's cluster, software and model family."""
+
+    def __call__(self, problem: TrainingProblem, /) -> CalibratedPredictor | None:
+        """The predictor; None if nothing was learnt, or nothing that still holds."""
+
+    def __hash__(self) -> int:
+        """Caches of answers have it in their keys."""
+
+    def unused(self, problem: TrainingProblem) -> str | None:
+        """Why the newest calibration is not used; None if there is none, or it is used."""
+
+
+def with_unused(estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations | None) -> Estimate:
+    """The estimate, whose provenance says why the newest calibration was not used, if there is one."""
+    reason = None if calibrations is None else calibrations.unused(problem)
+    return estimate if reason is None else replace(estimate, provenance={**estimate.provenance, "calibration_unused": reason})

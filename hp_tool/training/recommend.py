@@ -12,7 +12,7 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
-from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
+from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_unused
 from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, recommendations
@@ -49,8 +49,13 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
         else:
             missed = _nearest_misses(problem, predictor=predictor).candidates
             misses = nearest_recommendations(missed, problem=problem, predictor=predictor)
+    rows = recommendations(space.candidates, problem=problem, predictor=predictor)
+    if predictor is None:
+        rows = tuple(
+            replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in rows
+        )
     return Ranking(
-        recommendations=recommendations(space.candidates, problem=problem, predictor=predictor),
+        recommendations=rows,
         space=SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start),
         rejections=space.rejections,
         nearest_misses=misses,

@@ -15,6 +15,7 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.learning.make import accuracy_of, save
+from hp_tool.learning.stamp import digest_of
 from hp_tool.queries.schema import to_dict
 from hp_tool.search.account import open_runs, progress_of
 from hp_tool.search.coordinator import Outcome, end_run
@@ -107,7 +108,10 @@ def conclude(
     if len(evidence):
         # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
         lasting = fit_calibration(evidence=evidence, prior=problem.prior)
-        save(store, series=problem.series, calibration=lasting, accuracy=accuracy_of(evidence, prior=problem.prior))
+        save(
+            store, series=problem.series, calibration=lasting, accuracy=accuracy_of(evidence, prior=problem.prior),
+            predictions=digest_of(problem.training) if isinstance(problem, TuningProblem) else None,
+        )  # fmt: skip
     runs = store.runs(search_id=lease.search_id)
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     account = Account(

@@ -66,6 +66,19 @@ async def get_calibrations(
     return stored if calibration else None
 
 
+class Recorded:
+    """Calibrations that note which ones an answer used."""
+
+    def __init__(self, calibrations: Calibrations, learnt: Learnt) -> None:
+        self._calibrations, self._learnt = calibrations, learnt
+        self.unused = calibrations.unused
+
+    def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
+        predictor = self._calibrations(problem)
+        self._learnt.append((problem, predictor))
+        return predictor
+
+
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
     """The same, recording which ones the answer used, so that the cache can tell when it is out of date."""
     learnt: Learnt = []
@@ -73,12 +86,7 @@ async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calib
     if calibrations is None:
         return None
 
-    def recorded(problem: TrainingProblem) -> CalibratedPredictor | None:
-        predictor = calibrations(problem)
-        learnt.append((problem, predictor))
-        return predictor
-
-    return recorded
+    return Recorded(calibrations, learnt)
 
 
 async def refuse_unknown_parameters(request: Request) -> None:

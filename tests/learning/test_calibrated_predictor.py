@@ -19,6 +19,7 @@ from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.rank import cost_space
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
+from tests.learning.only import Only
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
     one = Candidates.from_configs([first])
     found = predictor.estimate(0, costs=problem.costs(one), candidates=one, problem=problem)
     assert found.time.step_s == pytest.approx(slow["measurement"]["step_s"], rel=0.08)
-    ranked = training.recommend(query=query, top=40, calibrations=lambda asked: predictor).recommendations
+    ranked = training.recommend(query=query, top=40, calibrations=Only(predictor)).recommendations
     steps = [row.calibrated_estimate.time.step_s for row in ranked]
     assert steps == sorted(steps)
     assert ranked[0].parallel != first

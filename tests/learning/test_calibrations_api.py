@@ -6,12 +6,20 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 import uvicorn
 
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.learning import series
+from hp_tool.learning import stamp as stamps
+from hp_tool.learning.make import outdated_notice
+from hp_tool.learning.stamp import digest_of
+from hp_tool.queries.schema import parse_query
 from hp_tool.store import open_store, schema
+from hp_tool.training.problem import resolve_training
 from service.app import create_app
 from service.settings import Settings
 from service.worker import Worker
@@ -80,6 +88,50 @@ def test_reported_measurements_become_a_calibration_that_estimates_take_up(http)
 
     assert http.post("/v1/calibrations").json()["items"] == [made]  # nothing new to say: no new version
     assert http.post("/v1/calibrations", params={"gpu": "b200-sxm-180gb"}).json()["items"] == []
+
+
+def test_what_corrects_other_predictions_is_not_used_until_it_is_fitted_again(http, worker, monkeypatch):
+    """As after an upgrade that moved the constants, or from a release that did not stamp its calibrations."""
+    monkeypatch.setattr(series, "MAX_AGE_S", 0.0)
+    for parallel in CONFIGURATIONS:
+        assert http.post("/v1/measurements", json=report(parallel)).status_code == 201
+    assert len(http.post("/v1/calibrations").json()["items"]) == 1
+    assert outdated_notice(http.store) is None
+    before = http.post("/v1/estimates", json=OTHER_MODEL).json()["calibrated_estimate"]
+
+    record = http.store.list_calibrations().items[0]
+    of = {name: getattr(record, name) for name in ("cluster_key", "framework", "model_family", "num_measurements")}
+    stamp = {name: value for name, value in record.payload.items() if name != series.PREDICTIONS}
+    http.store.save_calibration(**of, payload=stamp)
+    plain = http.post("/v1/estimates", json=OTHER_MODEL | {"id": "not from the cache"}).json()
+    assert plain["calibrated_estimate"] is None
+    assert "version 2" in plain["estimate"]["provenance"]["calibration_unused"]
+    for row in http.post("/v1/recommendations", json=QUERY, params={"top": 2}).json()["recommendations"]:
+        assert row["calibrated_estimate"] is None and "hp-tool calibrate" in row["estimate"]["provenance"]["calibration_unused"]
+    assert "1 cluster" in outdated_notice(http.store)
+
+    with worker():
+        deadline = time.monotonic() + 30
+        while http.store.list_calibrations().items[0].version < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert outdated_notice(http.store) is None
+    again = http.post("/v1/estimates", json=OTHER_MODEL | {"id": "once more"}).json()
+    assert again["calibrated_estimate"]["time"] == before["time"]
+    assert "calibration_unused" not in again["estimate"]["provenance"]
+
+
+def test_the_stamp_follows_constants_and_cost_model_alone(monkeypatch):
+    problem = resolve_training(parse_query(QUERY))
+    stamp = digest_of(problem)
+    smaller = replace(problem, cluster=problem.cluster.with_num_gpus(8), model=replace(problem.model, num_hidden_layers=2))
+    assert digest_of(smaller) == stamp
+    other = replace(problem, cluster=replace(problem.cluster, inter_node_bandwidth_bytes_per_second=1e9))
+    assert digest_of(other) != stamp
+    profile = efficiency(gpu=problem.cluster.gpu, framework="megatron-core")
+    moved = replace(profile, gpu=replace(profile.gpu, memory_fraction=0.99 * profile.gpu.memory_fraction))
+    monkeypatch.setattr(stamps, "efficiency", lambda **_: moved)
+    assert digest_of(problem) != stamp
 
 
 def test_releases_of_a_framework_are_kept_apart_where_a_query_names_one(http):
