@@ -13,9 +13,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
-from hp_tool.serving.breakdown import estimate_row
+from hp_tool.serving.estimates import bounded_values, estimate_row, meets_targets
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
-from hp_tool.serving.targets import bounded_values, meets_targets
 from hp_tool.space.serving import serving_space
 
 MAX_FIXES = 5

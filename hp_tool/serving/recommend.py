@@ -17,9 +17,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.serving.breakdown import OVERLOADED, estimate_row
+from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets
 from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.serving.targets import meets_targets
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
 
@@ -96,15 +95,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         good[rows] = costs.fits & met
     kept = np.flatnonzero(good)
     chosen = candidates.take(kept[undominated(tpot[kept], throughput[kept])])
-    if len(chosen) == 0:
-        return ()
-    costed = problem.costed(chosen)
-    front = []
-    for row in range(len(chosen)):
-        loaded = replace(problem, concurrency=int(chosen.concurrency[row]))
-        estimate = estimate_row(replace(costed, problem=loaded), row)
-        front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
-    return tuple(front)
+    return recommendations(chosen, problem=problem)
 
 
 def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:
@@ -146,11 +137,12 @@ def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) 
 
 
 def recommendations(chosen: ServingCandidates, *, problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
-    """The chosen candidates in full, ranked in their order."""
+    """The chosen candidates in full, ranked in their order, each under its own concurrency."""
     if len(chosen) == 0:
         return ()
-    rows = problem.costed(chosen)
-    return tuple(
-        ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate_row(rows, row))
-        for row in range(len(chosen))
-    )
+    costed, rows = problem.costed(chosen), []
+    for row, concurrency in enumerate(chosen.concurrency.tolist()):
+        loaded = problem if problem.concurrency is None else replace(problem, concurrency=concurrency)
+        estimate = estimate_row(replace(costed, problem=loaded), row)
+        rows.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
+    return tuple(rows)
