@@ -54,8 +54,10 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
         if further is not None:
             space = further
         else:
-            missed = _nearest_misses(problem, predictor=predictor).candidates
-            misses = nearest_recommendations(missed, problem=problem, predictor=predictor)
+            missed: list[CostedRows] = []
+            for rows, _ in costed_chunks(problem=problem, predictor=predictor):
+                missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
+            misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
     return Ranking(
         recommendations=recommendations(space.candidates, problem=problem, predictor=predictor),
         space=SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start),
@@ -74,14 +76,6 @@ def _with_all_zero_stages(problem: TrainingProblem, *, keep: int, predictor: Cal
     free = replace(problem, parallel=replace(problem.parallel, zero_stage=stages))
     space = cost_space(problem=free, keep=keep, predictor=predictor)
     return space if space.feasible else None
-
-
-def _nearest_misses(problem: TrainingProblem, *, predictor: CalibratedPredictor | None) -> CostedRows:
-    """The `nearest` of a whole space, in which nothing is acceptable."""
-    kept: list[CostedRows] = []
-    for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-        kept = [nearest(CostedRows.concatenate([*kept, rows]), problem=problem)]
-    return kept[0]
 
 
 def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
