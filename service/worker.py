@@ -21,7 +21,7 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower
-from hp_tool.tuning.heartbeat import LEASE_S
+from hp_tool.tuning.lease import LEASE_S
 from hp_tool.tuning.run import default_holder
 from service import logs
 from service.logs import surviving

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal, cast
@@ -19,7 +18,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.domain.records import JsonObject, Paging, RegistrationKind
 from hp_tool.errors import InputError
 from hp_tool.queries.registered import Find
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
@@ -113,16 +112,6 @@ def _parameters(dependant: Dependant) -> set[str]:
     """The query parameters of a route, its dependencies' included."""
     own = {field.alias for field in dependant.query_params}
     return own.union(*(_parameters(each) for each in dependant.dependencies))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paging:
-    """Which part of a list, and in which order. A cursor belongs to the order and the filters it was answered with."""
-
-    since: datetime | None
-    until: datetime | None
-    oldest_first: bool
-    cursor: str | None
 
 
 def in_utc(instant: datetime) -> datetime:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, status
@@ -103,6 +102,6 @@ def list_measurements(
         status=status,
         search_id=search_id,
         limit=limit,
-        **asdict(paging),
+        **paging,
     )
     return PageView.of(page, MeasurementView.of)

@@ -92,7 +92,7 @@ def list_searches(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Searches that match all filters, newest first."""
-    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
+    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **paging)
     return PageView.of(page, SearchView.of)
 
 
@@ -133,7 +133,7 @@ def get_trials(
 ) -> TrialsView:
     """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
     record = store.get_search(search_id=search_id)
-    page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **asdict(paging))
+    page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
     return TrialsView(
         search_id=search_id, state=record.state, trials=trials_of(record, page.items), next_cursor=page.next_cursor
     )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.search.serving import TARGETS, AnyLatencies
+from hp_tool.search.serving import TARGETS
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.tuning.serving import serving_candidates
 from service.dashboard import formats
@@ -46,7 +47,7 @@ def targets_of(query: JsonObject) -> dict[str, float]:
     return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
 
 
-def misses(latencies: AnyLatencies, *, targets: dict[str, float]) -> tuple[str, ...]:
+def misses(latencies: Latencies, *, targets: dict[str, float]) -> tuple[str, ...]:
     """The targets that `latencies` miss, in words."""
     seconds: dict[str, Any] = {name: getattr(latencies, name) for name in targets}
     return tuple(
