@@ -125,7 +125,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
         return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
 
     query = ParallelQuery(max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens"))
-    candidates = serving_space(query=query, case=problem, concurrency=(problem.concurrency or 1,)).candidates
+    candidates, _ = serving_space(query=query, case=problem, concurrency=(problem.concurrency or 1,))
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]

@@ -87,7 +87,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
     steps = np.arange(int(np.log2(problem.concurrency) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
     loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), problem.concurrency}))
-    candidates = serving_space(query=query.parallel, case=problem, concurrency=loads).candidates
+    candidates, _ = serving_space(query=query.parallel, case=problem, concurrency=loads)
     n = len(candidates)
     tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
     for rows, costs, met in costed_chunks(candidates, problem=problem):
@@ -100,19 +100,18 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
 
 def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk."""
-    space = serving_space(query=query.parallel, case=problem, concurrency=(problem.concurrency or 1,))
-    n = len(space.candidates)
+    candidates, rejections = serving_space(query=query.parallel, case=problem, concurrency=(problem.concurrency or 1,))
+    n = len(candidates)
     score = np.empty(n)
     fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
-    for rows, costs, in_target in costed_chunks(space.candidates, problem=problem):
+    for rows, costs, in_target in costed_chunks(candidates, problem=problem):
         fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, in_target
         score[rows] = _score(costs, query.objective, problem)
-    rejections = dict(space.rejections)
     reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}
     for code, turned_away in reasons.items():
         if count := int(np.count_nonzero(turned_away)):
             rejections[code] = count
-    return CostedSpace(candidates=space.candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
+    return CostedSpace(candidates=candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
 
 
 def costed_chunks(candidates: ServingCandidates, *, problem: ServingProblem) -> Iterator[tuple[slice, ServingCosts, BoolArray]]:
