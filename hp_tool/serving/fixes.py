@@ -16,12 +16,8 @@ from hp_tool.render.words import change_in_words, changed_fields
 from hp_tool.serving.estimates import bounded_values, estimate_row, meets_targets
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.space.serving import serving_space
+from hp_tool.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
 
-MAX_FIXES = 5
-MAX_CHANGES = 3
-"""Axes changed at once; more are listed only where fewer fix nothing."""
-GROWTH = (2, 4, 8)
-"""Multiples of the devices that are tried; the smallest that is a fix is listed."""
 LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
 """Powers of two by which an engine's limits are moved; far down, since most targets are missed by crowding."""
 AXES = (
