@@ -70,8 +70,8 @@ def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
     """The cluster asked for, with what it leaves out as the registered server has it; the catalogue's rules for node types."""
     if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(f"gpu is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu")
-    left_out = (name for name in NodeType.__slots__ if getattr(wanted, name, node) is None)
-    laid = replace(wanted, node_type=None, **{name: getattr(node, name) for name in left_out})
+    shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
+    laid = replace(wanted, node_type=None, **{name: getattr(node, name) for name in shared if getattr(wanted, name) is None})
     domain = laid.nvlink_domain_size or node.gpus_per_node
     if wanted.nvlink_domain_size is None:
         per_node = laid.gpus_per_node or node.gpus_per_node
