@@ -118,7 +118,7 @@ def fit_small_all_reduce(rows: list[Row], device: GpuSpec) -> dict[str, float]:
     kernels = [r for r in rows if r["kernel_source"] != "vLLM_custom_eager" and float(r["message_size"]) <= 2**22]
     shapes, seconds = medians(kernels, ("num_gpus", "message_size"))
     n, elements = shapes.T
-    wire = 2 * 2 * elements * (n - 1) / n / (device.nvlink_bandwidth_bytes_per_second or device.pcie_bandwidth_bytes_per_second)
+    wire = 2 * 2 * elements * (n - 1) / n / device.peer_bandwidth_bytes_per_second
 
     def residuals(x: Floats) -> Floats:
         return np.log((x[0] + x[1] * (n - 1) + wire / x[2]) / seconds)
@@ -138,7 +138,7 @@ def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> d
     size = np.array([2 * float(r["message_size"]) for r in chosen])
     wire = size * (n - 1) / n * np.array([RING_SHARE[r["op_name"]] for r in chosen])
     seconds = np.array([float(r["latency_ms"]) * 1e-3 for r in chosen])
-    bandwidth = device.nvlink_bandwidth_bytes_per_second or device.pcie_bandwidth_bytes_per_second
+    bandwidth = device.peer_bandwidth_bytes_per_second
 
     def residuals(x: Floats) -> Floats:
         return np.log((x[1] + x[2] * (n - 1) + (wire + np.sqrt(wire * x[3])) / (x[0] * bandwidth)) / seconds)

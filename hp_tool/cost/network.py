@@ -135,11 +135,6 @@ def _in_block(axis: Axis, block: int) -> Ints:
 # traffic at the same time. All groups of a kind communicate at once; so do all ranks that send.
 
 
-def local_bandwidth(cluster: ClusterSpec) -> float:
-    """Per-direction bandwidth to a neighbour in the domain: NVLink, or PCIe without NVLink."""
-    return cluster.gpu.nvlink_bandwidth_bytes_per_second or cluster.gpu.pcie_bandwidth_bytes_per_second
-
-
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Factor (at least 1) by which oversubscription slows a ring across leaves.
 
@@ -245,7 +240,7 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     size = group_size(group)
     k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.nvlink, profile.framework.network
-    fast = inside.bandwidth_fraction * local_bandwidth(cluster)
+    fast = inside.bandwidth_fraction * cluster.gpu.peer_bandwidth_bytes_per_second
     latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
     crosses = k < size
     if not anywhere(crosses):
@@ -273,7 +268,7 @@ def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machi
     """
     cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
-    near = _transfer(message_bytes, inside, local_bandwidth(cluster))
+    near = _transfer(message_bytes, inside, cluster.gpu.peer_bandwidth_bytes_per_second)
     network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
     hop = cluster.inter_node_latency_s + detour_latency(line(2, distance), cluster, inside)
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
@@ -297,7 +292,7 @@ def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, ma
     k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.all_to_all, profile.framework.network
     near = (near_bytes + forwarded_bytes(away_bytes, in_domain=k, cluster=cluster)) / (
-        inside.bandwidth_fraction * local_bandwidth(cluster)
+        inside.bandwidth_fraction * cluster.gpu.peer_bandwidth_bytes_per_second
     )
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network

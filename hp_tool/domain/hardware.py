@@ -34,6 +34,8 @@ class GpuSpec(Strict):
     """Per-direction bandwidth to peers of the same NVLink domain; None: peers talk over PCIe."""
     pcie_bandwidth_bytes_per_second: Rate
     """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
+    peer_to_peer: bool = True
+    """Whether devices of a host reach each other's memory over PCIe; false: messages pass through the host's memory."""
     gpus_per_node: Devices = 8
     """Devices of the usual server; a cluster may have another number."""
     nvlink_domain_size: Devices | None = None
@@ -52,8 +54,19 @@ class GpuSpec(Strict):
     """Host memory bandwidth per device of the usual server."""
     price_per_hour: NonNegative | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
+    predict_only: bool = False
+    """Whether `hp-tool tune` has no program that runs on it: it is predicted alone."""
     source: str = ""
     """Where the figures come from."""
+
+    @property
+    def peer_bandwidth_bytes_per_second(self) -> float:
+        """Per direction, to a device of the same host: NVLink, else PCIe; half of PCIe without peer-to-peer, because messages
+        are first written to the host's memory and then read.
+        """
+        if self.nvlink_bandwidth_bytes_per_second:
+            return self.nvlink_bandwidth_bytes_per_second
+        return self.pcie_bandwidth_bytes_per_second * (1.0 if self.peer_to_peer else 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
