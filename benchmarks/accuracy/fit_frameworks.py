@@ -24,6 +24,7 @@ from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, table5
 from benchmarks.accuracy.moe_runs import moe_cases, newest
+from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.overlap import with_overlap
@@ -85,7 +86,7 @@ def fit(folder: Path, *, leave_out: str | None = None) -> EfficiencyProfile:
     """Maximum a posteriori fit; `leave_out` names a model of Table 5 whose rows are not seen."""
     rows4 = read(folder, "korthikanti2022_table4.csv")
     rows5 = [row for row in read(folder, "korthikanti2022_table5.csv") if row["model"].split()[0] != leave_out]
-    device = gpu_efficiency(GPU)
+    device = gpu_efficiency(gpu(GPU))
     mean, sd, low, high = (np.array(column) for column in zip(*PRIORS.values(), strict=True))
 
     def residuals(x: Floats) -> Floats:

@@ -273,7 +273,7 @@ def _offloaded(
 
 def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
     """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h / t parameters, a group of
-    two.
+    two. They share an NVLink domain if the whole pipeline does.
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size
@@ -281,6 +281,7 @@ def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: fl
     if not (gradient_bytes and anywhere(apart)):
         return zeros_like(p)
     (stages,) = dense_group(c, "pp", order=case.cluster.rank_order)
-    far = stages.stride * maximum(p - 1, 1)
+    inside = stages.size * stages.stride <= case.cluster.nvlink_domain_size
+    far = where(inside, 1, stages.stride * maximum(p - 1, 1))
     wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
     return ring(machine=case, group_size=where(apart, 2, 1), stride=far).seconds(wire)

@@ -24,6 +24,9 @@ class GpuSpec(Strict):
     """Catalogue name, such as h100-sxm-80gb."""
     kind: Kind = "gpu"
     """gpu, or cpu: one process with one thread on a host."""
+    silicon: str | None = None
+    """Die whose measured constants hold for it, such as h100; cards of one die differ in clocks, power, memory and links.
+    None: constants typical of those measured."""
     memory_bytes: Annotated[int, Interval(ge=1, le=1 << 60)]
     """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing figure)."""
     memory_bandwidth_bytes_per_second: Rate
