@@ -25,7 +25,7 @@ SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """The result of one check."""
 
@@ -37,36 +37,27 @@ class Check:
     """How to fix it; None if all is well."""
 
 
-def _ok(name: str, detail: str) -> Check:
-    return Check(name=name, status="ok", detail=detail)
-
-
-def _warning(name: str, detail: str, fix: str) -> Check:
-    return Check(name=name, status="warning", detail=detail, mend=fix)
-
-
-def _failed(name: str, detail: str, fix: str) -> Check:
-    return Check(name=name, status="failed", detail=detail, mend=fix)
-
-
 def examine(*, database_url: str | None = None) -> list[Check]:
     """Every check, of the database at the URL (default: as `open_store`), this host and the clusters. Changes nothing."""
-    return [*database(database_url), runs_folder(), *profiler(), slurm(), *clusters()]
+    from hp_tool.launchers.jobs import default_root
+
+    runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
+    return [*database(database_url), runs, *profiler(), slurm(), *clusters()]
 
 
 def database(url: str | None) -> Iterator[Check]:
     """Whether the database is reachable, at this version's schema, writable, and its clock ours."""
-    from hp_tool.store import schema
-    from hp_tool.store.engine import database_url, masked, parse_url
+    from hp_tool.store import database_url, masked, schema
+    from hp_tool.store.engine import parse_url
 
     try:
         url = database_url(url)
         place, state = masked(url), schema.probe(url)
     except HpToolError as error:
-        yield _failed("database", error.message, "see that the database runs and that HP_DATABASE_URL names it")
+        yield Check("database", "failed", error.message, "see that the database runs and that HP_DATABASE_URL names it")
         return
     if state is not None:
-        yield _ok("database", f"{place} answers")
+        yield Check("database", "ok", f"{place} answers")
         yield from database_state(state)
         return
     yield folder_check("database", Path(parse_url(url).database or ""), holds=f"{place} will be made at its first use")
@@ -78,31 +69,24 @@ def database_state(state: DatabaseState) -> Iterator[Check]:
     """
     revision, needed = state.revision, state.needed_revision
     if revision is None or revision < needed:
-        yield _failed(
-            "schema", f"the schema is {revision or 'missing'}, this version needs {needed}", "run `hp-tool db upgrade`"
-        )
+        detail = f"the schema is {revision or 'missing'}, this version needs {needed}"
+        yield Check("schema", "failed", detail, "run `hp-tool db upgrade`")
     elif revision > needed:
         detail = f"the schema is {revision}, of a newer version than this one, which knows {needed}"
-        yield _warning("schema", detail, "update hp-tool on this host too")
+        yield Check("schema", "warning", detail, "update hp-tool on this host too")
     else:
-        yield _ok("schema", f"the schema is {revision}")
+        yield Check("schema", "ok", f"the schema is {revision}")
     if state.read_only:
         fix = "use the primary server, or give this user the right to write the file and its folder"
-        yield _failed("database writable", "the database can only be read", fix)
+        yield Check("database writable", "failed", "the database can only be read", fix)
     if state.overdue_webhooks:
         detail = f"{state.overdue_webhooks} webhooks are overdue: no worker with the secret runs, or none keeps up"
-        yield _warning("webhooks", detail, "run workers with the API's HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE")
+        yield Check("webhooks", "warning", detail, "run workers with the API's HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE")
     if abs(state.clock_offset_s) > CLOCK_TOLERANCE_S:
-        yield _warning("clock", f"the database's clock is {state.clock_offset_s:+.1f} s from this host's", "run NTP on both")
+        detail = f"the database's clock is {state.clock_offset_s:+.1f} s from this host's"
+        yield Check("clock", "warning", detail, "run NTP on both")
     else:
-        yield _ok("clock", f"within {CLOCK_TOLERANCE_S:g} s of the database's")
-
-
-def runs_folder() -> Check:
-    """Whether jobs of the local launcher have a folder."""
-    from hp_tool.launchers.jobs import default_root
-
-    return folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
+        yield Check("clock", "ok", f"within {CLOCK_TOLERANCE_S:g} s of the database's")
 
 
 def folder_check(name: str, path: Path, *, holds: str) -> Check:
@@ -110,11 +94,12 @@ def folder_check(name: str, path: Path, *, holds: str) -> Check:
     nearest = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
     if not os.access(nearest, os.W_OK):
         fix = "give this user the right to write it, or name another (HP_RUNS_DIR, HP_DATABASE_URL)"
-        return _failed(name, f"{nearest} cannot be written", fix)
+        return Check(name, "failed", f"{nearest} cannot be written", fix)
     free = shutil.disk_usage(nearest).free
     if free < LITTLE_DISK_BYTES:
-        return _warning(name, f"{free / 2**20:.0f} MiB are free at {nearest}", "make room before logs and results fill it")
-    return _ok(name, holds)
+        detail = f"{free / 2**20:.0f} MiB are free at {nearest}"
+        return Check(name, "warning", detail, "make room before logs and results fill it")
+    return Check(name, "ok", holds)
 
 
 def profiler() -> Iterator[Check]:
@@ -125,18 +110,18 @@ def profiler() -> Iterator[Check]:
     missing = [name for name in PROFILER_PACKAGES if name not in installed]
     if missing:
         detail = f"{' and '.join(missing)} missing: this host predicts and serves, but runs no profile jobs"
-        yield _warning("profiler", detail, "pip install 'hp-tool[profiler]'")
+        yield Check("profiler", "warning", detail, "pip install 'hp-tool[profiler]'")
     else:
-        yield _ok("profiler", ", ".join(f"{name} {version}" for name, version in installed.items()))
+        yield Check("profiler", "ok", ", ".join(f"{name} {version}" for name, version in installed.items()))
     hardware = detect()
     if hardware.gpu == "cpu":
         detail = "no NVIDIA GPU is visible: local profile runs measure `cluster.gpu: cpu` only"
-        yield _warning("gpu", detail, "run `hp-tool worker` where the GPUs are, or use search.launcher: slurm")
+        yield Check("gpu", "warning", detail, "run `hp-tool worker` where the GPUs are, or use search.launcher: slurm")
     elif "+cpu" in installed.get("torch", ""):
         detail = f"{hardware.num_gpus} x {hardware.gpu}, but torch {installed['torch']} was built without CUDA"
-        yield _failed("gpu", detail, "install torch from its CUDA wheels")
+        yield Check("gpu", "failed", detail, "install torch from its CUDA wheels")
     else:
-        yield _ok("gpu", f"{hardware.num_gpus} x {hardware.gpu} ({hardware.device_name})")
+        yield Check("gpu", "ok", f"{hardware.num_gpus} x {hardware.gpu} ({hardware.device_name})")
 
 
 def slurm() -> Check:
@@ -145,16 +130,19 @@ def slurm() -> Check:
     """
     missing = [tool for tool in SLURM_TOOLS if not shutil.which(tool)]
     if len(missing) == len(SLURM_TOOLS):
-        return _ok("slurm", "not on this host; only search.launcher: slurm needs it")
+        return Check("slurm", "ok", "not on this host; only search.launcher: slurm needs it")
     if missing:
-        return _warning("slurm", f"{', '.join(missing)} missing", "install Slurm's client programs (Debian: slurm-client)")
+        detail = f"{', '.join(missing)} missing"
+        return Check("slurm", "warning", detail, "install Slurm's client programs (Debian: slurm-client)")
     try:
         done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=20, check=False)
         answer = (done.stdout or done.stderr).strip().replace("\n", "; ")
         up = done.returncode == 0 and " UP" in answer
     except (OSError, subprocess.TimeoutExpired) as error:
         answer, up = str(error), False
-    return _ok("slurm", answer) if up else _warning("slurm", answer, "start slurmctld, or set SLURM_CONF to its slurm.conf")
+    if up:
+        return Check("slurm", "ok", answer)
+    return Check("slurm", "warning", answer, "start slurmctld, or set SLURM_CONF to its slurm.conf")
 
 
 def clusters() -> Iterator[Check]:
@@ -176,14 +164,14 @@ def clusters() -> Iterator[Check]:
 def _launcher_check(name: str, launcher: Callable[[], Launcher]) -> Check:
     """A launcher that is down now may be up when a run needs it: a warning. A mistake in its description fails."""
     try:
-        return _ok(name, launcher().answers())
+        return Check(name, "ok", launcher().answers())
     except MissingExtraError as error:
-        return _warning(name, error.message, "install it where searches on this cluster run")
+        return Check(name, "warning", error.message, "install it where searches on this cluster run")
     except InputError as error:
-        return _failed(name, error.message, f"correct {error.field or 'its entry'}")
+        return Check(name, "failed", error.message, f"correct {error.field or 'its entry'}")
     except HpToolError as error:
         fix = "see that it runs, that this host reaches it, and that its address and this user's rights are right"
-        return _warning(name, error.message, fix)
+        return Check(name, "warning", error.message, fix)
 
 
 def _version(package: str) -> str | None:

@@ -7,8 +7,9 @@ database of HP_DATABASE_URL.
 import sqlalchemy as sa
 from alembic import context
 
+from hp_tool.store import database_url
 from hp_tool.store.columns import UtcDateTime
-from hp_tool.store.engine import create_engine, database_url
+from hp_tool.store.engine import create_engine
 from hp_tool.store.schema import VERSION_TABLE, is_ours
 from hp_tool.store.tables import metadata
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "bounds", "domain", "errors", "units", "documents", "places"},
+    {"hp_tool", "bounds", "domain", "errors", "units", "documents"},
     {"cost", "space", "calibration", "sizing"},
     {"catalog", "search", "launchers", "formats", "store"},
     {

@@ -67,41 +67,30 @@ def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
     order = [name for name in cluster.rank_order.split("-") if name in sizes]
     per_node = cluster.gpus_per_node
     num_nodes = cluster.num_gpus // per_node
+
+    def place(rank: int) -> RankPlace:
+        at, left = {}, rank
+        for name in order:
+            left, at[name] = divmod(left, sizes[name])
+        return RankPlace(rank=rank, tensor=at["tp"], context=at["cp"], data=at["dp"], pipeline=at["pp"])
+
     return Placement(
         order="-".join(order),
         num_nodes=num_nodes,
         gpus_per_node=per_node,
         nvlink_domain_size=cluster.nvlink_domain_size,
         nodes=tuple(
-            Node(
-                index=node,
-                ranks=tuple(_place(rank, order, sizes) for rank in range(node * per_node, (node + 1) * per_node)),
-            )
+            Node(index=node, ranks=tuple(map(place, range(node * per_node, (node + 1) * per_node))))
             for node in range(min(num_nodes, MAX_NODES))
         ),
-        groups=_groups(config, cluster),
+        groups=_groups(Candidates.alone(config), cluster),
     )
 
 
-def _place(rank: int, order: list[str], sizes: dict[str, int]) -> RankPlace:
-    at = {}
-    left = rank
-    for name in order:
-        left, at[name] = divmod(left, sizes[name])
-    return RankPlace(rank=rank, tensor=at["tp"], context=at["cp"], data=at["dp"], pipeline=at["pp"])
-
-
-def _groups(config: ParallelConfig, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
-    c, order = Candidates.alone(config), cluster.rank_order
-    groups = {
-        "tensor": dense_group(c, "tp", order=order),
-        "context": dense_group(c, "cp", order=order),
-        "expert": expert_group(c, "ep", order=order),
-        "data": dense_group(c, "dp", order=order),
-        "pipeline": dense_group(c, "pp", order=order),
-    }
-    found = (
-        RankGroup(name=name, size=int(group_size(group)), in_domain=int(sharing(group, block=cluster.nvlink_domain_size)))
-        for name, group in groups.items()
-    )
-    return tuple(group for group in found if group.size > 1)
+def _groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
+    groups = []
+    for name, axis in (("tensor", "tp"), ("context", "cp"), ("expert", "ep"), ("data", "dp"), ("pipeline", "pp")):
+        group = (expert_group if axis == "ep" else dense_group)(c, axis, order=cluster.rank_order)
+        in_domain = int(sharing(group, block=cluster.nvlink_domain_size))
+        groups.append(RankGroup(name=name, size=int(group_size(group)), in_domain=in_domain))
+    return tuple(group for group in groups if group.size > 1)

@@ -12,7 +12,6 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.schedules.execution import (
     Operation,
-    Order,
     Span,
     dualpipe,
     gpipe,
@@ -82,38 +81,34 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     if not 1 < p <= MAX_STAGES:
         return None
     candidate = Candidates.alone(config)
-    m = int(micro_batches(candidate, workload=problem.workload))
+    all_micro_batches = micro_batches(candidate, workload=problem.workload)
+    m = int(all_micro_batches)
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
-    drawn = min(m, _enough(name, p))
+    enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4}  # to show how it fills, runs and drains
+    drawn = min(m, enough.get(name, p + 4))
     layer = model_layers(
         case=problem,
         candidates=candidate,
         pipeline=whole_pipeline(problem, candidate),
-        micro_batches=micro_batches(candidate, workload=problem.workload),
+        micro_batches=all_micro_batches,
     ).time
     work = [_passes(stage, layer) for stage in each]
+    if name == "interleaved":
+        orders = interleaved(p=p, v=v, m=drawn)
+    else:
+        orders = {"gpipe": gpipe, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe}.get(name, one_f_one_b)(p=p, m=drawn)
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
-    spans = timeline(orders=_orders(name, p=p, v=v, m=drawn), seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
+    spans = timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
     end_s = max(row[-1].end_s for row in spans)
+    ranks = range(p) if p <= MAX_RANKS else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
     return Schedule(
         name=name,
         num_ranks=p,
         num_micro_batches=m,
         drawn_micro_batches=drawn,
         end_s=end_s,
-        rows=tuple(_row(rank, spans[rank], name=name, p=p, end_s=end_s) for rank in _shown(p)),
+        rows=tuple(_row(rank, spans[rank], name=name, p=p, end_s=end_s) for rank in ranks),
     )
-
-
-def _enough(name: str, p: int) -> int:
-    """Micro-batches that show how the schedule fills, runs and drains."""
-    return {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4}.get(name, p + 4)
-
-
-def _orders(name: str, *, p: int, v: int, m: int) -> list[Order]:
-    if name == "interleaved":
-        return interleaved(p=p, v=v, m=m)
-    return {"gpipe": gpipe, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe}.get(name, one_f_one_b)(p=p, m=m)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +144,12 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> _Passes:
     )
 
 
-def _rank_of(name: str, stage: int, *, p: int) -> int:
-    """The rank that runs a stage; of DualPipe's two, the first."""
-    return min(stage, 2 * p - 1 - stage) if name == "zbv" else stage % p
-
-
 def _seconds(name: str, work: Sequence[_Passes], *, p: int, v: int) -> Callable[[Operation], float]:
-    """What one operation takes: a model chunk's share of its rank's time."""
+    """What one operation takes: a model chunk's share of its rank's time; of DualPipe's two ranks, the first's."""
 
     def seconds(operation: Operation) -> float:
-        one = work[_rank_of(name, operation.stage, p=p)]
+        stage = operation.stage
+        one = work[min(stage, 2 * p - 1 - stage) if name == "zbv" else stage % p]
         whole = {
             "F": one.forward_s,
             "B": one.backward_s,
@@ -170,23 +161,14 @@ def _seconds(name: str, work: Sequence[_Passes], *, p: int, v: int) -> Callable[
     return seconds
 
 
-def _shown(p: int) -> list[int]:
-    if p <= MAX_RANKS:
-        return list(range(p))
-    return [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
-
-
 def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float) -> ScheduleRow:
+    drawn = []
+    for span in spans:
+        first = span.block[0]
+        kind: SpanKind = first.kind if len(span.block) == 1 else "F+B"
+        chunk = int(first.stage >= p) if name == "zbv" else first.stage // p
+        drawn.append(
+            ScheduleSpan(kind=kind, micro_batch=first.micro_batch, chunk=chunk, start_s=span.start_s, end_s=span.end_s)
+        )
     busy = sum(span.end_s - span.start_s for span in spans)
-    return ScheduleRow(rank=rank, spans=tuple(_span(span, name=name, p=p) for span in spans), idle_fraction=1.0 - busy / end_s)
-
-
-def _span(span: Span, *, name: str, p: int) -> ScheduleSpan:
-    first = span.block[0]
-    return ScheduleSpan(
-        kind=first.kind if len(span.block) == 1 else "F+B",
-        micro_batch=first.micro_batch,
-        chunk=int(first.stage >= p) if name == "zbv" else first.stage // p,
-        start_s=span.start_s,
-        end_s=span.end_s,
-    )
+    return ScheduleRow(rank=rank, spans=tuple(drawn), idle_fraction=1.0 - busy / end_s)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, BinaryIO, Literal
 import typer
 
 from hp_tool.cli import queries as query_files
-from hp_tool.cli.calibrations import CalibrationOption
 from hp_tool.errors import InputError
 
 FLUSH_LINES = 64
@@ -34,7 +33,7 @@ def batch(
     resume: Annotated[bool, typer.Option("--resume", help="Keep the answers in --output and continue behind them.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Print a summary on standard error.")] = False,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Have this server answer.")] = None,
-    calibration: CalibrationOption = True,
+    calibration: query_files.CalibrationOption = True,
 ) -> None:
     """Answer many queries. Exits 0 if it could run; queries that it could not answer have status error."""
     from hp_tool.cli.batches import answering, sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,12 +41,9 @@ def calibrate(
     from hp_tool.store import open_store
 
     report = _benchmark(cluster, launcher=launcher, precisions=precision) if cluster is not None else None
-    store = open_store()
-    try:
+    with closing(open_store()) as store:
         stored = _import(store, measurements) if measurements is not None else 0
         made = learning.calibrate(store=store, gpu=gpu, framework=framework)
-    finally:
-        store.close()
     if as_json:
         answer = {"status": "ok", "measurements_stored": stored, "calibrations": [schema.to_dict(each) for each in made]}
         typer.echo(schema.to_json(answer | ({"machine": schema.to_dict(report)} if report is not None else {})))

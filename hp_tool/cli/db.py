@@ -1,8 +1,10 @@
-"""`hp-tool db`: the database behind searches and measurements."""
+"""`hp-tool db`: the database behind searches and measurements; `hp-tool doctor`: whether it and this host work."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,21 +26,23 @@ db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy t
 @db.command()
 def upgrade(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Upgrade the schema to the newest version; harmless if it is."""
-    from hp_tool.store import engine, schema
+    from hp_tool import store
+    from hp_tool.store import schema
 
-    url = engine.database_url(database_url)
+    url = store.database_url(database_url)
     schema.upgrade(url)
-    state = {"database": engine.masked(url), "current": schema.HEAD}
+    state = {"database": store.masked(url), "current": schema.HEAD}
     typer.echo(json.dumps(state) if as_json else f"{state['database']} has schema {schema.HEAD}")
 
 
 @db.command()
 def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show which schema version the database has, and which one this hp-tool needs."""
-    from hp_tool.store import engine, schema
+    from hp_tool import store
+    from hp_tool.store import schema
 
-    url = engine.database_url(database_url)
-    state = {"database": engine.masked(url), "current": schema.current(url), "head": schema.HEAD}
+    url = store.database_url(database_url)
+    state = {"database": store.masked(url), "current": schema.current(url), "head": schema.HEAD}
     line = f"{state['database']} has schema {state['current'] or 'none'}; this version needs {state['head']}"
     typer.echo(json.dumps(state) if as_json else line)
 
@@ -50,9 +54,10 @@ def backup(
     as_json: JsonOption = False,
 ) -> None:
     """Write a consistent copy of a SQLite database, even while it is in use."""
-    from hp_tool.store import engine, maintenance
+    from hp_tool import store
+    from hp_tool.store import maintenance
 
-    maintenance.backup(url=engine.database_url(database_url), path=path)
+    maintenance.backup(url=store.database_url(database_url), path=path)
     typer.echo(json.dumps({"path": str(path)}) if as_json else f"wrote {path}")
 
 
@@ -79,9 +84,22 @@ def prune(
     """Delete old events, audit rows, idempotency keys and ends of logs; searches, runs and measurements stay."""
     from hp_tool.store import open_store
 
-    store = open_store(database_url)
-    try:
+    with closing(open_store(database_url)) as store:
         deleted = store.prune(older_than_days=older_than)
-    finally:
-        store.close()
     typer.echo(json.dumps(deleted) if as_json else "deleted " + ", ".join(f"{n} {name}" for name, n in deleted.items()))
+
+
+def doctor(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. Exit 1 if a check fails."""
+    from hp_tool.diagnostics import examine
+
+    checks = examine(database_url=database_url)
+    passed = all(check.status != "failed" for check in checks)
+    if as_json:
+        typer.echo(json.dumps({"ok": passed, "checks": [asdict(check) for check in checks]}))
+    else:
+        for check in checks:
+            typer.echo(f"{check.status:8} {check.name:18} {check.detail}")
+            if check.mend is not None:
+                typer.echo(f"{'':27} -> {check.mend}")
+    raise typer.Exit(0 if passed else 1)

@@ -12,7 +12,7 @@ from hp_tool.cli import queries
 from hp_tool.errors import InputError
 
 if TYPE_CHECKING:
-    from hp_tool.exchange.imports import Assessment
+    from hp_tool.exchange import Assessment
 
 
 def export(
@@ -34,7 +34,7 @@ def export(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an error that names it."""
-    from hp_tool.exchange.exports import export as write
+    from hp_tool.exchange import export as write
     from hp_tool.queries import schema
 
     answer = schema.parse_mapping(queries.read_text(result))
@@ -67,7 +67,7 @@ def import_(
     """Assess a training that you run: its prediction, the gap to its log, and the best configuration for the same work."""
     import yaml
 
-    from hp_tool.exchange.imports import assess, detect, read_query
+    from hp_tool.exchange import assess, detect, read_query
     from hp_tool.queries import schema
 
     changes = queries.overrides(queries.flags(context) | {"num_gpus": None}, settings)

@@ -13,8 +13,7 @@ import hp_tool
 from hp_tool.cli.batch import batch
 from hp_tool.cli.calibrate import calibrate
 from hp_tool.cli.catalog import clusters, gpus, models
-from hp_tool.cli.db import db
-from hp_tool.cli.doctor import doctor
+from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import export, import_
 from hp_tool.cli.predict import estimate, recommend
 from hp_tool.cli.size import size

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from hp_tool.cli import queries
-from hp_tool.cli.calibrations import CalibrationOption, stored_calibrations
 
 
 def estimate(
@@ -22,7 +21,7 @@ def estimate(
     precision: queries.Precision = None,
     total_tokens: queries.TotalTokens = None,
     settings: queries.Setting = None,
-    calibration: CalibrationOption = True,
+    calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Predict memory, step time, MFU and cost of the configuration a query describes, or latency and throughput of serving."""
@@ -34,7 +33,7 @@ def estimate(
     from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.queries import schema
 
-    with stored_calibrations(wanted=calibration) as calibrations:
+    with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.estimate_answer(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
@@ -67,7 +66,7 @@ def recommend(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture of time and memory by part: .html, .png, .svg or .pdf.")
     ] = None,
-    calibration: CalibrationOption = True,
+    calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit, fastest first."""
@@ -81,7 +80,7 @@ def recommend(
 
     if plot is not None:
         plots.check_path(plot)
-    with stored_calibrations(wanted=calibration) as calibrations:
+    with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto)
     if plot is not None and answer.recommendations:
         plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)

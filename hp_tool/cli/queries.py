@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from hp_tool.api import SHORT_KEYS
 from hp_tool.domain.query import Query
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
+
+if TYPE_CHECKING:
+    from hp_tool.training.calibrated import Calibrations
 
 QueryArgument = Annotated[str | None, typer.Argument(metavar="QUERY", help="YAML or JSON file; - reads standard input.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
@@ -26,6 +30,12 @@ Setting = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Set a key of the query by its path, such as parallel.micro_batch_size=[1,2]."
+    ),
+]
+CalibrationOption = Annotated[
+    bool,
+    typer.Option(
+        "--calibration/--no-calibration", help="Correct predictions by the database's calibration of the cluster, if any."
     ),
 ]
 
@@ -89,6 +99,30 @@ def read_lines(path: str) -> Iterator[bytes]:
                     yield line
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
+    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists; None if there are none.
+
+    If the database does not answer, standard error says so, and answers are not calibrated. One without calibrations takes a
+    millisecond: loading SQLAlchemy would take longer than the answer.
+    """
+    from hp_tool import store
+
+    if not wanted or not store.may_hold_calibrations(store.database_url()):
+        yield None
+        return
+    from hp_tool.learning import StoredCalibrations
+
+    try:
+        opened = store.open_store()
+    except HpToolError as error:
+        sys.stderr.write(f"not calibrated: {error.message}\n")
+        yield None
+        return
+    with closing(opened):
+        yield StoredCalibrations(store=opened)
 
 
 def _value(setting: str, text: str) -> Any:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hp_tool.cli import queries
-from hp_tool.cli.calibrations import CalibrationOption, stored_calibrations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +33,7 @@ def size(
     sequence_length: queries.SequenceLength = None,
     global_batch_size: queries.GlobalBatchSize = None,
     settings: queries.Setting = None,
-    calibration: CalibrationOption = True,
+    calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Choose a model's shape, its tokens and starting hyperparameters from devices and days, parameters, tokens or FLOPs, with
@@ -48,7 +47,7 @@ def size(
     data: dict[str, Any] = {} if query is None else schema.parse_mapping(queries.read_text(query))
     changes = {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
     parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings))))
-    with stored_calibrations(wanted=calibration) as calibrations:
+    with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = budgets.size_answer(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -76,13 +77,10 @@ def _in_process(query: Query | None, *, resume: str | None, progress: SearchProg
     from hp_tool.store import database_url, open_store
 
     url = database_url()
-    store = open_store(url)
-    try:
+    with closing(open_store(url)) as store:
         return tuning.tune(
             query=query, store=store, storage=tuning.study_storage(url), search_id=resume, on_event=progress.on_event
         )
-    finally:
-        store.close()
 
 
 def _on_server(

@@ -7,8 +7,7 @@ hundred times. They return what they get: arrays, or plain numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +58,6 @@ def gcd(x: Ints, y: Ints) -> Ints:
     return np.gcd(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.gcd(int(x), int(y))
 
 
-def sqrt(x: Numbers) -> Floats:
-    """Square root."""
-    return np.sqrt(x) if isinstance(x, np.ndarray) else math.sqrt(x)
-
-
 def ceil(x: Numbers) -> Floats:
     """The smallest whole number that is not below x."""
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
@@ -77,16 +71,6 @@ def floor(x: Numbers) -> Floats:
 def zeros_like(x: Numbers) -> Floats:
     """Zero for each candidate."""
     return np.zeros(x.shape) if isinstance(x, np.ndarray) else 0.0
-
-
-def result(column: Numbers) -> FloatArray:
-    """The column, typed as an array: results declare arrays, and hold plain numbers for one candidate alone."""
-    return cast(FloatArray, column)
-
-
-def results(columns: Mapping[str, Floats]) -> dict[str, FloatArray]:
-    """The columns by name, typed as arrays (see `result`)."""
-    return cast(dict[str, FloatArray], columns)
 
 
 def anywhere(condition: Numbers) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -47,7 +47,7 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
-    gathered = s.tokens * s.h * s.e * where(s.sharded, 2.0, 1.0)
+    gathered = s.tokens * s.h * s.e * (1.0 + s.sharded)
     return BlockBytes(
         saved=replicated + split + latent,
         core=core_bytes(workload=case.workload, s=s, heads=heads),

@@ -166,6 +166,10 @@ class Shapes:
     scales, else e."""
     tensor: Ring
     """The tensor-parallel group's collectives."""
+    gather_s: Floats
+    """Seconds of an all-gather, or reduce-scatter, of the hidden states over the tensor-parallel group."""
+    all_reduce_s: Floats
+    """Seconds of their all-reduce."""
     facts: FrameworkFacts
     """What the framework keeps in memory."""
 
@@ -186,17 +190,22 @@ def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
     model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
-    e = workload.activation_element_bytes
+    e, h = workload.activation_element_bytes, float(model.hidden_size)
+    tokens = workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size
+    tensor = tensor_ring(case=case, candidates=candidates)
+    wire = tokens * h * e * (t - 1.0) / t
     return Shapes(
         t=t,
-        tokens=workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size,
+        tokens=tokens,
         attended=windowed_length(model, workload.computed_attention_length),
         sharded=sharded,
         shards=where(sharded, t, 1.0),
-        h=float(model.hidden_size),
+        h=h,
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,
-        tensor=tensor_ring(case=case, candidates=candidates),
+        tensor=tensor,
+        gather_s=tensor.seconds(wire),
+        all_reduce_s=tensor.seconds(2.0 * wire),
         facts=facts(workload.framework),
         saved_input=quantized_bytes(workload) if is_narrow(workload) else e,
     )

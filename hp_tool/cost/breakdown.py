@@ -16,24 +16,28 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import intervals, simplified, unchecked_features
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
-def estimate_row(index: int, *, costs: TrainingCosts, candidates: Candidates, case: TrainingCase) -> Estimate:
-    """The full estimate of row `index`."""
-    return estimate_alone(case=case, costs=costs.row(index), candidate=candidates.row(index))
+def estimate_row(
+    index: int, *, costs: TrainingCosts, candidates: Candidates, case: TrainingCase, config: ParallelConfig | None = None
+) -> Estimate:
+    """The full estimate of row `index`, whose `parallel` is `config` if that is given."""
+    candidate = candidates.row(index)
+    return estimate_alone(case=case, costs=costs.row(index), candidate=candidate, config=config or candidate.only_config())
 
 
-def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: TrainingCase) -> Estimate:
-    """The full estimate of one candidate.
+def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: TrainingCase, config: ParallelConfig) -> Estimate:
+    """The full estimate of one candidate, which is `config`.
 
     Shares of peak count all devices of the cluster. `provenance` lists as unchecked what no measurement covers; it widens the
     intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
-    memory, config = _memory(costs), candidate.only_config()
+    memory = _memory(costs)
     unchecked = unchecked_features(case=case, config=config)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
@@ -59,14 +63,16 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
-    return estimate if workload.total_tokens is None else _with_whole_training(estimate, case=case, step_s=step_s, busy=busy)
+    if workload.total_tokens is None:
+        return estimate
+    return _with_whole_training(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
 
 
-def _with_whole_training(estimate: Estimate, *, case: TrainingCase, step_s: float, busy: float) -> Estimate:
+def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float) -> Estimate:
     """The estimate with days, GPU-hours, cost and energy of `total_tokens`."""
     cluster, workload, kept = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
-    seconds = workload.total_tokens / step_tokens(workload) * step_s
+    seconds = workload.total_tokens / tokens * step_s
     days, gpu_hours = seconds / SECONDS_PER_DAY, seconds * cluster.num_gpus / SECONDS_PER_HOUR
     effective_days = None
     if kept is not None:

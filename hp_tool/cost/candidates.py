@@ -8,7 +8,7 @@ numbers make one candidate cheap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -111,7 +111,7 @@ class Candidates:
         """The chosen rows in the order of `indices`; rows of a grid are numbered row by row."""
         if len(shape := self.shape) > 1:
             return self.at(np.unravel_index(np.arange(len(self))[indices], shape))
-        return Candidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+        return self._each(lambda column: column[indices])
 
     def at(self, places: Sequence[NDArray[np.intp]]) -> Candidates:
         """The rows at these places of the grid: one index array per axis."""
@@ -120,12 +120,14 @@ class Candidates:
             where = tuple(0 if extent == 1 else place for place, extent in zip(places, column.shape, strict=True))
             return np.broadcast_to(column[where], places[0].shape)
 
-        return Candidates(**{f.name: chosen(getattr(self, f.name)) for f in fields(Candidates)})
+        return self._each(chosen)
 
     def row(self, index: int) -> Candidates:
         """One row as plain numbers."""
-        numbers: dict[str, Any] = {f.name: int(getattr(self, f.name)[index]) for f in fields(self)}
-        return Candidates(**numbers)
+        return self._each(lambda column: int(column[index]))
+
+    def _each(self, change: Callable[[IntArray], Any]) -> Candidates:
+        return Candidates(**{f.name: change(getattr(self, f.name)) for f in fields(Candidates)})
 
     def config(self, index: int) -> ParallelConfig:
         """One row as a configuration."""

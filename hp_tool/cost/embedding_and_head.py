@@ -8,7 +8,6 @@ from hp_tool.cost.arrays import Floats, minimum, where
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.parameters import head_matrices
 from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.workload import TrainingWorkload
@@ -92,7 +91,7 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     output = 2.0 * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
     if not frozen:
         output = output + matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
-    if head_matrices(model):
+    if model.head_dense_vectors:
         output = output + 2.0 * matmul_seconds(tokens / shards, h, h, machine=case, precision=precision)
         if not frozen:
             output = output + matmul_seconds(h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision)
@@ -102,8 +101,7 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     output = output + elementwise_seconds(loss_traffic, machine=case, kernels=10.0)
 
     # The input is gathered forward (with SP), its gradient reduced backward; the loss reduces three fp32 numbers per token.
-    wire = tokens * h * e * (t - 1.0) / t
-    around = where(s.sharded, 3.0 * s.tensor.seconds(wire), s.tensor.seconds(2.0 * wire))
+    around = where(s.sharded, 3.0 * s.gather_s, s.all_reduce_s)
     inside = 3.0 * s.tensor.seconds(8.0 * tokens * (t - 1.0) / t)
     return HeadTime(embedding=embedding, output=output, output_communication=around + inside)
 

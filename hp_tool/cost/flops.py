@@ -49,7 +49,9 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
         return _two_sided_flops(model, workload)
     layers, extra = float(model.num_hidden_layers), float(model.num_nextn_predict_layers)
     sparse = model.moe_layers + (extra if model.num_experts else 0.0)
-    blocks = (layers + extra - sparse) * entries(mlp_matrices(model)) + sparse * active_expert_matrices(model)
+    blocks = (layers + extra - sparse) * entries(mlp_matrices(model))
+    if model.num_experts:
+        blocks = blocks + sparse * active_expert_matrices(model)
     matrices = 2.0 * float((layers + extra) * entries(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
     adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
     attended = windowed_length(model, workload.attended_length)

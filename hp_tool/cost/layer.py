@@ -129,17 +129,14 @@ def _tensor_seconds(
     trained, the sharded inputs are gathered once more behind the input-gradient matmuls, wholly if those are longer (arXiv
     2205.05198 section 4.2.2); input gradients are reduce-scattered behind the weight-gradient matmuls.
     """
-    group = s.tensor
-    wire = s.tokens * s.h * s.e * (s.t - 1.0) / s.t
-    gather = regions * group.seconds(wire)
-    all_reduce = regions * group.seconds(2.0 * wire)
+    gather, all_reduce = regions * s.gather_s, regions * s.all_reduce_s
     overlap = framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
     forward = where(s.sharded, 2.0 * gather, all_reduce)
     # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
     # shares the input-gradient matmuls with the gathering of inputs. Transformer Engine's Userbuffers, which pipeline them, do
     # not reach beyond NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
-    pipelined = framework.tensor_parallel_forward_overlap * s.sharded * group.in_domain
+    pipelined = framework.tensor_parallel_forward_overlap * s.sharded * s.tensor.in_domain
     again = 1.0 if trained else 0.0
     behind_inputs = minimum((again + pipelined) * gather, block.matmul)
     exposed_sharded = (2.0 + again) * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)

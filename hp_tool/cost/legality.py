@@ -9,7 +9,6 @@ import numpy as np
 from hp_tool.cost.arrays import Bools, IntArray, Ints, anywhere, maximum
 from hp_tool.cost.candidates import DUALPIPE, FULL_UNIFORM, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.moe import merges_passes
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
@@ -31,7 +30,7 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
     strategy = case.strategy
     return (
         _exchanged_heads_broken(case.model, candidates, strategy),
-        _overlap_broken(candidates) if merges_passes(case.workload) else False,
+        _overlap_broken(candidates) if case.workload.merges_passes else False,
         _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
     )
 

@@ -78,9 +78,9 @@ def memory(
     rank: Ints | Floats = (
         pipeline.stages[0].rank + 0 * candidates.pipeline_parallel_size
     )  # a column, whichever stage is the fullest
-    host = maximum(states.stages[0].host, first.on_host)
+    host = states.stages[0].host + first.on_host  # at most one of them is offloaded
     for place in range(1, len(each)):
-        here, on_host = sum(each[place].parts.values()), maximum(states.stages[place].host, each[place].on_host)
+        here, on_host = sum(each[place].parts.values()), states.stages[place].host + each[place].on_host
         fuller = here > allocated
         if place >= len(pipeline.ends):
             between = pipeline.between(candidates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.arrays import where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.parameters import mlp_matrices, shapes
@@ -23,7 +22,7 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     split = s.tokens * hidden * (gates * s.e + activated + s.saved_input)
-    gathered = where(s.sharded, 2.0, 0.0) + 1.0
+    gathered = 1.0 + 2.0 * s.sharded
     return BlockBytes(
         saved=replicated + split,
         norm_output=s.tokens * s.h * s.saved_input / s.shards,

@@ -80,12 +80,12 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     model, workload, order = case.model, case.workload, case.cluster.rank_order
     c, size = candidates, bytes_per_parameter(case.workload)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", order=order), order=order))
-    stages, times = _divided(_shared_bytes(case, c, pipeline, size), case=case, candidates=c, sharding=division)
+    stages, times = _divided(_shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division)
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", order=order), order=order))
         expert_stages, expert_times = _divided(
-            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, sharding=expert_division
+            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division
         )
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
@@ -102,7 +102,7 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
         stages, times = _offloaded(stages, times, case=case, size=size)
     return StateCosts(
         stages=tuple(stages),
-        gathered_layer=(c.zero_stage >= 3) * (size.communicated_weights + size.matrix_communicated) * _layer_on_rank(model, c),
+        gathered_layer=_gathered_bytes(model, c, size),
         times=replace(times, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)),
     )
 
@@ -125,7 +125,7 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
     if model.architecture != "decoder" or model.has_output_bias:
         head = head + special_parameters(model, tensor_parallel_size=t)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
-    extra = 2.0 * (model.hidden_size**2 + norm_weights(model))
+    extra = 2.0 * (model.hidden_size**2 + norm_weights(model)) if model.num_nextn_predict_layers else 0.0
     return [
         stage.layer_sum(dense=dense, more=more)
         + stage.embedding_copies * embedding
@@ -201,6 +201,14 @@ def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> F
     return entries(matrix for matrix in rank_matrices(model, candidates, moe=moe) if not matrix.routed)
 
 
+def _gathered_bytes(model: ModelSpec, candidates: Candidates, size: BytesPerParameter) -> Floats:
+    """Bytes of one layer's weights on one rank, as ZeRO 3 gathers them; 0 below ZeRO 3."""
+    sharded = candidates.zero_stage >= 3
+    if not anywhere(sharded):
+        return 0.0
+    return sharded * (size.communicated_weights + size.matrix_communicated) * _layer_on_rank(model, candidates)
+
+
 def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     """Parameters of one layer on one rank; of the larger kind if a model has both."""
     t = candidates.tensor_parallel_size
@@ -216,7 +224,7 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
 
 
 def _divided(
-    stages: Sequence[StageBytes], *, case: TrainingCase, candidates: Candidates, sharding: Sharding
+    stages: Sequence[StageBytes], *, case: TrainingCase, candidates: Candidates, size: BytesPerParameter, sharding: Sharding
 ) -> tuple[list[StageStates], StateTimes]:
     """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones.
 
@@ -225,7 +233,7 @@ def _divided(
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
-    bucket_share = facts(case.workload.framework).bucket_bytes / bytes_per_parameter(case.workload).gradients
+    bucket_share = facts(case.workload.framework).bucket_bytes / size.gradients
     shard = 1.0 / sharding.shards
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
     kept = gradient_share + bucket_share * (sharding.shards > 1) if bucket_share else gradient_share

@@ -22,7 +22,6 @@ from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ri
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
 from hp_tool.domain.parallel import TokenDispatcher
-from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
 
@@ -173,11 +172,6 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 # All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
 # overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py). No measurement covers it: the exposed time here is the
 # physical bound, at which hidden bytes are free and kernels do not slow each other.
-
-
-def merges_passes(workload: TrainingWorkload) -> bool:
-    """Whether the query turns on training.overlap.expert_parallel."""
-    return workload.overlap is not None and bool(workload.overlap.expert_parallel)
 
 
 def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, maximum, minimum, sqrt, where
+import numpy as np
+
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Link
@@ -124,8 +126,7 @@ def _group(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> Group:
 
 def _in_block(axis: Axis, block: int) -> Ints:
     extent = axis.size * axis.stride
-    edge = gcd(block, extent)
-    return minimum(maximum(edge // axis.stride, 1), axis.size)
+    return maximum(gcd(block, extent) // axis.stride, 1)
 
 
 # Effects of the network's topology on traffic between nodes: leaf switches, oversubscription, rails.
@@ -222,7 +223,9 @@ class Ring:
         An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice that (NCCL's bus-bandwidth
         convention).
         """
-        return self.latency_s + (wire_bytes + sqrt(wire_bytes * self.ramp_bytes)) / self.bandwidth
+        product = wire_bytes * self.ramp_bytes
+        mean = np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
+        return self.latency_s + (wire_bytes + mean) / self.bandwidth
 
 
 def ring(*, group_size: Ints, stride: Ints, machine: Machine) -> Ring:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, Ints, Numbers, ceil, floor, maximum, minimum, result, results, where
+from hp_tool.cost.arrays import FloatArray, Floats, Ints, Numbers, ceil, floor, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, PipelineStage, StageLayers, pipeline_part
-from hp_tool.cost.step_time import TIME_PARTS, micro_batches, step_seconds, transfer_seconds
+from hp_tool.cost.step_time import TIME_PARTS, micro_batches, transfer_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
@@ -49,7 +49,7 @@ def _joined(each: Sequence[TrainingCosts], seconds: Sequence[Floats]) -> tuple[T
 
 def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Floats) -> TrainingCosts:
     parts = parts | {"pipeline_bubble": bubble}
-    return replace(costs, parts=results(parts), step_s=result(step_seconds(parts)))
+    return replace(costs, parts=cast(dict[str, FloatArray], parts), step_s=cast(FloatArray, sum(parts.values())))
 
 
 def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
@@ -64,7 +64,8 @@ def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> Traini
         memory_parts=columns(yes.memory_parts, no.memory_parts),
         parts=columns(yes.parts, no.parts),
         layers_by_kind=tuple(
-            result(where(condition, one, other)) for one, other in zip(yes.layers_by_kind, no.layers_by_kind, strict=True)
+            cast(FloatArray, where(condition, one, other))
+            for one, other in zip(yes.layers_by_kind, no.layers_by_kind, strict=True)
         ),
         **totals,
     )
@@ -105,7 +106,9 @@ def mixed_costs(
         each = each_kind((on_first, on_second))
         costs, parts, slowest_s = _joined(each, _seconds_by_kind(kinds, c, each))
         bubble = _bubble(kinds, c, each, slowest_s=slowest_s)
-        return replace(_with_times(costs, parts, bubble=bubble), layers_by_kind=(result(on_first), result(on_second)))
+        return replace(
+            _with_times(costs, parts, bubble=bubble), layers_by_kind=(cast(FloatArray, on_first), cast(FloatArray, on_second))
+        )
 
     # An equal split gives the seconds of a layer on each kind, ends included.
     seconds = _seconds_by_kind(kinds, c, each_kind((layers / p, layers / p)))

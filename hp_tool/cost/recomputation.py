@@ -62,7 +62,7 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
     If weight gradients follow the input gradients of the chunk, all its `layers` are restored.
     """
     method = candidates.recompute_method
-    core = where(method == SELECTIVE, layer.repeated, 0.0)
+    core: Floats = (method == SELECTIVE) * layer.repeated
     if not candidates.recomputes_layers:
         return core
     at_once: Floats = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
@@ -86,7 +86,8 @@ def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Flo
     The share `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which takes `forward` with its
     communication; selective recomputation repeats `repeated`.
     """
-    return whole * forward + where(candidates.recompute_method == SELECTIVE, layer.repeated, 0.0)
+    selective: Floats = (candidates.recompute_method == SELECTIVE) * layer.repeated
+    return whole * forward + selective
 
 
 # Recomputation by module, under Megatron Core's names: bytes that each module drops, and seconds to run it again.

@@ -41,7 +41,7 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     (stages,) = dense_group(c, "pp", order=cluster.rank_order)
     crosses = stages.size * stages.stride > cluster.nvlink_domain_size
     seconds = send_seconds(message, machine=case, distance=stages.stride, crosses=crosses)
-    return where(stages.size > 1, seconds, 0.0)
+    return (stages.size > 1) * seconds
 
 
 # Exposed seconds by part.
@@ -114,11 +114,6 @@ def time_parts(
         "offload": nothing + _offload_seconds(case, states=states, stage=stage, offloaded=offloaded, micro_batches=m),
         "overhead": overhead,
     }
-
-
-def step_seconds(parts: dict[str, Floats]) -> Floats:
-    """The sum of TIME_PARTS."""
-    return sum((parts[name] for name in TIME_PARTS[1:]), parts[TIME_PARTS[0]])
 
 
 def _offload_seconds(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, result, results
+from hp_tool.cost.arrays import BoolArray, FloatArray, Floats
 from hp_tool.cost.block import LayerBytes, LayerTime, shapes, spreading_axes
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
@@ -23,10 +23,10 @@ from hp_tool.cost.encoder_decoder import both_heads, counted_candidates, decoder
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.cost.memory import memory
 from hp_tool.cost.model_states import state_costs
-from hp_tool.cost.moe import merged_share, merges_passes
+from hp_tool.cost.moe import merged_share
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
 from hp_tool.cost.recomputation import layer_axes
-from hp_tool.cost.step_time import micro_batches, step_seconds, time_parts
+from hp_tool.cost.step_time import micro_batches, time_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +115,16 @@ def training_costs(
         offloaded=fullest.offloaded,
     )
     return TrainingCosts(
-        memory_parts=results(fullest.parts),
-        layer_activations_bytes=result(fullest.layer_activations),
-        worst_stage=result(fullest.worst_stage),
-        memory_total_bytes=result(fullest.total),
-        first_stage_bytes=result(fullest.first_stage),
+        memory_parts=cast(dict[str, FloatArray], fullest.parts),
+        layer_activations_bytes=cast(FloatArray, fullest.layer_activations),
+        worst_stage=cast(FloatArray, fullest.worst_stage),
+        memory_total_bytes=cast(FloatArray, fullest.total),
+        first_stage_bytes=cast(FloatArray, fullest.first_stage),
         capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
-        host_bytes=result(fullest.host_bytes),
+        host_bytes=cast(FloatArray, fullest.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
-        parts=results(parts),
-        step_s=result(step_seconds(parts)),
+        parts=cast(dict[str, FloatArray], parts),
+        step_s=cast(FloatArray, sum(parts.values())),
     )
 
 
@@ -175,7 +175,7 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
     if model.num_experts:
         sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True, s=s), inverse)
         sparse_times = layer(moe=True)
-        if merges_passes(workload):
+        if workload.merges_passes:
             sparse_times = _mix(
                 sparse_times, layer(moe=True, merged=True), merged_share(candidates, micro_batches=micro_batches)
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.network import Group, group_ring, group_size, line, split
+from hp_tool.cost.network import Group, group_ring, group_size, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1
@@ -23,7 +23,8 @@ class Sharding:
     """
 
     shard_group: Group
-    replica_group: Group
+    replica_group: Group | None = None
+    """None without hybrid sharding."""
 
     @property
     def shards(self) -> Ints:
@@ -31,9 +32,9 @@ class Sharding:
 
     def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
         """Seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
-        replicas = group_size(self.replica_group)
-        if not anywhere(replicas > 1):
+        if self.replica_group is None:
             return 0.0
+        replicas = group_size(self.replica_group)
         group = group_ring(machine=machine, group=self.replica_group)
         return group.seconds(2.0 * gradient_bytes / self.shards * (1.0 - 1.0 / replicas))
 
@@ -46,7 +47,7 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
-        return Sharding(shard_group=group, replica_group=line(1, 1))
+        return Sharding(shard_group=group)
     replicas = where(size > 0, candidates.data_parallel_size // maximum(size, 1), 1)
     shard_group, replica_group = split(group, replicas)
     return Sharding(shard_group=shard_group, replica_group=replica_group)

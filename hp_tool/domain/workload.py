@@ -133,6 +133,11 @@ class TrainingWorkload(Strict):
         """Bytes of one activation element: 2, or 4 if precision is fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
 
+    @property
+    def merges_passes(self) -> bool:
+        """Whether experts' all-to-alls run behind the opposite pass of another micro-batch (overlap.expert_parallel)."""
+        return self.overlap is not None and bool(self.overlap.expert_parallel)
+
     @cached_property
     def freezes_embedding(self) -> bool:
         """Whether the embedding is not trained: frozen by name, or with all other weights under adapters."""

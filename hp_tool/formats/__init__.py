@@ -2,5 +2,3 @@
 
 The only room that knows foreign names. One module per tool, for a named version of it.
 """
-
-from __future__ import annotations

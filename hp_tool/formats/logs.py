@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import GIB, MIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,6 +60,21 @@ class LogFacts:
         """Keep the largest of the peaks called `kind`."""
         if 0.0 <= value < math.inf:
             setattr(self, kind, max(getattr(self, kind) or 0.0, value))
+
+    def step_times_s(self, workload: TrainingWorkload, *, num_gpus: int) -> tuple[list[float], list[int]]:
+        """The figures as seconds of a step, whatever the trainer prints, and their `ends_at`.
+
+        For B sequences of s tokens on n devices the step time is the printed one, or B s / (n tps) from tokens per second and
+        device, or B / sps from sequences per second.
+        """
+        sequences = workload.global_batch_size
+        tokens = sequences * workload.sequence_length / num_gpus
+        kinds = {
+            "step_s": self.step_s,
+            "tokens_per_second_per_gpu": [tokens / rate for rate in self.tokens_per_second_per_gpu],
+            "samples_per_second": [sequences / rate for rate in self.samples_per_second],
+        }
+        return next(((times_s, self.ends_at.get(kind, [])) for kind, times_s in kinds.items() if times_s), ([], []))
 
     def loss(self, value: float) -> None:
         """Keep a step's loss; JSON knows no NaN."""

@@ -28,12 +28,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     w, c, again = setup.workload, setup.parallel, setup.recompute
     if w.precision not in _PRECISIONS or again.granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {again.granularity}", field="training.precision")
-    hidden = w.overlap or OverlapSpec()
+    hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
     data = str(hidden.data_parallel is not False).lower()
     given = {
         "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
         "model.pipeline_model_parallel_size": str(c.pipeline_parallel_size),
-        "model.virtual_pipeline_model_parallel_size": _optional(c.virtual_pipeline_parallel_size),
+        "model.virtual_pipeline_model_parallel_size": str(chunks) if chunks > 1 else "null",
         "model.context_parallel_size": str(c.context_parallel_size),
         "model.sequence_parallel": str(c.sequence_parallel and c.tensor_parallel_size > 1).lower(),
         "model.seq_length": str(w.sequence_length),
@@ -70,10 +70,6 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         given["model.num_layers_in_first_pipeline_stage"] = str(each - first)
         given["model.num_layers_in_last_pipeline_stage"] = str(each - last)
     return given
-
-
-def _optional(chunks: int) -> str:
-    return str(chunks) if chunks > 1 else "null"
 
 
 def text(setup: TrainingSetup) -> str:

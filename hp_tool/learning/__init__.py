@@ -2,6 +2,6 @@
 
 from hp_tool.learning.make import Follower, MadeCalibration, calibrate
 from hp_tool.learning.reports import MeasurementReport, read_report
-from hp_tool.learning.stored import StoredCalibrations
+from hp_tool.learning.series import StoredCalibrations
 
 __all__ = ["Follower", "MadeCalibration", "MeasurementReport", "StoredCalibrations", "calibrate", "read_report"]

@@ -27,21 +27,24 @@ MIN_TRUST = 0.5
 
 
 def stored_evidence(*, store: Store, series: Series, without_search: str | None = None) -> Evidence:
-    """The newest measurements of a series, of whatever model and node count, predicted again with today's cost model.
+    """The newest measurements of a series, predicted again with today's cost model."""
+    groups = of_series(series, store=store, without_search=without_search)
+    return Evidence.concatenate([evidence_of(records, problem=problem) for problem, records in groups])
+
+
+def of_series(
+    series: Series, *, store: Store, without_search: str | None = None
+) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
+    """The newest measurements of a series that may touch a calibration, of whatever model and node count, by problem.
 
     One whose query can no longer be read or modelled teaches nothing and is passed over.
     """
     framework, _, release = series.framework.partition(" ")
     page = store.measurements(cluster_key=series.cluster_key, framework=framework, limit=MAX_MEASUREMENTS)
-    records = teaching(page.items)
-    chosen = [record for record in records if without_search is None or record.search_id != without_search]
-    chosen = [record for record in chosen if not release or is_release(record, release)]
-    found = [
-        evidence_of(records, problem=problem)
-        for problem, records in by_problem(chosen)
-        if series.model_family in ("", model_family(problem.model))
-    ]
-    return Evidence.concatenate(found)
+    records = [record for record in teaching(page.items) if not release or is_release(record, release)]
+    for problem, same in by_problem([each for each in records if without_search is None or each.search_id != without_search]):
+        if series.model_family in ("", model_family(problem.model)):
+            yield problem, same
 
 
 def teaching(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
@@ -65,20 +68,19 @@ def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProble
     """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran, and
     one on fewer devices than the cluster has, as objective min_gpus seeks them, beside those for so many.
     """
-    pieces = [_alone(record, problem=problem) for record in records if not record.measurement.fidelity.is_whole]
+    pieces = []
     whole: dict[int, list[MeasurementRecord]] = {}
     for record in records:
-        if record.measurement.fidelity.is_whole:
+        fidelity = record.measurement.fidelity
+        if fidelity.is_whole:
             whole.setdefault(num_gpus(record.parallel), []).append(record)
+        else:
+            asked, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=fidelity)
+            pieces.append(_evidence([replace(record, parallel=parallel)], problem=asked))
     for devices, same in whole.items():
         asked = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
         pieces.append(_evidence(same, problem=asked))
     return Evidence.concatenate(pieces)
-
-
-def _alone(record: MeasurementRecord, *, problem: TrainingProblem) -> Evidence:
-    asked, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=record.measurement.fidelity)
-    return _evidence([replace(record, parallel=parallel)], problem=asked)
 
 
 def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
@@ -92,8 +94,8 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem)
         layer_passes=layer_passes(case=problem, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         capacity_bytes=device_bytes,
-        measured_step_s=np.array([number_or_nan(m.step_s if m.status == "ok" else None) for m in outcomes]),
-        measured_memory_bytes=np.array([number_or_nan(m.peak_memory_bytes) for m in outcomes]),
+        measured_step_s=np.array([m.step_s if m.status == "ok" else None for m in outcomes], dtype=np.float64),
+        measured_memory_bytes=np.array([m.peak_memory_bytes for m in outcomes], dtype=np.float64),
         out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
         features=residual_features(case=problem, candidates=candidates),
     )
@@ -115,11 +117,6 @@ def is_release(record: MeasurementRecord, release: str) -> bool:
     """Whether it ran this release of its framework: what the run itself says counts before what its query asked for."""
     known = record.measurement.versions.get(record.framework) or asked_release(record)
     return known is not None and (known == release or known.startswith(f"{release}."))
-
-
-def number_or_nan(value: float | None) -> float:
-    """The number; NaN stands for none in arrays."""
-    return float("nan") if value is None else float(value)
 
 
 def reduced_problem(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, MachineFit, fit_machine, plan_operations
+from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, fit_machine, plan_operations
 from hp_tool.calibration.preflight import Outlier, find_outliers
 from hp_tool.catalog.efficiency import MachineProfile, efficiency, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
@@ -26,7 +26,6 @@ from hp_tool.errors import InputError, LauncherError
 
 _POLL_S = 0.2
 _FRAMEWORK = "megatron-core"
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ def benchmark_machine(
     )
     report = MachineReport(
         cluster=cluster.name,
-        profile=_profile(fit),
+        profile=MachineProfile(gpu=fit.gpu, network=fit.network),
         errors=fit.errors,
         outliers=find_outliers(measured.operations, hosts=_hosts(measured, cluster)),
         wall_s=time.monotonic() - started,
@@ -145,13 +144,13 @@ def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequ
     )
 
 
-def run_job(launcher: Launcher, request: RunRequest, *, poll_s: float = _POLL_S) -> Measurement:
+def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
     """Submit, wait, fetch. Raises LauncherError where a run without steps fails; a training that fails is a measurement."""
     plan = launcher.plan(request, job_name=f"{request.run_id}-{uuid.uuid4().hex[:12]}")
     handle = launcher.submit(plan)
     try:
         while launcher.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING):
-            time.sleep(poll_s)
+            time.sleep(_POLL_S)
     except BaseException:
         launcher.cancel(plan.job_name)
         raise
@@ -159,10 +158,6 @@ def run_job(launcher: Launcher, request: RunRequest, *, poll_s: float = _POLL_S)
     if found.status != "ok" and not isinstance(request, ProfileRequest):
         raise LauncherError(f"{request.run_id} ended as {found.status}: {found.cause}")
     return found
-
-
-def _profile(fit: MachineFit) -> MachineProfile:
-    return MachineProfile(gpu=fit.gpu, network=fit.network)
 
 
 def _hosts(measured: Measurement, cluster: ClusterSpec) -> list[str]:
@@ -174,11 +169,9 @@ def _hosts(measured: Measurement, cluster: ClusterSpec) -> list[str]:
 
 def checked_precisions(names: Sequence[str], *, gpu: GpuSpec) -> tuple[Precision, ...]:
     """Those that operations can be timed in on this device. Raises InputError for any other."""
-    found: list[Precision] = []
-    for name in names:
-        precision = next((known for known in ELEMENT_BYTES if known == name and known in gpu.peak_flops_per_second), None)
-        if precision is None:
-            known = ", ".join(each for each in ELEMENT_BYTES if each in gpu.peak_flops_per_second)
-            raise InputError(f"operations are timed in {known} on {gpu.name}, not in {name!r}", field="--precision")
-        found.append(precision)
-    return tuple(dict.fromkeys(found))
+    timed = [precision for precision in ELEMENT_BYTES if precision in gpu.peak_flops_per_second]
+    unknown = [name for name in names if name not in timed]
+    if unknown:
+        message = f"operations are timed in {', '.join(timed)} on {gpu.name}, not in {unknown[0]!r}"
+        raise InputError(message, field="--precision")
+    return tuple(precision for name in dict.fromkeys(names) for precision in timed if precision == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,14 +12,16 @@ from numpy.typing import NDArray
 
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.domain.hardware import Kind
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, asked_release, by_problem, evidence_of, is_release, teaching
 from hp_tool.learning.series import Series, model_family, software
+from hp_tool.training.problem import TrainingProblem
 
 FOLDS = 10
 """Held-out error: each tenth is predicted by a fit of the other nine."""
+Group = tuple[TrainingProblem, list[MeasurementRecord]]
+"""A problem, and what was measured of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,51 +60,32 @@ def calibrate(*, store: Store, gpu: str | None = None, framework: str | None = N
 def calibrate_cluster(*, store: Store, cluster: MeasuredCluster) -> tuple[MadeCalibration, ...]:
     """The same for one cluster and framework."""
     page = store.measurements(cluster_key=cluster.cluster_key, framework=cluster.framework, limit=MAX_MEASUREMENTS)
-    by_series = _evidence_by_series(teaching(page.items), cluster_key=cluster.cluster_key)
-    return tuple(_make(store, series, evidence) for series, evidence in by_series.items())
+    by_series = _by_series(teaching(page.items), cluster_key=cluster.cluster_key)
+    return tuple(_make(store, series, groups) for series, groups in by_series.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SeriesEvidence:
-    evidence: Evidence
-    models: frozenset[str]
-    kind: Kind
-
-
-def _evidence_by_series(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[Series, _SeriesEvidence]:
-    """Evidence by series: every family over all releases, and each release that a query names on its own."""
-    pieces: dict[Series, list[_SeriesEvidence]] = {}
+def _by_series(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[Series, list[Group]]:
+    """Records by series: every family over all releases, and each release that a query names on its own."""
+    groups: defaultdict[Series, list[Group]] = defaultdict(list)
     releases = {release for record in records if (release := asked_release(record)) is not None}
     for problem, same in by_problem(records):
         whole = Series(cluster_key=cluster_key, framework=problem.workload.framework, model_family=model_family(problem.model))
-        groups = {whole: same}
+        groups[whole].append((problem, same))
         for release in releases:
-            named = software(replace(problem.workload, framework_version=release))
-            groups[replace(whole, framework=named)] = [record for record in same if is_release(record, release)]
-        for series, chosen in groups.items():
-            if chosen:
-                piece = _SeriesEvidence(
-                    evidence=evidence_of(chosen, problem=problem),
-                    models=frozenset(record.model for record in chosen),
-                    kind=problem.cluster.gpu.kind,
-                )
-                pieces.setdefault(series, []).append(piece)
-    return {
-        series: _SeriesEvidence(
-            evidence=Evidence.concatenate([each.evidence for each in parts]),
-            models=frozenset().union(*(each.models for each in parts)),
-            kind=parts[0].kind,
-        )
-        for series, parts in pieces.items()
-    }
+            if chosen := [record for record in same if is_release(record, release)]:
+                named = software(replace(problem.workload, framework_version=release))
+                groups[replace(whole, framework=named)].append((problem, chosen))
+    return groups
 
 
-def _make(store: Store, series: Series, taught: _SeriesEvidence) -> MadeCalibration:
-    prior = prior_for(kind=taught.kind)
-    calibration = fit_calibration(evidence=taught.evidence, prior=prior)
-    accuracy = accuracy_of(taught.evidence, prior=prior)
+def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibration:
+    evidence = Evidence.concatenate([evidence_of(records, problem=problem) for problem, records in groups])
+    prior = prior_for(kind=groups[0][0].cluster.gpu.kind)
+    calibration = fit_calibration(evidence=evidence, prior=prior)
+    accuracy = accuracy_of(evidence, prior=prior)
     record, new = save(store, series=series, calibration=calibration, accuracy=accuracy)
-    return MadeCalibration(record=record, new=new, models=tuple(sorted(taught.models)), accuracy=accuracy)
+    models = {record.model for _, records in groups for record in records}
+    return MadeCalibration(record=record, new=new, models=tuple(sorted(models)), accuracy=accuracy)
 
 
 def save(store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy) -> tuple[CalibrationRecord, bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hp_tool import training
 from hp_tool.cost.flops import step_tokens
@@ -15,7 +14,6 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
-from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema
@@ -50,9 +48,12 @@ def read_report(
     query = resolve(replace(report.query, parallel=report.parallel))
     query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)
-    estimate = _legal(training.estimate(query=query))
+    estimate = training.estimate(query=query)
+    if estimate.time is None or estimate.memory is None:  # one that is predicted not to fit may well have run
+        reason = estimate.reasons[0]
+        raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
     measurement, hardware = _checked(report.measurement, problem)
-    check_plausible(measurement, problem=problem, estimate=estimate)
+    check_plausible(measurement, problem=problem, predicted_s=estimate.time.step_s)
     assert estimate.parallel is not None
     return NewMeasurement(
         source=source,
@@ -64,17 +65,9 @@ def read_report(
         query=schema.to_dict(query),
         parallel=estimate.parallel,
         measurement=measurement,
-        predicted=_prediction(estimate),
+        predicted={"step_s": estimate.time.step_s, "memory_allocated_bytes": estimate.memory.allocated_bytes},
         problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
     )
-
-
-def _legal(estimate: Estimate) -> Estimate:
-    """The estimate, unless the configuration cannot have run. One that is predicted not to fit may well have."""
-    if estimate.time is None:
-        reason = estimate.reasons[0]
-        raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
-    return estimate
 
 
 def _checked(measurement: Measurement, problem: TrainingProblem) -> tuple[Measurement, Hardware]:
@@ -100,30 +93,22 @@ def _checked(measurement: Measurement, problem: TrainingProblem) -> tuple[Measur
     return replace(measurement, hardware=hardware), hardware
 
 
-def _prediction(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "step_s": estimate.time.step_s if estimate.time else None,
-        "memory_allocated_bytes": estimate.memory.allocated_bytes if estimate.memory else None,
-    }
-
-
 ORDERS = 100.0
 """Times the prediction, or this part of it: runs that stalled took up to fifty times as long as others like them; what is
 farther off is another unit.
 """
 
 
-def check_plausible(measurement: Measurement, *, problem: TrainingProblem, estimate: Estimate) -> None:
+def check_plausible(measurement: Measurement, *, problem: TrainingProblem, predicted_s: float) -> None:
     """Raises InputError `implausible` for a step ORDERS away from the prediction, and for a peak above the device's memory.
     Of a CPU, whose speed and memory are its host's, not.
     """
     gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
-    if gpu.kind == "cpu" or estimate.time is None:
+    if gpu.kind == "cpu":
         return
-    predicted = estimate.time.step_s
-    if step_s is not None and not predicted / ORDERS <= step_s <= ORDERS * predicted:
+    if step_s is not None and not predicted_s / ORDERS <= step_s <= ORDERS * predicted_s:
         raise InputError(
-            f"step_s {step_s:g} cannot be where {predicted:.3g} is predicted; report the seconds of one optimizer step",
+            f"step_s {step_s:g} cannot be where {predicted_s:.3g} is predicted; report the seconds of one optimizer step",
             field="measurement.step_s",
             code="implausible",
         )

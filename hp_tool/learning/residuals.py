@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, by_problem, evidence_of, is_release, teaching
-from hp_tool.learning.series import model_family
-from hp_tool.learning.stored import read_calibration
+from hp_tool.learning.evidence import evidence_of, of_series
+from hp_tool.learning.series import Series, read_calibration
 
 OUTLIER_SCORE = 3.5
 """Modified z-score above which a run is called an outlier (Iglewicz and Hoaglin 1993, section 3.3)."""
@@ -56,13 +55,9 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     calibration = read_calibration(record)
     if calibration is None:
         return ()
-    framework, _, release = record.framework.partition(" ")
-    page = store.measurements(cluster_key=record.cluster_key, framework=framework, limit=MAX_MEASUREMENTS)
-    chosen = [one for one in teaching(page.items) if not release or is_release(one, release)]
+    series = Series(cluster_key=record.cluster_key, framework=record.framework, model_family=record.model_family)
     residuals: list[Residual] = []
-    for problem, same in by_problem(chosen):
-        if record.model_family not in ("", model_family(problem.model)):
-            continue
+    for problem, same in of_series(series, store=store):
         evidence = evidence_of(same, problem=problem)
         step = calibration.predict_step(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features

@@ -8,29 +8,33 @@ an InputError that names the field, the value and the mend.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
+from hp_tool.domain.fields import out_of_bounds
 from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
-from hp_tool.queries.messages import input_error
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
-
-
+MAX_COMPLAINTS = 1_000
+"""Complaints that are looked at: a long list of wrong values has one of each, several where types may differ."""
+_BOUNDS = ("greater_than_equal", "less_than_equal")
 Q = TypeVar("Q", Query, SizingQuery)
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
@@ -78,18 +82,15 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     except ValidationError as error:
         if data is text and error.error_count() == 1 and error.errors(include_url=False)[0]["type"] == "json_invalid":
             return parse(kind, read_yaml(text))
-        raise input_error(error, adapter=adapter(kind)) from None
+        raise _input_error(error, adapter=adapter(kind)) from None
 
 
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
     """The mapping a JSON or YAML text holds, not yet validated. Raises InputError."""
     try:
-        data = json.loads(text)
+        return _mapping(json.loads(text))
     except (ValueError, RecursionError):
-        return dict(read_yaml(text))
-    if not isinstance(data, dict):
-        raise InputError("a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax")
-    return data
+        return read_yaml(text)
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
@@ -129,7 +130,7 @@ def _dump(data: Mapping[str, Any]) -> str:
         raise InputError(f"the query holds a value that JSON does not know: {error}") from None
 
 
-def read_yaml(text: str | bytes) -> Mapping[str, Any]:
+def read_yaml(text: str | bytes) -> dict[str, Any]:
     """The mapping that a YAML text holds, not yet validated. Raises InputError."""
     bounds.check_yaml(len(text))
     try:
@@ -138,6 +139,10 @@ def read_yaml(text: str | bytes) -> Mapping[str, Any]:
         where = getattr(error, "problem_mark", None)
         place = f" at line {where.line + 1}" if where is not None else ""
         raise InputError(f"neither JSON nor YAML{place}: {getattr(error, 'problem', None) or error}", code="syntax") from None
+    return _mapping(data)
+
+
+def _mapping(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError("a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax")
     return data
@@ -145,13 +150,12 @@ def read_yaml(text: str | bytes) -> Mapping[str, Any]:
 
 def _check(query: Query) -> None:
     """Raise InputError where a section is missing or an axis too long; types say everything else."""
-    if query.kind == "training" and query.training is None:
+    section, content = (query.training, "batch") if query.kind == "training" else (query.inference, "load")
+    if section is None:
         raise InputError(
-            "training is missing; a query of kind training describes its batch there", field="training", code="missing_field"
-        )
-    if query.kind == "inference" and query.inference is None:
-        raise InputError(
-            "inference is missing; a query of kind inference describes its load there", field="inference", code="missing_field"
+            f"{query.kind} is missing; a query of kind {query.kind} describes its {content} there",
+            field=query.kind,
+            code="missing_field",
         )
     check_axes(query.parallel, field="parallel")
     if query.inference is not None and query.inference.disaggregated is not None:
@@ -163,3 +167,99 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
     for name in axes.__slots__:
         if isinstance(values := getattr(axes, name), tuple):
             bounds.check_values(len(values), field=f"{field}.{name}")
+
+
+def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
+    """The most telling of pydantic's complaints about what `adapter` validates, as our error."""
+    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    deepest = max(
+        problems,
+        key=lambda p: (
+            p["type"] == "unexpected_keyword_argument",
+            len(_path(p["loc"])),
+            p["type"] in ("too_short", *_BOUNDS),
+            p["type"] != "string_type",
+        ),
+    )
+    if deepest["type"] == "unexpected_keyword_argument":
+        return _unknown_key(deepest["loc"], adapter)
+    path = _path(deepest["loc"])
+    field = ".".join(path) or None
+    if deepest["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return InputError(f"{field} is missing; add it", field=field, code="missing_field")
+    if deepest["type"] == "too_short":
+        return InputError(f"{field} is an empty list; give values or leave it out", field=field, code="invalid_value")
+    if deepest["type"] in _BOUNDS and (bounds := _bounds(adapter, deepest["loc"])) is not None:
+        whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
+        return out_of_bounds(deepest["input"], bounds, field=whole)
+    value = json.dumps(deepest.get("input"), default=str)
+    return InputError(
+        f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value"
+    )
+
+
+def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:
+    """Smallest and largest value of the number at a path."""
+    options = (option for node in declarations(adapter, loc) for option in branches(adapter, node))
+    return next(((option["minimum"], option["maximum"]) for option in options if "maximum" in option), None)
+
+
+def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
+    key, known = str(loc[-1])[:100], _known_keys(adapter, loc)  # as the user wrote it
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    field = ".".join((*_path(loc[:-1]), key)) or None
+    return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
+
+
+def _expectation(problems: list[ErrorDetails], path: tuple[str, ...]) -> str:
+    """What is accepted; all types of a value that may have several."""
+    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path]
+    return "expected " + " or ".join(dict.fromkeys(messages))
+
+
+def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody wrote."""
+    return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
+
+
+def _is_branch(part: str) -> bool:
+    return part.removeprefix("constrained-") in ("str", "int", "bool", "float") or "[" in part or part[:1].isupper()
+
+
+def _known_keys(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> list[str]:
+    """The keys accepted where an unknown one stood."""
+    options = (option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node))
+    return sorted({key for option in options for key in option.get("properties", {})})
+
+
+def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
+    """The JSON schemas of what stands at a path, one for each branch of a union on the way that has it."""
+    nodes = [_json_schema(adapter)]
+    for part in loc:
+        if isinstance(part, int) or not _is_branch(part):
+            options = [option for node in nodes for option in branches(adapter, node)]
+            nodes = [child for option in options if (child := _child(option, part)) is not None]
+    return nodes
+
+
+def branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The branches of a union, references followed; of anything else itself."""
+    if "$ref" in node:
+        return branches(adapter, _json_schema(adapter)["$defs"][node["$ref"].rsplit("/", 1)[-1]])
+    return [option for child in node["anyOf"] for option in branches(adapter, child)] if "anyOf" in node else [node]
+
+
+@functools.cache
+def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """Made once: it takes longer than anything else about a query."""
+    return adapter.json_schema()
+
+
+def _child(node: dict[str, Any], part: int | str) -> dict[str, Any] | None:
+    """The schema of an item or of a key's value."""
+    if isinstance(part, int):
+        child = node.get("items")
+    else:
+        child = node.get("properties", {}).get(part, node.get("additionalProperties"))
+    return child if isinstance(child, dict) else None

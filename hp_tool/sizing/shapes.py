@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hp_tool.cost.parameters import expert_parameters, total_parameters
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.sizing import Choice, ExpertsQuery, Style
+from hp_tool.domain.sizing import Choice, SizingQuery
 from hp_tool.errors import InputError
 
 TENSOR_PARALLEL = 8
@@ -46,29 +46,16 @@ def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     return total - model.moe_layers * idle * expert_parameters(model)
 
 
-def shaped(
-    *,
-    parameters: float,
-    style: Style,
-    sequence_length: int,
-    vocab_size: int | None = None,
-    ratio: float | None = None,
-    num_key_value_heads: int | None = None,
-    experts: ExpertsQuery | None = None,
-) -> ModelSpec:
-    """A model with about so many active parameters.
+def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
+    """A model with about so many active parameters, and what the query says of its style, words, heads and experts.
 
     Of the depths divisible by 8, else 4, 2, 1 (pipeline stages), those within 3 % of the target whose h/L is within a factor
     of 1.4 of the rule's; among them the nearest to the rule. Where there is none, size counts ten times as much as ratio.
     """
-    target_ratio = ratio if ratio is not None else aspect_ratio(parameters=parameters)
-    vocabulary = _up(vocab_size or DEFAULT_VOCABULARY[style], TILE * TENSOR_PARALLEL)
-
-    def model(heads: int, layers: int) -> ModelSpec:
-        found = _model(heads, layers, parameters, style, vocabulary, sequence_length, num_key_value_heads)
-        return found if experts is None else _with_experts(found, experts)
-
-    options = list(_options(parameters, model, num_key_value_heads or 1))
+    target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
+    multiple = TILE * TENSOR_PARALLEL
+    vocabulary = -(-(query.vocab_size or DEFAULT_VOCABULARY[query.style]) // multiple) * multiple
+    options = list(_options(query, parameters, vocabulary))
     for divisor in (8, 4, 2, 1):
         good = [
             one
@@ -80,7 +67,8 @@ def shaped(
         if good:
             return min(good, key=lambda one: _off(one, target_ratio))
     if not options:
-        grouped = "" if num_key_value_heads is None else f" and {num_key_value_heads} key/value heads"
+        heads = query.num_key_value_heads
+        grouped = "" if heads is None else f" and {heads} key/value heads"
         raise InputError(
             f"no shape of {parameters:,.0f} parameters has {vocabulary:,} words{grouped}; "
             "ask for more parameters (or days), or a smaller vocab_size",
@@ -89,11 +77,12 @@ def shaped(
     return min(options, key=lambda one: 10.0 * abs(math.log(active_parameters(one) / parameters)) + _off(one, target_ratio))
 
 
-def shape_choices(model: ModelSpec, *, style: Style, asked: float, ratio: float | None) -> tuple[Choice, ...]:
+def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) -> tuple[Choice, ...]:
     """Why a model that `shaped` made looks as it does."""
     degree = _tensor_degree(model.num_attention_heads)
     wide = model.hidden_size / model.num_hidden_layers
-    rule = f"{ratio:g} as asked" if ratio is not None else f"{aspect_ratio(parameters=asked):.0f} at this size"
+    ratio = query.aspect_ratio
+    rule = f"{ratio:g} as asked" if ratio is not None else f"{aspect_ratio(parameters=parameters):.0f} at this size"
     table = "arXiv 2005.14165, table 2.1; flat around it: arXiv 2001.08361, section 3.1"
     tiles = "matmul tiles of 128 on each tensor-parallel rank (NVIDIA, Matrix Multiplication Background User's Guide)"
     mlp = ("8/3 hidden_size, the third matrix paid for", "arXiv 2002.05202") if model.gated_mlp else ("4 hidden_size", table)
@@ -120,7 +109,7 @@ def shape_choices(model: ModelSpec, *, style: Style, asked: float, ratio: float 
             source="Megatron-LM, --make-vocab-size-divisible-by",
         ),
     ]
-    if style == "llama":
+    if query.style == "llama":
         choices.append(
             Choice(
                 name="num_key_value_heads",
@@ -141,9 +130,13 @@ def shape_choices(model: ModelSpec, *, style: Style, asked: float, ratio: float 
     return tuple(choices)
 
 
-def _options(parameters: float, model: Callable[[int, int], ModelSpec], kv_heads: int) -> Iterator[ModelSpec]:
+def _options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
     """Shapes of every width, each with the depths around that which the target asks for."""
-    step = math.lcm(8 if parameters >= WHOLE_NODE else 4, kv_heads)
+
+    def model(heads: int, layers: int) -> ModelSpec:
+        return _model(query, parameters, heads=heads, layers=layers, vocabulary=vocabulary)
+
+    step = math.lcm(8 if parameters >= WHOLE_NODE else 4, query.num_key_value_heads or 1)
     for heads in range(step, MAX_HEADS + 1, step):
         one, two = active_parameters(model(heads, 1)), active_parameters(model(heads, 2))
         depth = 1.0 + (parameters - one) / (two - one)
@@ -153,28 +146,25 @@ def _options(parameters: float, model: Callable[[int, int], ModelSpec], kv_heads
         yield from (model(heads, layers) for layers in sorted(rounded) if 1 <= layers <= MAX_LAYERS)
 
 
-def _model(
-    heads: int, layers: int, parameters: float, style: Style, vocabulary: int, sequence_length: int, kv_heads: int | None
-) -> ModelSpec:
-    head_size, degree = _head_size(parameters), _tensor_degree(heads)
-    h = heads * head_size
-    gated = style == "llama"
-    return ModelSpec(
-        name=f"{style}-{parameters / 1e9:.3g}b",
+def _model(query: SizingQuery, parameters: float, *, heads: int, layers: int, vocabulary: int) -> ModelSpec:
+    """Heads have 128 dimensions from a billion parameters up, 64 below: GPT-3's and Llama's sizes between them."""
+    h, degree = heads * (128 if parameters >= 1e9 else 64), _tensor_degree(heads)
+    gated = query.style == "llama"
+    model = ModelSpec(
+        name=f"{query.style}-{parameters / 1e9:.3g}b",
         num_hidden_layers=layers,
         hidden_size=h,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads or (degree if gated else None),
+        num_key_value_heads=query.num_key_value_heads or (degree if gated else None),
         intermediate_size=_nearest(8 * h / 3, TILE * degree) if gated else 4 * h,
         vocab_size=vocabulary,
         tie_word_embeddings=not gated,
         gated_mlp=gated,
         normalization="rmsnorm" if gated else "layernorm",
-        max_position_embeddings=sequence_length,
+        max_position_embeddings=query.sequence_length,
     )
-
-
-def _with_experts(model: ModelSpec, experts: ExpertsQuery) -> ModelSpec:
+    if (experts := query.experts) is None:
+        return model
     width = model.ffn_size / (experts.num_experts_per_tok + experts.num_shared_experts)
     return replace(
         model,
@@ -183,11 +173,6 @@ def _with_experts(model: ModelSpec, experts: ExpertsQuery) -> ModelSpec:
         num_shared_experts=experts.num_shared_experts,
         moe_intermediate_size=_nearest(width, TILE),
     )
-
-
-def _head_size(parameters: float) -> int:
-    """128 from a billion parameters up, 64 below: GPT-3's and Llama's sizes between them."""
-    return 128 if parameters >= 1e9 else 64
 
 
 def _tensor_degree(heads: int) -> int:
@@ -201,7 +186,3 @@ def _off(model: ModelSpec, ratio: float) -> float:
 
 def _nearest(value: float, multiple: int) -> int:
     return max(round(value / multiple), 1) * multiple
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

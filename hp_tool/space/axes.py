@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, zero_stages
@@ -151,7 +150,7 @@ def _recomputations(workload: TrainingWorkload) -> tuple[RecomputeName, ...]:
     if facts(workload.framework).balances_blocks:
         return "none", "full"
     # Merged passes cannot run whole layers again.
-    return ("none", "selective") if merges_passes(workload) else ("none", "selective", "full")
+    return ("none", "selective") if workload.merges_passes else ("none", "selective", "full")
 
 
 def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int, int], ...]:

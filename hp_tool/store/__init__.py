@@ -1,29 +1,39 @@
 """Where searches, runs, measurements and calibrations are kept: SQLite by default, PostgreSQL when outgrown.
 
 `open_store` is the door; the guarantees stand with the port, `hp_tool.domain.ports.Store`. SQLAlchemy is loaded with the
-first of these names that is asked for; `may_hold_calibrations` needs none of them.
+first of these names that is asked for; `database_url` and `may_hold_calibrations` do without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hp_tool.store.engine import database_url, masked
+    from hp_tool.store.engine import masked
     from hp_tool.store.sql import SqlStore, open_store
 
 __all__ = ["SqlStore", "database_url", "masked", "may_hold_calibrations", "open_store"]
-_HOMES = {"SqlStore": "sql", "database_url": "engine", "masked": "engine", "open_store": "sql"}
+_HOMES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def database_url(url: str | None = None) -> str:
+    """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a password: see `masked`."""
+    if url := url or os.environ.get("HP_DATABASE_URL"):
+        return url
+    from platformdirs import user_data_path
+
+    return f"sqlite:///{user_data_path('hp-tool', appauthor=False) / 'hp_tool.sqlite3'}"
 
 
 CALIBRATIONS = "hp_calibrations"

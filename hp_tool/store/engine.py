@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from functools import partial
 from importlib.util import find_spec
@@ -13,18 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
 from hp_tool.errors import InputError, MissingExtraError, StoreError
-from hp_tool.places import default_database_path
 
 ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
 BUSY_TIMEOUT_S = 30.0
 """How long a writer waits for its turn on SQLite; a transaction of ours takes about a millisecond."""
 WRITES = "hp_writes"
 """Execution option: this transaction will write."""
-
-
-def database_url(url: str | None = None) -> str:
-    """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a password: see `masked`."""
-    return url or os.environ.get(ENVIRONMENT_VARIABLE) or f"sqlite:///{default_database_path()}"
 
 
 def parse_url(url: str) -> URL:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import StoreError
-from hp_tool.store import schema
+from hp_tool.store import database_url, schema
 from hp_tool.store.access import Access
 from hp_tool.store.base import translated_errors
 from hp_tool.store.calibrations import Knowledge
 from hp_tool.store.coordination import Coordination
-from hp_tool.store.engine import create_engine, database_url, masked
+from hp_tool.store.engine import create_engine, masked
 from hp_tool.store.maintenance import Retention
 from hp_tool.store.measurements import Measurements
 from hp_tool.store.registrations import Registrations

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool import exchange
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.errors import InputError
-from hp_tool.exchange import exports
 from hp_tool.formats import megatron_lm
 from hp_tool.training.problem import TrainingProblem
 
@@ -110,7 +110,7 @@ def program_name(trainer: TrainerCommand) -> str:
 def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem) -> Program:
     """The program of this request. Pure. Raises UnsupportedError if an export does not support the configuration."""
     names = set(placeholders(trainer.command))
-    setup = exports.training_setup(problem, request.parallel) if any(":" in name for name in names) else None
+    setup = exchange.training_setup(problem, request.parallel) if any(":" in name for name in names) else None
     files = {name: name_of for name, name_of in FILES.items() if f"file:{name}" in names}
     values = _values(request, num_nodes=problem.cluster.num_nodes)
     command: list[str] = []
@@ -126,7 +126,7 @@ def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: Traini
         torchrun=trainer.launch == "torchrun",
         environment=trainer.environment,
         returns=() if trainer.metrics_file is None else (trainer.metrics_file,),
-        files={name_of: exports.TRAINING[name](setup) for name, name_of in files.items() if setup is not None},
+        files={name_of: exchange.TRAINING[name](setup) for name, name_of in files.items() if setup is not None},
     )
 
 

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.trainers.command import program
 from hp_tool.training.problem import TrainingProblem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The work of a run."""
-
-    sequences: int
-    """Per step, on all devices."""
-    sequence_length: int
-    num_gpus: int
-    steps: int
-    """Number of steps to measure."""
-    warmup_steps: int
 
 
 class TrainerLauncher:
@@ -36,15 +24,7 @@ class TrainerLauncher:
         self, launcher: Launcher, *, trainer: TrainerCommand, problem: TrainingProblem, settings: SearchSettings
     ) -> None:
         self.name = launcher.name
-        self._launcher, self._trainer, self._problem = launcher, trainer, problem
-        workload = problem.workload
-        self._work = Plan(
-            sequences=workload.global_batch_size,
-            sequence_length=workload.sequence_length,
-            num_gpus=problem.cluster.num_gpus,
-            steps=settings.steps,
-            warmup_steps=settings.warmup_steps,
-        )
+        self._launcher, self._trainer, self._problem, self._settings = launcher, trainer, problem, settings
 
     def hardware(self) -> Hardware:
         return self._launcher.hardware()
@@ -84,13 +64,18 @@ class TrainerLauncher:
         if file is not None and not facts.out_of_memory:
             log = read_log(self.output(handle).splitlines(), reader=self._trainer.reader)
             facts.out_of_memory, facts.out_of_memory_line = log.out_of_memory, log.out_of_memory_line
-        return measurement(facts, ended=ended, plan=self._work)
+        problem = self._problem
+        return measurement(
+            facts, ended=ended, workload=problem.workload, num_gpus=problem.cluster.num_gpus, settings=self._settings
+        )
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return self._launcher.output(handle, name=name)
 
 
-def measurement(facts: LogFacts, *, ended: Measurement, plan: Plan) -> Measurement:
+def measurement(
+    facts: LogFacts, *, ended: Measurement, workload: TrainingWorkload, num_gpus: int, settings: SearchSettings
+) -> Measurement:
     """The run's numbers if its log has enough of them, else `ended` with the cause.
 
     `ended` is the launcher's measurement of a job without a result of its own. Steps that started before the end of the warm-up
@@ -99,22 +84,30 @@ def measurement(facts: LogFacts, *, ended: Measurement, plan: Plan) -> Measureme
     """
     if ended.status in ("ok", "preempted"):
         return ended
-    times_s, steps = _settled(facts, plan)
-    done = steps >= plan.steps
+    printed_s, ends_at = facts.step_times_s(workload, num_gpus=num_gpus)
+    spans = zip(printed_s, _spans(ends_at, count=len(printed_s)), strict=True)
+    settled = [(time_s, last - first) for time_s, (first, last) in spans if first >= settings.warmup_steps]
+    times_s, steps = tuple(time_s for time_s, _ in settled), sum(count for _, count in settled)
+    done = steps >= settings.steps
     if facts.out_of_memory and not (done and ended.exit_code == 0):
         return replace(ended, status="oom", cause=facts.out_of_memory_line, exit_code=None)
     if not times_s and ended.exit_code == 0:
-        return replace(ended, cause=_no_steps(facts, plan))
+        no_steps = (
+            f"the trainer ended by itself and printed no step after the {settings.warmup_steps} of the warm-up: let it print "
+            "every step and run {train_iters} of them"
+        )
+        unread = "the trainer ended by itself and printed no step that trainer.reader recognises; is it the right reader?"
+        return replace(ended, cause=no_steps if printed_s else unread)
     if not times_s or not (done or ended.exit_code == 0 or ended.status == "timeout"):
         return ended
     step_s = statistics.median(times_s)
-    shortfall = f"{steps} of {plan.steps} steps measured"
+    shortfall = f"{steps} of {settings.steps} steps measured"
     return Measurement(
         status="ok",
         step_s=step_s,
         step_s_spread=interquartile_range(times_s),
         step_times_s=times_s,
-        tokens_per_second_per_gpu=plan.sequences * plan.sequence_length / step_s / plan.num_gpus,
+        tokens_per_second_per_gpu=workload.global_batch_size * workload.sequence_length / step_s / num_gpus,
         peak_memory_bytes=None if facts.allocated_bytes is None else int(facts.allocated_bytes),
         peak_reserved_bytes=None if facts.reserved_bytes is None else int(facts.reserved_bytes),
         peak_memory_source=None if facts.allocated_bytes is None else "cuda_allocator",
@@ -125,44 +118,14 @@ def measurement(facts: LogFacts, *, ended: Measurement, plan: Plan) -> Measureme
     )
 
 
-def _settled(facts: LogFacts, plan: Plan) -> tuple[tuple[float, ...], int]:
-    """The step time of each figure after the warm-up, and the number of steps of all these figures.
-
-    For B sequences of s tokens on n devices the step time is the printed one, or B s / (n tps) from tokens per second and
-    device, or B / sps from sequences per second.
-    """
-    tokens = plan.sequences * plan.sequence_length / plan.num_gpus
-    kinds = {
-        "step_s": facts.step_s,
-        "tokens_per_second_per_gpu": [tokens / rate for rate in facts.tokens_per_second_per_gpu],
-        "samples_per_second": [plan.sequences / rate for rate in facts.samples_per_second],
-    }
-    kind = next((name for name, times_s in kinds.items() if times_s), None)
-    if kind is None:
-        return (), 0
-    spans = _spans(facts.ends_at.get(kind, []), count=len(kinds[kind]))
-    settled = [(t, last - first) for t, (first, last) in zip(kinds[kind], spans, strict=True) if first >= plan.warmup_steps]
-    return tuple(t for t, _ in settled), sum(steps for _, steps in settled)
-
-
 def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
     """(steps done before, steps done after) for each figure; one step each if the trainer does not number them.
 
     The first figure spans at most as many steps as the second, so that a run from a checkpoint counts from its own start.
     """
-    if len(ends_at) != count:
+    if not ends_at or len(ends_at) != count:
         return [(number, number + 1) for number in range(count)]
     gap = ends_at[1] - ends_at[0] if count > 1 else ends_at[0]
     start = ends_at[0] - min(gap, ends_at[0])
     edges = [0, *(end - start for end in ends_at)]
     return list(pairwise(edges))
-
-
-def _no_steps(facts: LogFacts, plan: Plan) -> str:
-    figures = len(facts.step_s) + len(facts.tokens_per_second_per_gpu) + len(facts.samples_per_second)
-    if not figures:
-        return "the trainer ended by itself and printed no step that trainer.reader recognises; is it the right reader?"
-    return (
-        f"the trainer ended by itself and printed no step after the {plan.warmup_steps} of the warm-up: let it print every "
-        "step and run {train_iters} of them"
-    )

@@ -52,8 +52,8 @@ class ResolvedConfiguration:
             estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
         else:
             costs = self.problem.costs(self.candidate) if self.row is None else self.row.costs.row(self.row.index)
-            estimate = estimate_alone(case=self.problem, costs=costs, candidate=self.candidate)
-            estimate = with_missed_targets(replace(estimate, parallel=self.config), self.problem)
+            estimate = estimate_alone(case=self.problem, costs=costs, candidate=self.candidate, config=self.config)
+            estimate = with_missed_targets(estimate, self.problem)
         if estimate.feasible or not with_fixes:
             return estimate
         return replace(estimate, mends=fixes(query=self.query, problem=self.problem, infeasible=estimate))

@@ -173,7 +173,7 @@ def recommendations(
         if predictor is not None:
             calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)
             calibrated = replace(calibrated, parallel=config)
-        estimate = replace(estimate_row(index, costs=costs, candidates=chosen, case=problem), parallel=config)
+        estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
         rows.append(Recommendation(rank=index + 1, parallel=config, estimate=estimate, calibrated_estimate=calibrated))
     return tuple(rows)
 

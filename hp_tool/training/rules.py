@@ -10,7 +10,6 @@ from typing import Any
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.imbalance import MAX_BATCH
 from hp_tool.cost.lora import target_names
-from hp_tool.cost.moe import merges_passes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -52,7 +51,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)
-    if merges_passes(workload):
+    if workload.merges_passes:
         _check_merged_passes(model, workload, parallel)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:

@@ -15,7 +15,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import MeasurementRecord
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, number_or_nan, stored_evidence, teaching
+from hp_tool.learning.evidence import MAX_MEASUREMENTS, stored_evidence, teaching
 from hp_tool.learning.series import Series
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.problem import Question
@@ -87,8 +87,8 @@ def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProble
     evidence = serving_table(problem, candidates, costs).evidence(
         rows=rows,
         measurement_ids=tuple(record.id for record in records),
-        step_s=np.array([number_or_nan(outcome.objective_s) for outcome in outcomes]),
-        memory_bytes=np.array([number_or_nan(outcome.peak_memory_bytes) for outcome in outcomes]),
+        step_s=np.array([outcome.objective_s for outcome in outcomes], dtype=np.float64),
+        memory_bytes=np.array([outcome.peak_memory_bytes for outcome in outcomes], dtype=np.float64),
         out_of_memory=np.array([outcome.status == "oom" for outcome in outcomes], dtype=np.bool_),
     )
 

@@ -16,7 +16,7 @@ from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, RunRecord, RunState, SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, UnsupportedError
-from hp_tool.learning.stored import StoredCalibrations
+from hp_tool.learning.series import StoredCalibrations
 from hp_tool.queries.schema import parse, parse_query, to_dict
 from hp_tool.search.account import coverage_runs, spent_by
 from hp_tool.search.coordinator import Coordinator

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from hp_tool.exchange.exports import export
-from hp_tool.exchange.imports import Assessment, assess, detect, read_query
+from hp_tool.exchange import Assessment, assess, detect, export, read_query
 from hp_tool.queries import schema
 from service.api.bodies import json_response
 from service.api.estimates import EXAMPLE

@@ -16,7 +16,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import JsonObject, SearchRecord, SearchState
 from hp_tool.errors import InputError, NotFoundError
-from hp_tool.exchange.exports import TRAINING, export
+from hp_tool.exchange import TRAINING, export
 from hp_tool.formats.engines import ENGINES
 from service.api import search_actions
 from service.api.bodies import json_response

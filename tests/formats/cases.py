@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.exchange.exports import training_setup
+from hp_tool.exchange import training_setup
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_config

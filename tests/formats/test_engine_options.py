@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.exchange.exports import export
+from hp_tool.exchange import export
 from hp_tool.formats.engines import VERSIONS
 
 NUMBER, SWITCH = "a number", "no value"

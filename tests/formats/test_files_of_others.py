@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange.exports import export
-from hp_tool.exchange.imports import read_query
+from hp_tool.exchange import export, read_query
 from hp_tool.formats import accelerate, deepspeed, megatron_bridge
 from hp_tool.queries import schema
 from tests.formats.cases import llama, same_work, setup_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange.imports import detect, read_query
+from hp_tool.exchange import detect, read_query
 from hp_tool.formats import megatron_lm, shell
 from tests.conftest import skip_or_fail
 from tests.formats.cases import llama, queries, same_work, setup_of

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.formats.logs import read_log
-from hp_tool.trainers.launcher import Plan, measurement
+from hp_tool.trainers.launcher import measurement
 from hp_tool.units import MIB
 
 HARDWARE = Hardware(gpu="h100-sxm-80gb", num_gpus=8)
-PLAN = Plan(sequences=64, sequence_length=1024, num_gpus=8, steps=3, warmup_steps=2)
+WORK = TrainingWorkload(sequence_length=1024, global_batch_size=64)
+SETTINGS = SearchSettings(steps=3, warmup_steps=2)
 ENDED = Measurement(status="crashed", cause="exit code 0 without a result", exit_code=0, hardware=HARDWARE, wall_s=40.0)
 CRASHED = replace(ENDED, cause="exit code 1 without a result: Segmentation fault", exit_code=1)
 TIMEOUT = replace(ENDED, status="timeout", cause="not done after 30 s", exit_code=None)
@@ -25,7 +28,8 @@ MEMORY = (
 
 
 def read(lines: list[str], *, reader: str = "megatron-lm", ended: Measurement = ENDED, **changes: Any) -> Measurement:
-    return measurement(read_log(lines, reader=reader), ended=ended, plan=replace(PLAN, **changes))
+    facts, settings = read_log(lines, reader=reader), replace(SETTINGS, **changes)
+    return measurement(facts, ended=ended, workload=WORK, num_gpus=HARDWARE.num_gpus, settings=settings)
 
 
 def megatron(*milliseconds: float, first: int = 1, interval: int = 1) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hp_tool.cli.batches.sources import Item
-from hp_tool.cli.calibrations import stored_calibrations
+from hp_tool.cli.queries import stored_calibrations
 from hp_tool.errors import HpToolError, InputError
 
 if TYPE_CHECKING:

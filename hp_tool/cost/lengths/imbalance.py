@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import cast
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, Floats, results, where
+from hp_tool.cost.arrays import FloatArray, Floats, where
 from hp_tool.cost.attention import core_seconds
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import CORE_ATTN, Candidates
@@ -35,7 +36,9 @@ def with_imbalance(costs: TrainingCosts, *, rows: Rows, case: TrainingCase, cand
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
     extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
     waiting = per_length * extra
-    return dataclasses.replace(costs, parts=results({**costs.parts, PART: waiting}), step_s=costs.step_s + waiting)
+    return dataclasses.replace(
+        costs, parts=cast(dict[str, FloatArray], {**costs.parts, PART: waiting}), step_s=costs.step_s + waiting
+    )
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, Floats, IntArray, result
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.parameters import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import expert_weights
@@ -42,7 +43,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fr
     overhead = np.full(len(candidates), case.engine.reserve_bytes)
     capacity = memory_fraction * case.cluster.gpu.memory_bytes
     return ServingBytes(
-        weights=result(weights),
+        weights=cast(FloatArray, weights),
         activations=working,
         logits=logits,
         overhead=overhead,

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.pipeline_split import chunk_layers
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.megatron_lm.words import (
-    CONTEXT,
-    FIRST_STAGE,
-    LAST_STAGE,
-    LAYOUT,
-    POSITIONS,
-    SHARDING,
-    WITH_EMBEDDING,
-    WITH_LOSS,
-    Flags,
-)
+from hp_tool.formats.megatron_lm import words
+from hp_tool.formats.megatron_lm.words import Flags
 
 
 def read(given: Flags, *, num_gpus: int) -> dict[str, Any]:
@@ -62,6 +54,14 @@ class _Reader:
         except ValueError:
             raise InputError(f"--{name} takes a number, got {text}", field=f"--{name}") from None
 
+    def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
+        """Our word for a flag's value, of a mapping from our words to theirs."""
+        text = self.text(name, default)
+        for our, their in theirs.items():
+            if their == text:
+                return our
+        raise UnsupportedError(f"--{name} {text} is not modelled", field=f"--{name}")
+
     def query(self) -> dict[str, Any]:
         return {"kind": "training", "model": self.model(), "training": self.training(), "parallel": self.parallel()}
 
@@ -70,10 +70,8 @@ class _Reader:
         # validate_args: 4h, or two thirds of it in multiples of 64 where the MLP is gated.
         usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
         layers, bias = self.number("num-layers"), not self.on("disable-bias-linear")
-        positions = {foreign: ours for ours, foreign in POSITIONS.items()}
-        kind = self.text("position-embedding-type", "rope" if self.on("use-rotary-position-embeddings") else "learned_absolute")
-        if kind not in positions:
-            raise UnsupportedError(f"--position-embedding-type {kind} is not modelled", field="--position-embedding-type")
+        usual_kind = "rope" if self.on("use-rotary-position-embeddings") else "learned_absolute"
+        positions = self.ours("position-embedding-type", words.POSITIONS, usual_kind)
         model: dict[str, Any] = {
             "num_hidden_layers": layers,
             "hidden_size": hidden,
@@ -85,11 +83,11 @@ class _Reader:
             "tie_word_embeddings": not self.on("untie-embeddings-and-output-weights"),
             "gated_mlp": gated,
             "normalization": "rmsnorm" if self.text("normalization", "LayerNorm") == "RMSNorm" else "layernorm",
-            "position_embedding": positions[kind],
+            "position_embedding": positions,
             "attention_bias": bias or self.on("add-qkv-bias"),
             "mlp_bias": bias,
         }
-        if positions[kind] == "learned":
+        if positions == "learned":
             model["max_position_embeddings"] = self.number("max-position-embeddings")
         if self.on("num-experts"):
             width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
@@ -160,14 +158,10 @@ class _Reader:
             "zero_stage": self.zero_stage(),
         }
         sizes = chosen["pipeline_parallel_size"], chosen["virtual_pipeline_parallel_size"]
-        if layout := self.text(LAYOUT, "") or self.shorter_ends(stages=sizes[0], chunks=sizes[1]):
+        if layout := self.text(words.LAYOUT, "") or self.shorter_ends(stages=sizes[0], chunks=sizes[1]):
             chosen["pipeline_layout"] = layout
         if chosen["context_parallel_size"] > 1:
-            kinds = {foreign: ours for ours, foreign in CONTEXT.items()}
-            kind = self.text("cp-comm-type", "p2p")
-            if kind not in kinds:
-                raise UnsupportedError(f"--cp-comm-type {kind} is not modelled", field="--cp-comm-type")
-            chosen["context_parallel_communication"] = kinds[kind]
+            chosen["context_parallel_communication"] = self.ours("cp-comm-type", words.CONTEXT, "p2p")
         if self.on("num-experts"):
             chosen["expert_parallel_size"] = self.number("expert-model-parallel-size", 1)
             chosen["expert_tensor_parallel_size"] = self.number("expert-tensor-parallel-size", tensor)
@@ -178,7 +172,7 @@ class _Reader:
         return max(self.num_gpus // math.prod(max(self.number(name, 1), 1) for name in sizes), 1)
 
     def chunks(self) -> int:
-        if layout := self.text(LAYOUT, ""):
+        if layout := self.text(words.LAYOUT, ""):
             return max(len(parse_layout(layout).chunks) // max(self.number("pipeline-model-parallel-size", 1), 1), 1)
         if self.on("num-layers-per-virtual-pipeline-stage"):
             held = self.number("num-layers-per-virtual-pipeline-stage") * self.number("pipeline-model-parallel-size", 1)
@@ -186,7 +180,7 @@ class _Reader:
         return self.number("num-virtual-stages-per-pipeline-rank", 1)
 
     def zero_stage(self) -> int:
-        stages = {"no_shard": 0, "optim": 1} | {name: stage for stage, name in SHARDING.items()}
+        stages = {"no_shard": 0, "optim": 1} | {name: stage for stage, name in words.SHARDING.items()}
         if self.on("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2"):
             usual = "optim_grads_params" if self.on("use-torch-fsdp2") else "no_shard"
             name = self.text("data-parallel-sharding-strategy", usual)
@@ -264,12 +258,12 @@ class _Reader:
 
         Raises InputError where the flags do not divide the layers.
         """
-        if not self.on(FIRST_STAGE, LAST_STAGE, WITH_EMBEDDING, WITH_LOSS):
+        if not self.on(words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS):
             return None
         layers = self.number("num-layers")
-        held = self.stage_sizes(layers, stages, chunks) if self.on(FIRST_STAGE, LAST_STAGE) else None
+        held = self.stage_sizes(layers, stages, chunks) if self.on(words.FIRST_STAGE, words.LAST_STAGE) else None
         if held is None:  # embedding and output layer count as a layer each, so their chunks hold one fewer
-            first, last = int(self.on(WITH_EMBEDDING)), int(self.on(WITH_LOSS))
+            first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
             held = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
             held[0] -= first
             held[-1] -= last
@@ -286,7 +280,7 @@ class _Reader:
 
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
         """Chunks of a stage hold equally many (get_num_layers_to_build of Megatron Core); what is not given is shared out."""
-        said = {0: FIRST_STAGE, stages - 1: LAST_STAGE}
+        said = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
         fixed = {rank: self.number(name) for rank, name in said.items() if self.on(name)}
         others = max(stages - len(fixed), 1)
         rest = (layers - sum(fixed.values())) // others

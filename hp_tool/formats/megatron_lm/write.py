@@ -12,21 +12,8 @@ from typing import Any
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.words import (
-    CONTEXT,
-    FIRST_STAGE,
-    LAST_STAGE,
-    LAYOUT,
-    NORMS,
-    POSITIONS,
-    PRECISIONS,
-    SAID,
-    SHARDING,
-    TOOL,
-    WITH_EMBEDDING,
-    WITH_LOSS,
-    Flags,
-)
+from hp_tool.formats.megatron_lm import words
+from hp_tool.formats.megatron_lm.words import Flags
 from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
 
 
@@ -35,14 +22,14 @@ def flags(setup: TrainingSetup) -> Flags:
 
     Raises UnsupportedError for what the flags cannot say.
     """
-    refuse_unsaid(setup, tool=TOOL, said=SAID, runs="megatron-core")
+    refuse_unsaid(setup, tool=words.TOOL, said=words.SAID, runs="megatron-core")
     return {**_model(setup), **_parallel(setup), **_training(setup)}
 
 
 def _model(setup: TrainingSetup) -> Flags:
     m, t = setup.model, setup.parallel.tensor_parallel_size
     biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (None, m.has_mlp_bias)
-    if m.architecture != "decoder" or m.positions not in POSITIONS or biases or m.query_key_norm not in (None, "head"):
+    if m.architecture != "decoder" or m.positions not in words.POSITIONS or biases or m.query_key_norm not in (None, "head"):
         raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
     given: Flags = {
         "num-layers": [str(m.num_hidden_layers)],
@@ -51,8 +38,8 @@ def _model(setup: TrainingSetup) -> Flags:
         "num-attention-heads": [str(m.num_attention_heads)],
         "kv-channels": [str(m.head_size)],
         "max-position-embeddings": [str(m.max_position_embeddings or setup.workload.sequence_length)],
-        "position-embedding-type": [POSITIONS[m.positions]],
-        "normalization": [NORMS[m.normalization]],
+        "position-embedding-type": [words.POSITIONS[m.positions]],
+        "normalization": [words.NORMS[m.normalization]],
         "vocab-size": [str(m.vocab_size)],
         "make-vocab-size-divisible-by": [str(m.vocab_size // t if m.vocab_size % t == 0 else 1)],
     }
@@ -99,12 +86,12 @@ def _parallel(setup: TrainingSetup) -> Flags:
         **({} if layout is not None else _shorter_ends(setup)),
     }
     if layout is not None:  # it says the number of chunks, too
-        given[LAYOUT] = [layout.text]
+        given[words.LAYOUT] = [layout.text]
     elif c.virtual_pipeline_parallel_size > 1:
         given["num-virtual-stages-per-pipeline-rank"] = [str(c.virtual_pipeline_parallel_size)]
     if c.context_parallel_size > 1:
         given["context-parallel-size"] = [str(c.context_parallel_size)]
-        given["cp-comm-type"] = [CONTEXT[setup.strategy.context_parallel_communication]]
+        given["cp-comm-type"] = [words.CONTEXT[setup.strategy.context_parallel_communication]]
     if setup.model.num_experts:
         given["expert-model-parallel-size"] = [str(c.expert_parallel_size)]
         given["expert-tensor-parallel-size"] = [str(c.expert_tensor_parallel_size)]
@@ -113,7 +100,7 @@ def _parallel(setup: TrainingSetup) -> Flags:
     if c.zero_stage >= 2:
         given |= {
             "use-megatron-fsdp": [],
-            "data-parallel-sharding-strategy": [SHARDING[c.zero_stage]],
+            "data-parallel-sharding-strategy": [words.SHARDING[c.zero_stage]],
             "ckpt-format": ["fsdp_dtensor"],
             "no-gradient-accumulation-fusion": [],
         }
@@ -124,11 +111,11 @@ def _shorter_ends(setup: TrainingSetup) -> Flags:
     """Where stages cannot hold equally many layers."""
     first, last = setup.missing_layers
     if (first, last) == (1, 1):
-        return {WITH_EMBEDDING: [], WITH_LOSS: []}
+        return {words.WITH_EMBEDDING: [], words.WITH_LOSS: []}
     if (first, last) == (0, 0):
         return {}
     each = (setup.model.num_hidden_layers + first + last) // setup.parallel.pipeline_parallel_size
-    return {FIRST_STAGE: [str(each - first)], LAST_STAGE: [str(each - last)]}
+    return {words.FIRST_STAGE: [str(each - first)], words.LAST_STAGE: [str(each - last)]}
 
 
 def _recompute(recompute: Recompute) -> Flags:
@@ -137,12 +124,10 @@ def _recompute(recompute: Recompute) -> Flags:
     if recompute.granularity == "selective":
         return {"recompute-granularity": ["selective"], "recompute-modules": list(recompute.modules or ("core_attn",))}
     if recompute.granularity != "full":
-        raise UnsupportedError(f"{TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute")
-    count = recompute.num_layers
-    if recompute.method == "block" and count is None:
-        return {"recompute-granularity": ["full"], "recompute-method": ["uniform"], "recompute-num-layers": ["1"]}
-    method = recompute.method or "uniform"
-    return {"recompute-granularity": ["full"], "recompute-method": [method], "recompute-num-layers": [str(count or 1)]}
+        raise UnsupportedError(f"{words.TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute")
+    whole = recompute.method is None or (recompute.method == "block" and recompute.num_layers is None)
+    method, count = "uniform" if whole else recompute.method, recompute.num_layers or 1
+    return {"recompute-granularity": ["full"], "recompute-method": [str(method)], "recompute-num-layers": [str(count)]}
 
 
 def _training(setup: TrainingSetup) -> Flags:
@@ -155,12 +140,12 @@ def _training(setup: TrainingSetup) -> Flags:
         "attention-dropout": [f"{w.dropout:g}"],
         "hidden-dropout": [f"{w.dropout:g}"],
         "optimizer": [w.optimizer],
-        **PRECISIONS[w.precision],
+        **words.PRECISIONS[w.precision],
         **_switches({"cross-entropy-loss-fusion": w.cross_entropy == "fused"}),
     }
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
-        raise UnsupportedError(f"{TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
+        raise UnsupportedError(f"{words.TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
     given |= _switches(
         {
             "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
@@ -179,7 +164,7 @@ def _overlap(setup: TrainingSetup) -> Flags:
     c, said = setup.parallel, setup.workload.overlap or OverlapSpec()
     if said.context_parallel is not None or said.expert_parallel is False:
         name = "context_parallel" if said.context_parallel is not None else "expert_parallel"
-        raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
+        raise UnsupportedError(f"{words.TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
     data, sharded = said.data_parallel is not False, c.zero_stage >= 1
     # Userbuffers reach as far as NVLink.
     tensor = c.sequence_parallel and 1 < c.tensor_parallel_size <= setup.cluster.nvlink_domain_size
@@ -208,7 +193,7 @@ def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
     return "\n".join(
         (
             "#!/usr/bin/env bash",
-            f"# {TOOL}: {headline(setup)}.",
+            f"# {words.TOOL}: {headline(setup)}.",
             "# Add your data, tokenizer, learning-rate and checkpoint flags behind this script's name.",
             " \\\n    ".join((f"{launch} {script}", *lines, '"$@"')),
             "",
@@ -224,7 +209,7 @@ _LANGUAGE_MODEL = {
     "moe-expert-capacity-factor", "add-qkv-bias",
     "qk-layernorm", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "attention-backend",
     "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
-    "mtp-num-layers", "cp-comm-type", WITH_EMBEDDING, WITH_LOSS, FIRST_STAGE, LAST_STAGE,
+    "mtp-num-layers", "cp-comm-type", words.WITH_EMBEDDING, words.WITH_LOSS, words.FIRST_STAGE, words.LAST_STAGE,
 }  # fmt: skip
 _MODEL_PARALLEL = {
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
@@ -236,8 +221,8 @@ _KEYS = {
     "fp8-format": "fp8",
     "fp4-format": "fp4",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
-    FIRST_STAGE: "num_layers_in_first_pipeline_stage",
-    LAST_STAGE: "num_layers_in_last_pipeline_stage",
+    words.FIRST_STAGE: "num_layers_in_first_pipeline_stage",
+    words.LAST_STAGE: "num_layers_in_last_pipeline_stage",
 }
 """Where the file's key is not the flag's name."""
 
@@ -284,7 +269,7 @@ def yaml(setup: TrainingSetup) -> str:
     """The YAML file, to lay over examples/gpt3/gpt_config.yaml."""
     from yaml import safe_dump
 
-    head = f"# {TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"
+    head = f"# {words.TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"
     return head + safe_dump(yaml_content(setup), sort_keys=False)
 
 

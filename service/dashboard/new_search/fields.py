@@ -8,7 +8,7 @@ from typing import Literal
 
 from hp_tool.domain.query import Kind, Query
 from hp_tool.queries import schema
-from hp_tool.queries.messages import branches, declarations
+from hp_tool.queries.schema import branches, declarations
 
 Suggested = Literal["models", "gpus", "clusters"]
 

@@ -1,28 +1,116 @@
-"""Another tool's configuration as a query, and a run of it compared with its prediction and with the best alternative."""
+"""A result or a query as another tool's configuration; and such a configuration as a query, a run of it compared with its
+prediction and with the best alternative.
+"""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hp_tool import documents, training
-from hp_tool.catalog import model as catalogue_model
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool import catalog, documents, serving, training
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.workload import OverlapSpec
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats import deepspeed, megatron_lm, shell, torchtitan
+from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, shell, torchtitan
 from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.queries import schema
-from hp_tool.training.problem import resolve_training
+from hp_tool.serving.problem import cache_precision, resolve_serving
+from hp_tool.training.problem import TrainingProblem, resolve_training
 
+TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
+    "megatron-lm": megatron_lm.command,
+    "megatron-lm-yaml": megatron_lm.yaml,
+    "nemo": megatron_bridge.text,
+    "torchtitan": torchtitan.toml,
+    "deepspeed": deepspeed.text,
+    "accelerate": accelerate.text,
+    "slurm": megatron_lm.slurm,
+}
 WARMUP_LINES = 2
 """Logged steps at a run's start that are left out where more follow: compilation, caches, first communication."""
+
+
+def export(
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    rank: int = 1,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+) -> str:
+    """The text of one configuration in another tool's words.
+
+    `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
+    query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
+    """
+    if format not in (formats := (*TRAINING, *engines.ENGINES)):
+        raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
+    if "kind" in result:
+        query = read(result)
+        return _write(query, _recommended(query, rank), format)
+    if not isinstance(result.get("query"), dict):
+        raise InputError(
+            "the result does not hold its query; export what estimate, recommend or tune print with --json",
+            field="query",
+            code="missing_field",
+        )
+    query = read(result["query"])
+    return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
+
+
+def _recommended(query: Query, rank: int) -> ParallelConfig | ServingConfig:
+    """The configuration that a query's own answer puts at this rank."""
+    ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+    rows = ranking.recommendations
+    if len(rows) < rank:
+        raise InputError(f"the query has {len(rows)} acceptable configurations; rank {rank} is not among them", field="rank")
+    return rows[rank - 1].parallel
+
+
+def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
+    """The configuration of this rank in a result's recommendations, or the one it estimates."""
+    rows = result.get("recommendations")
+    if rows is None and isinstance(result.get("estimate"), dict):
+        rows = [result["estimate"]]
+    if not isinstance(rows, list) or not 1 <= rank <= len(rows) or not isinstance(rows[rank - 1], dict):
+        count = len(rows) if isinstance(rows, list) else 0
+        raise InputError(f"the result has {count} configurations; rank {rank} is not among them", field="rank")
+    return schema.parse(kind, rows[rank - 1].get("parallel") or {})
+
+
+def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) -> str:
+    if isinstance(config, ServingConfig):
+        if format not in engines.ENGINES:
+            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="format")
+        problem, workload = resolve_serving(query), query.inference
+        assert workload is not None  # checked with the query
+        setup = ServingSetup(
+            model=problem.model,
+            model_path=query.model if isinstance(query.model, str) else problem.model.name,
+            cluster=problem.cluster,
+            workload=replace(workload, kv_cache_precision=cache_precision(workload, engine=problem.engine)),
+            parallel=config,
+            memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
+        )
+        return engines.command(setup, engine=format)
+    if format not in TRAINING:
+        raise InputError(f"{format} serves; a training configuration becomes {', '.join(TRAINING)}", field="format")
+    return TRAINING[format](training_setup(resolve_training(query), config))
+
+
+def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
+    """The case of one configuration; objective min_gpus may have chosen fewer devices than the query has."""
+    model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
+    used = model_parallel * config.data_parallel_size
+    at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
+    return TrainingSetup(model=at.model, cluster=at.cluster, workload=at.workload, parallel=config, strategy=at.strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +183,7 @@ def read_query(
             flags["padded-vocab-size"] = [str(given.pop("model.vocab_size"))]
         data = megatron_lm.read(flags, num_gpus=devices)
     elif tool == "torchtitan":
-        data = torchtitan.read(text, num_gpus=devices, layers_of=lambda name: catalogue_model(name).num_hidden_layers)
+        data = torchtitan.read(text, num_gpus=devices, layers_of=lambda name: catalog.model(name).num_hidden_layers)
     elif tool == "deepspeed":
         data = deepspeed.read(documents.parse(text, origin=Path("deepspeed.json")), num_gpus=devices)
     else:
@@ -122,12 +210,7 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     estimate = training.estimate(query=query)
     logged = None
     if log is not None:
-        logged = _logged(
-            read_log(log, reader=reader),
-            sequences=workload.global_batch_size,
-            length=workload.sequence_length,
-            num_gpus=num_gpus,
-        )
+        logged = _logged(read_log(log, reader=reader), workload, num_gpus=num_gpus)
     hidden = workload.overlap or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)
@@ -155,14 +238,10 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     )
 
 
-def _logged(facts: LogFacts, *, sequences: int, length: int, num_gpus: int) -> LoggedRun:
+def _logged(facts: LogFacts, workload: TrainingWorkload, *, num_gpus: int) -> LoggedRun:
     """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
-    tokens = sequences * length / num_gpus
-    seconds = (
-        facts.step_s
-        or [tokens / rate for rate in facts.tokens_per_second_per_gpu]
-        or [sequences / rate for rate in facts.samples_per_second]
-    )
+    tokens = workload.global_batch_size * workload.sequence_length / num_gpus
+    seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds
     step_s = statistics.median(settled) if settled else None
     return LoggedRun(
