@@ -50,7 +50,6 @@ NOISE = 0.1
 FIXED = FrameworkEfficiency(
     framework="nanotron",
     matmul_slowdown=1.2,
-    narrow_matmul_slowdown=1.2,
     elementwise_traffic_factor=2.0,
     attention_backward_slowdown=1.25,  # FlashAttention-2 reaches 1.2 to 1.3 times its backward FLOP/s forward
     tensor_parallel_overlap=0.0,

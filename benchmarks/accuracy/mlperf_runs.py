@@ -39,7 +39,8 @@ def _case(row: Row) -> Case:
         training=TrainingWorkload(
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision="fp8",
             task="lora" if lora else "pretrain", lora=ADAPTERS if lora else None, cross_entropy="fused",
-            gradient_precision="bf16", cuda_graphs=row["cuda_graphs"] == "1",
+            gradient_precision="bf16", parameter_precision="fp8" if row["fp8_params"] == "1" and not lora else None,
+            cuda_graphs=row["cuda_graphs"] == "1",
             overlap=None if row["tp_overlap"] == "1" else OverlapSpec(tensor_parallel=False),
         ),
         parallel=ParallelQuery(

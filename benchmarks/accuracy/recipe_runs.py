@@ -39,6 +39,7 @@ def _case(rows: list[Row]) -> Case:
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision=precision,
             fp8_recipe="tensorwise" if precision == "fp8" else None, task="lora" if lora else "pretrain",
             lora=LoraSpec(rank=16) if lora else None, cross_entropy="fused", gradient_precision="bf16",
+            parameter_precision="fp8" if row["fp8_params"] == "1" and not lora and precision == "fp8" else None,
             cuda_graphs=row["cuda_graph_impl"] in ("local", "transformer_engine") or bool(row["cuda_graph_modules"]),
         ),
         parallel=ParallelQuery(

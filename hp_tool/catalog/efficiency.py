@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from hp_tool import documents
-from hp_tool.catalog import library, records
+from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.roofline import at_sustained_clocks
 from hp_tool.cost.step_time import without_host
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
+from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import OverlapSpec
@@ -23,7 +24,7 @@ from hp_tool.errors import InputError, UnsupportedError
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, FrameworkEfficiency, EngineEfficiency)
+P = TypeVar("P", GpuEfficiency, Clocks, FrameworkEfficiency, EngineEfficiency)
 
 
 def efficiency(
@@ -47,9 +48,24 @@ def efficiency(
         constants = without_host(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
-        return EfficiencyProfile(gpu=gpu_efficiency(gpu), framework=constants)
+        return EfficiencyProfile(gpu=sustained(gpu_efficiency(gpu), gpu=gpu), framework=constants)
     network = machine.network or constants.network
-    return EfficiencyProfile(gpu=machine.gpu, framework=dataclasses.replace(constants, network=network))
+    kernels = sustained(machine.gpu, gpu=gpu)
+    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(constants, network=network))
+
+
+def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks | None = None) -> GpuEfficiency:
+    """Constants of isolated kernels, at the clocks of a long training on this GPU (default: those of its die, or typical ones)."""
+    if clocks is None:
+        known = _profiles(FOLDER / "clocks")
+        clocks = _clocks(known.get(_die(gpu), known[_GENERIC]))
+    reference = hardware.gpu(clocks.gpu) if clocks.gpu is not None else None
+    return at_sustained_clocks(kernels, clocks=clocks, gpu=gpu, reference=reference)
+
+
+@functools.lru_cache(maxsize=64)
+def _clocks(path: Path) -> Clocks:
+    return _build(Clocks, path)
 
 
 def frameworks() -> list[str]:

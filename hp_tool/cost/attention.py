@@ -138,7 +138,8 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     """(forward, backward) exposed seconds of context-parallel communication per layer and micro-batch.
 
     - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden behind the attention of the
-      step before; the backward pass also sends their gradients.
+      step before; the backward pass also sends their gradients. Each step is an attention kernel of its own, with its fixed
+      cost.
     - all_gather: keys and values are gathered first, and nothing hides that; the backward pass gathers them again and
       reduce-scatters the gradients.
     - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head shards, in four all-to-alls of 1/c
@@ -171,9 +172,10 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     if kind == "all_gather":
         return passing, 2.0 * passing
     overlap = case.profile.framework.context_parallel_overlap
+    kernels = case.profile.gpu.attention.overhead_s * (c - 1.0)
     forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
     backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
-    return exchange + forward, exchange + backward
+    return exchange + kernels + forward, exchange + kernels + backward
 
 
 def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.case import Machine
-from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
+from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, GpuEfficiency, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
@@ -49,8 +50,7 @@ def matmul_seconds(
     flops = 2.0 * batch * m * n * k
     traffic = batch * (element * (m * k + n * k) + output_bytes * m * n)
     seconds = roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak_flops(gpu, precision=precision))
-    framework = profile.framework
-    return seconds * (framework.matmul_slowdown if element >= 2.0 else framework.narrow_matmul_slowdown)
+    return profile.framework.matmul_slowdown * seconds
 
 
 def weight_matmuls(
@@ -90,6 +90,26 @@ def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) ->
     moved = traffic * profile.framework.elementwise_traffic_factor
     reached = profile.gpu.memory_fraction * machine.cluster.gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
+
+
+def at_sustained_clocks(kernels: GpuEfficiency, *, clocks: Clocks, gpu: GpuSpec, reference: GpuSpec | None) -> GpuEfficiency:
+    """The constants with matmul peaks at the clocks that a long training sustains on `gpu`.
+
+    Power above the idle grows with the cube of the clock, which voltage follows: a card of the same die sustains the FLOP/s of
+    the `reference` card, on which `clocks` holds, times the cube root of the ratio of their power limits, and never more than
+    its own boost clocks give. So cut-down cards, whose arithmetic needs less than their limit, run at boost. Without a
+    reference the shares hold as they are.
+    """
+    matmul = {}
+    for precision, roof in kernels.matmul.items():
+        narrow = clocks.share.get("fp8") if ELEMENT_BYTES[precision] < 2.0 else None
+        share = clocks.share.get(precision) or narrow or clocks.share["bf16"]
+        peak = gpu.peak_flops_per_second.get(precision)
+        if reference is not None and peak is not None:
+            power = (gpu.power_w / reference.power_w) ** (1.0 / 3.0)
+            share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
+        matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
+    return replace(kernels, matmul=matmul)
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
