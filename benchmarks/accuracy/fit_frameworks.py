@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +215,37 @@ def gb200_left_out(folder: Path) -> list[Comparison]:
     return [run.compare(constants) for run in runs]
 
 
+def amd_runs(folder: Path) -> list[Prepared]:
+    """LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
+    return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
+
+
+def fit_amd(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
+    """What matmuls of MI300X's die reach of a typical die's at boost: kernels and clocks in one, because nobody timed them apart."""
+
+    def residuals(x: Floats) -> Floats:
+        return np.log([run.ratio(framework, {("mi300x", "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
+
+    return {("mi300x", "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+
+
+def amd_left_out(folder: Path) -> list[Comparison]:
+    """Every AMD row, by what the other card's rows say of the die."""
+    runs = amd_runs(folder)
+    framework = efficiency(gpu=gpu("mi300x"), framework="megatron-core").framework
+    found = []
+    for card, members in _grouped(runs, lambda run: run.gpu.name).items():
+        shares = fit_amd([run for run in runs if run.gpu.name != card], framework)
+        found += [run.compare(framework, shares) for run in members]
+    return found
+
+
+def adapters_unseen(folder: Path) -> list[Comparison]:
+    """MLPerf's LoRA on NVIDIA's GPUs by the shipped constants, which saw no run with adapters."""
+    runs = [Prepared.of(case) for case in mlperf_cases(folder) if "lora" in case.name and not case.what.startswith("MI3")]
+    return [run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework) for run in runs]
+
+
 def moe_left_out(folder: Path) -> list[Comparison]:
     """Recipes with experts, predicted by constants that saw none of them."""
     recipes = [Prepared.of(case) for case in moe_cases(folder)]
@@ -279,6 +310,8 @@ def main() -> None:
     by = "by python -m benchmarks.accuracy.fit_frameworks"
     write_clocks({("a100", "bf16"): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
     write_clocks(today.shares, fitted_on=f"{rows}; {by}")
+    amd = fit_amd(amd_runs(folder), modern)
+    write_clocks(amd, fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}")
     for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):
         errors = [abs(c.error) for c in found]
         print(f"{title} leaving one model out: mean {np.mean(errors):.2%}, worst {max(errors):.2%}")
