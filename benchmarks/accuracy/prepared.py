@@ -19,50 +19,59 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
-from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.hardware import GpuSpec
 from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
 REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb"}
 """Card under whose power limit a die's shares are stated."""
-Shares = Mapping[tuple[str, Precision], float]
-"""Share of boost that matmuls sustain, by die and input precision."""
+ACCUMULATION = "fp32_accumulation"
+Shares = Mapping[tuple[str, str], float]
+"""By die: share of boost that matmuls of a precision sustain, and the slowdown of accumulation in fp32."""
 
 
 def clocks(die: str, shares: Shares) -> Clocks:
     """The shipped clocks of a die, with these shares in their place."""
-    own = {precision: share for (name, precision), share in shares.items() if name == die}
-    return Clocks(gpu=REFERENCE.get(die), share={**_shipped(die), **own}, fitted_on={})
+    share = {**_shipped(die), **{name: value for (one, name), value in shares.items() if one == die}}
+    slowdown = share.pop(ACCUMULATION, 1.0)
+    return Clocks(gpu=REFERENCE.get(die), share=share, fp32_accumulation=slowdown, fitted_on={})  # type: ignore[arg-type]
 
 
 @functools.cache
-def _shipped(die: str) -> dict[Precision, float]:
+def _shipped(die: str) -> dict[str, float]:
     path = CLOCKS / f"{die}.yaml"
-    return documents.read(path)["share"] if path.is_file() else {"bf16": 0.8}
+    found = documents.read(path) if path.is_file() else {"share": {"bf16": 0.8}}
+    return {**found["share"], ACCUMULATION: found.get(ACCUMULATION, 1.0)}
 
 
 def write_clocks(shares: Shares, *, fitted_on: str) -> None:
     """Add these shares to their dies' files, and renew the files that borrow from them."""
     for die, card in REFERENCE.items():
-        own = {precision: float(f"{share:.4g}") for (name, precision), share in shares.items() if name == die}
+        own = {name: float(f"{value:.4g}") for (one, name), value in shares.items() if one == die}
         if own:
             _write(die, card, own, dict.fromkeys(own, fitted_on))
-    b200 = documents.read(CLOCKS / "b200.yaml")
-    _write("b300", b200["gpu"], b200["share"], {precision: f"b200: {rows}" for precision, rows in b200["fitted_on"].items()})
-    measured = [documents.read(CLOCKS / f"{die}.yaml")["share"] for die in ("a100", "h100", "b200")]
+    _shipped.cache_clear()
+    for die, origin in (("b300", "b200"), ("v100", "a100")):
+        card = REFERENCE[origin] if die == "b300" else None
+        _write(die, card, _shipped(origin), dict.fromkeys(_shipped(origin), f"nobody measured it: as {origin}"))
+    known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
-    for precision in ("bf16", "fp8"):
-        known = [share[precision] for share in measured if precision in share]
-        typical[precision] = float(f"{np.exp(np.mean(np.log(known))):.4g}")
+    for name in ("bf16", "fp8", ACCUMULATION):
+        logarithms = [np.log(values[name]) for values in known if name in values]
+        typical[name] = float(f"{np.exp(np.mean(logarithms)):.4g}")
     _write("generic", None, typical, dict.fromkeys(typical, "geometric means over a100, h100, b200"))
 
 
-def _write(die: str, card: str | None, share: Mapping[str, float], fitted_on: Mapping[str, str]) -> None:
+def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: Mapping[str, str]) -> None:
     path = CLOCKS / f"{die}.yaml"
     known = documents.read(path) if path.is_file() else {"share": {}, "fitted_on": {}}
-    fields = {"gpu": card} if card else {}
-    fields |= {key: {**known[key], **new} for key, new in (("share", share), ("fitted_on", fitted_on))}  # type: ignore[dict-item]
+    share = {**known["share"], **{name: value for name, value in values.items() if name != ACCUMULATION}}
+    fields = ({"gpu": card} if card else {}) | {
+        "share": share,
+        ACCUMULATION: values.get(ACCUMULATION, known.get(ACCUMULATION, 1.0)),
+        "fitted_on": {**known["fitted_on"], **fitted_on},
+    }
     text = yaml.safe_dump(fields, sort_keys=False, width=120)
     path.write_text(f"# Written by python -m benchmarks.accuracy.fit_*; do not edit by hand.\n{text}")
 

@@ -55,7 +55,7 @@ def efficiency(
 
 
 def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks | None = None) -> GpuEfficiency:
-    """Constants of isolated kernels, at the clocks of a long training on this GPU (default: those of its die, or typical ones)."""
+    """Constants of isolated kernels, at the clocks of a long training on this GPU: those of its die, or typical ones."""
     if clocks is None:
         known = _profiles(FOLDER / "clocks")
         clocks = _clocks(known.get(_die(gpu), known[_GENERIC]))

@@ -73,7 +73,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
     core, core_backward = core_seconds(case=case, s=s)
     context, context_backward = context_seconds(case=case, candidates=candidates, s=s, core_s=core)
     qk = model.qk_head_size

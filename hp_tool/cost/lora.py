@@ -163,7 +163,7 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     for matrix in rank_matrices(case.model, candidates, moe=moe):
         tokens = routed if matrix.routed else s.tokens
         for one in adapters(matrix, workload.lora):
-            both, both_gradient = weight_matmuls(tokens, one.matrices, machine=case, precision=wide_precision(workload))
+            both, both_gradient = weight_matmuls(tokens, one.matrices, case=case, precision=wide_precision(workload))
             matmul, gradient = matmul + both, gradient + both_gradient
             forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0)
             backward = backward + elementwise_seconds(3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, maximum
-from hp_tool.cost.case import Machine
+from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, GpuEfficiency, Roofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import TrainingWorkload
@@ -53,20 +53,32 @@ def matmul_seconds(
     return profile.framework.matmul_slowdown * seconds
 
 
+def gradient_seconds(
+    n: Floats, k: Floats, tokens: Floats, *, case: TrainingCase, precision: Precision, batch: Floats = 1.0
+) -> Floats:
+    """Seconds of the weight gradient of (n, k) weights over `tokens` rows, added to a buffer: 4 bytes read and 4 written.
+
+    Kernels that add 16-bit products to an fp32 buffer are slower than those that write 16 bits, on dies after those they were
+    written for by much (`fp32_accumulation`).
+    """
+    seconds = matmul_seconds(n, k, tokens, machine=case, precision=precision, batch=batch, output_bytes=8.0)
+    wide = ELEMENT_BYTES[precision] == 2.0 and case.workload.gradient_precision in (None, "fp32")
+    return case.profile.gpu.fp32_accumulation * seconds if wide else seconds
+
+
 def weight_matmuls(
-    tokens: Floats, matrices: Iterable[tuple[Floats, Floats]], *, machine: Machine, precision: Precision, batch: Floats = 1.0
+    tokens: Floats, matrices: Iterable[tuple[Floats, Floats]], *, case: TrainingCase, precision: Precision, batch: Floats = 1.0
 ) -> tuple[Floats, Floats]:
     """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
     each.
 
-    Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one write of 4
-    bytes.
+    Input gradients take as long as the forward pass.
     """
     forward: Floats = 0.0
     gradient: Floats = 0.0
     for n, k in matrices:
-        forward = forward + matmul_seconds(tokens, n, k, machine=machine, precision=precision, batch=batch)
-        gradient = gradient + matmul_seconds(n, k, tokens, machine=machine, precision=precision, batch=batch, output_bytes=8.0)
+        forward = forward + matmul_seconds(tokens, n, k, machine=case, precision=precision, batch=batch)
+        gradient = gradient + gradient_seconds(n, k, tokens, case=case, precision=precision, batch=batch)
     return forward, gradient
 
 
@@ -109,7 +121,7 @@ def at_sustained_clocks(kernels: GpuEfficiency, *, clocks: Clocks, gpu: GpuSpec,
             power = (gpu.power_w / reference.power_w) ** (1.0 / 3.0)
             share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
         matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
-    return replace(kernels, matmul=matmul)
+    return replace(kernels, matmul=matmul, fp32_accumulation=clocks.fp32_accumulation)
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:

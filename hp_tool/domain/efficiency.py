@@ -64,6 +64,8 @@ class GpuEfficiency(Strict):
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None
     """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring; None: the ring."""
+    fp32_accumulation: float = 1.0
+    """Training: as in Clocks."""
     measured: bool = True
     """False: borrowed from another GPU; results carry wider intervals."""
 
@@ -76,7 +78,9 @@ class Clocks(Strict):
     """Card under whose power limit the shares hold; None: typical ones, for any card."""
     share: dict[Precision, float]
     """Matmul arithmetic sustained over that at boost, by input precision."""
-    fitted_on: dict[Precision, str]
+    fp32_accumulation: float = 1.0
+    """Seconds of a 16-bit matmul that adds its product to an fp32 buffer, against one that writes 16 bits."""
+    fitted_on: dict[str, str]
     """Rows and command that gave each share."""
 
 
