@@ -30,27 +30,20 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-
 _HOMES = {
-    "estimate": "hp_tool.api",
-    "make_query": "hp_tool.api",
-    "recommend": "hp_tool.api",
-    "size": "hp_tool.api",
-    "EstimateAnswer": "hp_tool.answers",
-    "RecommendAnswer": "hp_tool.answers",
-    "Estimate": "hp_tool.domain.result",
-    "Recommendation": "hp_tool.domain.result",
-    "InferenceEstimate": "hp_tool.domain.serving",
-    "ServingRecommendation": "hp_tool.domain.serving",
-    "Sizing": "hp_tool.domain.sizing",
-    "SizingAnswer": "hp_tool.domain.sizing",
+    "hp_tool.api": ("estimate", "make_query", "recommend", "size"),
+    "hp_tool.answers": ("EstimateAnswer", "RecommendAnswer"),
+    "hp_tool.domain.result": ("Estimate", "Recommendation"),
+    "hp_tool.domain.serving": ("InferenceEstimate", "ServingRecommendation"),
+    "hp_tool.domain.sizing": ("Sizing", "SizingAnswer"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """The API on first use: everything below imports this package, and a start of the command line needs none of it."""
-    if name in _HOMES:
-        import importlib
+    import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

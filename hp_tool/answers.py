@@ -95,12 +95,7 @@ def estimate_answer(
 
 
 def recommend_answer(
-    query: Query,
-    *,
-    top: int,
-    with_query: bool = True,
-    calibrations: Calibrations | None = None,
-    pareto: Front | None = None,
+    query: Query, *, top: int, with_query: bool = True, calibrations: Calibrations | None = None, pareto: Front | None = None
 ) -> RecommendAnswer:
     """The answer to a query of many configurations. Raises HpToolError.
 

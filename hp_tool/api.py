@@ -33,6 +33,9 @@ SHORT_KEYS = {
 }
 """Keys of a query that are common enough to be given without their path: as arguments here, as flags, as columns of a grid."""
 
+SIZING_KEYS = {name: SHORT_KEYS[name] for name in ("gpu", "num_gpus")}
+"""Those of a sizing query, whose other keys stand at its top."""
+
 
 class QueryKeys(TypedDict, total=False):
     """Keys of a query as arguments. Sections are mappings of what docs/queries.md lists; the others are short for a path."""
@@ -101,9 +104,8 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     from hp_tool.budgets import parse_sizing, size_answer
     from hp_tool.queries import schema
 
-    data = _read(query)
-    paths = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
-    parsed = parse_sizing(schema.lay(data, {paths.get(key, key): value for key, value in keys.items()}))
+    changes = {SIZING_KEYS.get(key, key): value for key, value in keys.items()}
+    parsed = parse_sizing(schema.lay(_read(query), changes))
     return size_answer(schema.with_own_files(parsed))
 
 

@@ -31,12 +31,7 @@ MIN_ARRAY = 8
 
 
 def answer_lines(
-    lines: Sequence[Line],
-    *,
-    task: Task,
-    top: int,
-    read: Read = schema.parse_query,
-    calibrations: Calibrations | None = None,
+    lines: Sequence[Line], *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
 ) -> list[str]:
     """An answer for each line, the same as if it were the only one. Estimates that differ in their configuration alone are
     costed together, which is several times faster: pass a few dozen lines at a time.
@@ -65,13 +60,6 @@ def answer_lines(
         each if isinstance(each, str) else _or_its_error(line, partial(estimate, each.query, next(costed)))
         for line, each in zip(lines, begun, strict=True)
     ]
-
-
-def answer_line(
-    line: Line, *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
-) -> str:
-    """The answer of one line."""
-    return answer_lines([line], task=task, top=top, read=read, calibrations=calibrations)[0]
 
 
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:

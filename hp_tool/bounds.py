@@ -1,7 +1,6 @@
-"""What one piece of work may cost, where whoever asks for it sets bounds. Commands and Python set none.
+"""What one piece of work may cost, where whoever asks for it sets bounds; commands and Python set none.
 
-The bounds stand in a context variable, so that a loop deep in the library meets those of its request although no function
-between hands them on: no route can forget to. There is no clock here; `Bounds.check` is the caller's.
+They stand in a context variable: a loop deep in the library meets those of its request, and no route can forget to pass them.
 """
 
 from __future__ import annotations

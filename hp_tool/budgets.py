@@ -9,7 +9,7 @@ from typing import Any
 
 from hp_tool import catalog, training
 from hp_tool.cost.flops import token_flops
-from hp_tool.cost.parameters import total_parameters
+from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -19,19 +19,8 @@ from hp_tool.domain.sizing import Choice, Sizing, SizingAnswer, SizingQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.sizing import (
-    LAWS,
-    ScalingLaw,
-    active_parameters,
-    batch_sequences,
-    compute_overhead,
-    hyperparameter_flops,
-    loss,
-    over_trained,
-    shape_choices,
-    shaped,
-    starting_hyperparameters,
-)
+from hp_tool.sizing import hyperparameters, laws, shapes
+from hp_tool.sizing.laws import LAWS, ScalingLaw
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import named_model
 from hp_tool.units import SECONDS_PER_DAY
@@ -72,18 +61,18 @@ def _model(query: SizingQuery) -> ModelSpec | None:
 def _check_together(query: SizingQuery) -> None:
     """Refuse a query that says too little to answer, or the same thing twice."""
     size = "model" if query.model is not None else "parameters"
-    given = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
+    sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
         raise InputError("model and parameters both give the size; leave one out", field="parameters")
-    if len(given) == 3:
+    if len(sizes) == 3:
         raise InputError(f"{size}, tokens and flops: two of them give the third; leave one out", field="flops")
-    if not given and query.days is None:
+    if not sizes and query.days is None:
         raise InputError("no budget: give days with a cluster, or one of parameters, model, tokens, flops", field="days")
     if query.days is not None and query.cluster is None:
         raise InputError("days need a cluster; add one", field="cluster", code="missing_field")
-    if len(given) == 2 and query.tokens_per_parameter is not None:
+    if len(sizes) == 2 and query.tokens_per_parameter is not None:
         raise InputError(
-            f"{given[0]} and {given[1]} leave no room for tokens_per_parameter; leave one out", field="tokens_per_parameter"
+            f"{sizes[0]} and {sizes[1]} leave no room for tokens_per_parameter; leave one out", field="tokens_per_parameter"
         )
     if query.model is not None:
         for name in ("vocab_size", "aspect_ratio", "num_key_value_heads", "experts"):
@@ -154,10 +143,10 @@ class Planner:
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
             parameters = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
-        model = self.model or shaped(query, parameters=parameters)
+        model = self.model or shapes.shaped(query, parameters=parameters)
         tokens = flops / (6.0 * parameters) if tokens is None else tokens
-        batch = query.global_batch_size or batch_sequences(
-            flops=hyperparameter_flops(model=model, sequence_length=query.sequence_length, tokens=tokens),
+        batch = query.global_batch_size or hyperparameters.batch_sequences(
+            flops=hyperparameters.hyperparameter_flops(model=model, sequence_length=query.sequence_length, tokens=tokens),
             sequence_length=query.sequence_length,
             num_gpus=1 if self.cluster is None else self.cluster.num_gpus,
         )
@@ -244,7 +233,7 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
     ratio = query.tokens_per_parameter
     planner = Planner(
         query=query,
-        law=LAWS[query.law] if ratio is None else over_trained(tokens_per_parameter=ratio),
+        law=LAWS[query.law] if ratio is None else laws.over_trained(tokens_per_parameter=ratio),
         model=_model(query),
         cluster=None if query.cluster is None else catalog.cluster(query.cluster),
         calibrations=calibrations,
@@ -274,9 +263,9 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
         flops=token_flops(model, plan.workload).model * tokens,
         law=_law_choice(law, flops=6.0 * active * tokens),
         loss=_loss_choice(active, tokens),
-        compute_overhead=compute_overhead(parameters=active, tokens=tokens),
-        shape=shape_choices(model, query, parameters=plan.target_parameters) if query.model is None else (),
-        hyperparameters=starting_hyperparameters(
+        compute_overhead=laws.compute_overhead(parameters=active, tokens=tokens),
+        shape=shapes.shape_choices(model, query, parameters=plan.target_parameters) if query.model is None else (),
+        hyperparameters=hyperparameters.starting_hyperparameters(
             model=model,
             parameters=active,
             tokens=tokens,
@@ -312,7 +301,7 @@ def _loss_choice(parameters: float, tokens: float) -> Choice:
     law = LAWS["chinchilla-corrected"]
     return Choice(
         name="loss",
-        value=loss(parameters=parameters, tokens=tokens),
+        value=laws.loss(parameters=parameters, tokens=tokens),
         unit="nats a token",
         rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; compare sizes with it, not corpora",
         source="arXiv 2404.10102",

@@ -106,7 +106,7 @@ def profiler() -> Iterator[Check]:
     """Whether this host has what its own profile runs need: torch, Megatron Core, and the GPUs they would measure."""
     from hp_tool.launchers.devices import detect
 
-    installed = {name: version for name in PROFILER_PACKAGES if (version := _version(name)) is not None}
+    installed = {name: each.version for name in PROFILER_PACKAGES for each in importlib.metadata.distributions(name=name)}
     missing = [name for name in PROFILER_PACKAGES if name not in installed]
     if missing:
         detail = f"{' and '.join(missing)} missing: this host predicts and serves, but runs no profile jobs"
@@ -172,10 +172,3 @@ def _launcher_check(name: str, launcher: Callable[[], Launcher]) -> Check:
     except HpToolError as error:
         fix = "see that it runs, that this host reaches it, and that its address and this user's rights are right"
         return Check(name, "warning", error.message, fix)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -1,7 +1,4 @@
-"""One error tree. `code` is stable, `field` is the dotted path of the input at fault, the message names the mend.
-
-Illegal or too large configurations are *not* errors: they are masks with reason codes (see `cost.feasibility`).
-"""
+"""One error tree: `code` is stable, `field` is the dotted path of the input at fault, the message names the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class HpToolError(Exception):
 
 
 class InputError(HpToolError):
-    """The query, file or flag is wrong; the caller can mend it. CLI exit 2, HTTP 422."""
+    """The query, file or flag is wrong; the caller can fix it. CLI exit 2, HTTP 422."""
 
     code = "invalid_input"
 

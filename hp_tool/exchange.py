@@ -1,6 +1,4 @@
-"""A result or a query as another tool's configuration; and such a configuration as a query, a run of it compared with its
-prediction and with the best alternative.
-"""
+"""Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
 from __future__ import annotations
 
@@ -39,11 +37,7 @@ WARMUP_LINES = 2
 
 
 def export(
-    *,
-    result: Mapping[str, Any],
-    format: str,
-    rank: int = 1,
-    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
 ) -> str:
     """The text of one configuration in another tool's words.
 
@@ -170,8 +164,8 @@ def read_query(
     Raises InputError naming what is missing, UnsupportedError for what is not modelled.
     """
     tool = format or detect(text)
-    given = dict(overrides or {})
-    devices = num_gpus or given.get("cluster.num_gpus") or (shell.num_gpus(text) if tool == "megatron-lm" else None)
+    changes = dict(overrides or {})
+    devices = num_gpus or changes.get("cluster.num_gpus") or (shell.num_gpus(text) if tool == "megatron-lm" else None)
     if not isinstance(devices, int) or devices < 1:
         raise InputError(
             "the configuration does not say how many devices it runs on; add --num-gpus", field="num_gpus", code="missing_field"
@@ -179,8 +173,8 @@ def read_query(
     data: dict[str, Any]
     if tool == "megatron-lm":
         flags = shell.flags(text)
-        if "model.vocab_size" in given:
-            flags["padded-vocab-size"] = [str(given.pop("model.vocab_size"))]
+        if "model.vocab_size" in changes:
+            flags["padded-vocab-size"] = [str(changes.pop("model.vocab_size"))]
         data = megatron_lm.read(flags, num_gpus=devices)
     elif tool == "torchtitan":
         data = torchtitan.read(text, num_gpus=devices, layers_of=lambda name: catalog.model(name).num_hidden_layers)
@@ -189,12 +183,9 @@ def read_query(
     else:
         raise InputError(f"no format {tool}; choose one of megatron-lm, torchtitan, deepspeed", field="format")
     data["cluster"] = {"num_gpus": devices}
-    schema.lay(data, given)
-    for path, flag in (
-        ("model", "--model"),
-        ("cluster.gpu", "--gpu"),
-        ("training.sequence_length", "--set training.sequence_length=4096"),
-    ):
+    schema.lay(data, changes)
+    needed = {"model": "--model", "cluster.gpu": "--gpu", "training.sequence_length": "--set training.sequence_length=4096"}
+    for path, flag in needed.items():
         if not _has(data, path):
             raise InputError(f"a {tool} configuration does not say {path}; add {flag}", field=path, code="missing_field")
     return data
@@ -208,9 +199,7 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # resolved above
     estimate = training.estimate(query=query)
-    logged = None
-    if log is not None:
-        logged = _logged(read_log(log, reader=reader), workload, num_gpus=num_gpus)
+    logged = None if log is None else _logged(read_log(log, reader=reader), workload, num_gpus=num_gpus)
     hidden = workload.overlap or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)

@@ -14,8 +14,7 @@ import yaml
 from hp_tool.budgets import parse_sizing
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
-from hp_tool.domain.own_files import OwnFile
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.launchers.options import KubernetesOptions, RayOptions, SlurmOptions
 from hp_tool.learning.reports import read_report
 from hp_tool.queries import schema

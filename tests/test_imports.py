@@ -27,7 +27,6 @@ FLOORS = (
         "diagnostics",
         "exchange",
         "learning",
-        "pareto",
         "queries",
         "render",
         "serving",

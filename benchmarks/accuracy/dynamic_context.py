@@ -9,16 +9,16 @@ import argparse
 import json
 from typing import Any
 
-from hp_tool.catalog import cluster, model
+from hp_tool.catalog import cluster, model, names
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.catalog.lengths import named_sequence_lengths, sequence_lengths
+from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.dynamic import MicroBatchClock, compare_context_parallelism
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import OwnFile
 from hp_tool.domain.workload import TrainingWorkload
 
 MODEL, GPU, GPUS = "llama-2-13b", "h100-sxm-80gb", 128
@@ -115,7 +115,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.dynamic_context", description=__doc__)
-    parser.add_argument("--lengths", nargs="+", default=named_sequence_lengths(), metavar="NAME_OR_FILE")
+    parser.add_argument("--lengths", nargs="+", default=names("lengths"), metavar="NAME_OR_FILE")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     found = evaluate(arguments.lengths)

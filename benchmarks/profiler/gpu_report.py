@@ -105,9 +105,9 @@ def predictions(rows: list[Row], *, kind: Any) -> tuple[dict[str, np.ndarray], d
     for fold in np.array_split(np.random.default_rng(0).permutation(len(rows)), min(FOLDS, len(rows))):
         fit = fit_calibration(evidence=evidence.take(np.setdiff1d(np.arange(len(rows)), fold)), prior=prior_for(kind=kind))
         asked = evidence.take(fold)
-        step = fit.predict_step(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
+        step = fit.step_time.predict(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
         after["step_s"][fold] = step.median_s
-        after["memory_bytes"][fold] = fit.predict_memory(memory_bytes=asked.memory_bytes, features=asked.features).median_bytes
+        after["memory_bytes"][fold] = fit.memory.predict(memory_bytes=asked.memory_bytes, features=asked.features).median_bytes
     return before, after
 
 

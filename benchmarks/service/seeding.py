@@ -40,7 +40,7 @@ LOG = "".join(f"[rank{rank}] iteration {rank}: loss 10.{rank:02}\n" for rank in 
 def seed_search(*, url: str, trials: int, seed: int = 0) -> str:
     """A running search with this many ended trials in the database at `url`, whose tables exist; its id."""
     query = parse_query(QUERY | {"search": {"budget_runs": trials + 1}})
-    space = cost_space(query=query, problem=resolve_training(query))
+    space = cost_space(problem=resolve_training(query))
     order = np.lexsort((space.step_s, ~space.acceptable))[:trials]
     if len(order) < trials:
         raise ValueError(f"the space has {len(order)} candidates")

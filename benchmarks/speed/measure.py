@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed.workloads import GROWTH, QUERY, legal_space, query_lines, single_queries
-from hp_tool.batch import answer_line
+from hp_tool.batch import answer_lines
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.queries import schema
@@ -86,7 +86,7 @@ def estimates_per_second(count: int = 400) -> dict[str, Any]:
     queries = single_queries(count)
     lines = query_lines(queries)
     call = cpu_seconds(lambda: [estimate(query=query, with_fixes=False) for query in queries])
-    line = cpu_seconds(lambda: [answer_line(one, task="estimate", top=1) for one in lines])
+    line = cpu_seconds(lambda: [answer_lines([one], task="estimate", top=1)[0] for one in lines])
     parse = cpu_seconds(lambda: [schema.parse_query(one) for one in lines])
     return {
         "queries": count,

@@ -17,7 +17,7 @@ from benchmarks.speed.measure import cpu_seconds
 from hp_tool.answers import recommend_answer
 from hp_tool.queries.schema import parse_query
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.rank import CHUNK
+from hp_tool.serving.recommend import CHUNK
 from hp_tool.space.serving import serving_space
 
 QUERY: dict[str, Any] = {
@@ -49,15 +49,9 @@ def candidates_per_second() -> dict[str, float]:
     problem = resolve_serving(query)
     limits = {"max_num_seqs": [8 * k for k in range(1, 65)], "max_num_batched_tokens": [1024 * k for k in range(1, 17)]}
     asked = parse_query(QUERY | {"parallel": limits})
-    space = serving_space(
-        query=asked.parallel,
-        model=problem.model,
-        num_gpus=8,
-        engine=problem.engine,
-        concurrency=tuple(range(8, 257, 8)),
-    )
+    space = serving_space(query=asked.parallel, case=problem, concurrency=tuple(range(8, 257, 8)))
     chunks = [space.candidates.take(slice(first, first + CHUNK)) for first in range(0, len(space.candidates), CHUNK)]
-    seconds = cpu_seconds(lambda: [problem.costs(chunk) for chunk in chunks])
+    seconds = cpu_seconds(lambda: [problem.costed(chunk) for chunk in chunks])
     n = len(space.candidates)
     return {"candidates": n, "per_second": n / seconds["best"], "per_second_median": n / seconds["median"]}
 

@@ -10,17 +10,8 @@ from hp_tool.anatomy.stages import StageAnatomy
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.pipeline_stages import whole_pipeline
-from hp_tool.cost.schedules.execution import (
-    Operation,
-    Span,
-    dualpipe,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    timeline,
-    zb_h1,
-    zbv,
-)
+from hp_tool.cost.schedules import execution
+from hp_tool.cost.schedules.execution import Operation, Span
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.cost.training import model_layers
 from hp_tool.domain.parallel import ParallelConfig
@@ -94,11 +85,12 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     ).time
     work = [_passes(stage, layer) for stage in each]
     if name == "interleaved":
-        orders = interleaved(p=p, v=v, m=drawn)
+        orders = execution.interleaved(p=p, v=v, m=drawn)
     else:
-        orders = {"gpipe": gpipe, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe}.get(name, one_f_one_b)(p=p, m=drawn)
+        of_stages = {"gpipe": execution.gpipe, "zb-h1": execution.zb_h1, "zbv": execution.zbv, "dualpipe": execution.dualpipe}
+        orders = of_stages.get(name, execution.one_f_one_b)(p=p, m=drawn)
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
-    spans = timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
+    spans = execution.timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
     end_s = max(row[-1].end_s for row in spans)
     ranks = range(p) if p <= MAX_RANKS else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
     return Schedule(
@@ -111,19 +103,11 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
-    """Seconds of one micro-batch on one rank, all its model chunks together."""
+def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
+    """Seconds of one micro-batch on one rank by kind of operation, all its model chunks together.
 
-    forward_s: float
-    backward_s: float
-    """For the inputs, recomputation included; the rest of it in weight_gradient_s, where the schedule splits them."""
-    weight_gradient_s: float
-
-
-def _passes(stage: StageAnatomy, layer: LayerTime) -> _Passes:
-    """The stage's seconds, divided like those of `layer`, the mean one of the critical stage; so are the ends (embedding,
-    output layer) and waits for the host. Recomputation is backward.
+    The stage's seconds, with the ends (embedding, output layer) and waits for the host, are divided like those of `layer`, the
+    mean one of the critical stage. Recomputation is backward.
     """
     forward = weight = 0.0
     for name, ahead, back in (
@@ -139,24 +123,17 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> _Passes:
         weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(layer.forward + layer.backward)
     busy = sum(stage.parts_s.values())
     stretch = stage.seconds / busy if busy else 1.0
-    return _Passes(
-        forward_s=stretch * forward, backward_s=stretch * (busy - forward - weight), weight_gradient_s=stretch * weight
-    )
+    forward_s, backward_s, weight_s = stretch * forward, stretch * (busy - forward - weight), stretch * weight
+    return {"F": forward_s, "B": backward_s, "W": weight_s, "BW": backward_s + weight_s}
 
 
-def _seconds(name: str, work: Sequence[_Passes], *, p: int, v: int) -> Callable[[Operation], float]:
+def _seconds(name: str, work: Sequence[dict[str, float]], *, p: int, v: int) -> Callable[[Operation], float]:
     """What one operation takes: a model chunk's share of its rank's time; of DualPipe's two ranks, the first's."""
 
     def seconds(operation: Operation) -> float:
         stage = operation.stage
-        one = work[min(stage, 2 * p - 1 - stage) if name == "zbv" else stage % p]
-        whole = {
-            "F": one.forward_s,
-            "B": one.backward_s,
-            "W": one.weight_gradient_s,
-            "BW": one.backward_s + one.weight_gradient_s,
-        }
-        return whole[operation.kind] / v
+        rank = min(stage, 2 * p - 1 - stage) if name == "zbv" else stage % p
+        return work[rank][operation.kind] / v
 
     return seconds
 

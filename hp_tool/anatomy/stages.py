@@ -1,6 +1,4 @@
-"""What every pipeline stage of one configuration holds and takes: each stage costed by the formulas of the whole, as a section
-of it. The fullest one's bytes are the estimate's.
-"""
+"""What each pipeline stage of one configuration holds and takes, costed as a section of the pipeline by the same formulas."""
 
 from __future__ import annotations
 
@@ -14,9 +12,11 @@ from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, sta
 from hp_tool.cost.step_time import micro_batches
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.training.problem import TrainingProblem
+
+_Contents = tuple[float, float, tuple[bool, bool], TrainingCase]
+"""Layers before, layers, whether embedding and output layer stand there, and the case on the stage's device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +58,26 @@ def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pi
     if layout is not None:
         for rank in range(p):
             yield rank_contents(layout, rank=rank, stages=p, model=model).pipeline(model), problem
-    elif problem.cluster.kinds:
-        yield from _of_two_kinds(problem, candidate, p)
-    elif p == 1:
+    elif p == 1 and not problem.cluster.kinds:
         yield whole_pipeline(problem, candidate), problem
     else:
-        for rank, (before, count, embedding, output) in enumerate(_contents(problem, candidate, p)):
-            yield _part(model, candidate, rank, before=before, layers=count, embedding=embedding, output=output), problem
+        contents = _of_two_kinds(problem, candidate, p) if problem.cluster.kinds else _contents(problem, candidate, p)
+        for rank, (before, count, (embedding, output), case) in enumerate(contents):
+            part = pipeline_part(
+                model,
+                candidate,
+                first_rank=rank,
+                layers_before=before,
+                stages=1,
+                layers=count,
+                embedding=embedding,
+                output=output,
+            )
+            yield part, case
 
 
-def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[tuple[float, float, bool, bool]]:
-    """(layers before, layers, embedding, output layer) of each rank of a pipeline that is not laid out by hand."""
+def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
+    """What each rank of a pipeline that is not laid out by hand holds."""
     if facts(problem.workload.framework).balances_blocks:
         layers, output_at = stage_contents(problem.model, p)
         counts = [float(count) for count in layers]
@@ -83,11 +92,11 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
         elif candidate.pipeline_schedule == DUALPIPE:
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
     for rank, count in enumerate(counts):
-        yield sum(counts[:rank]), max(count, NO_LAYERS), *ends[rank]
+        yield sum(counts[:rank]), max(count, NO_LAYERS), ends[rank], problem
 
 
-def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[tuple[Pipeline, TrainingCase]]:
-    """Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best."""
+def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
+    """The same on two kinds of devices. Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best."""
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
     assert kinds  # there are two
@@ -95,18 +104,7 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
     for rank in range(p):
         kind = int(rank >= first)
         before = min(rank, first) * layers[0] + max(rank - first, 0) * layers[1]
-        part = _part(
-            problem.model, candidate, rank, before=before, layers=layers[kind], embedding=rank == 0, output=rank == p - 1
-        )
-        yield part, kinds[kind]
-
-
-def _part(
-    model: ModelSpec, c: Candidates, rank: int, *, before: float, layers: float, embedding: bool, output: bool
-) -> Pipeline:
-    return pipeline_part(
-        model, c, first_rank=rank, layers_before=before, stages=1, layers=layers, embedding=embedding, output=output
-    )
+        yield before, layers[kind], (rank == 0, rank == p - 1), kinds[kind]
 
 
 def _anatomy(rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem) -> StageAnatomy:

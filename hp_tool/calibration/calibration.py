@@ -8,9 +8,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from hp_tool.calibration.evidence import Evidence, FloatArray
-from hp_tool.calibration.memory import MemoryFit, MemoryPrediction, fit_memory
-from hp_tool.calibration.prediction import StepPrediction
+from hp_tool.calibration.evidence import Evidence
+from hp_tool.calibration.memory import MemoryFit, fit_memory
 from hp_tool.calibration.prior import GPU_PRIOR, Prior
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
@@ -27,24 +26,6 @@ class Calibration:
     memory: MemoryFit
     measurement_ids: tuple[str, ...]
     """Sorted; empty: this is the prior."""
-
-    def predict_step(
-        self,
-        *,
-        parts_s: Mapping[str, FloatArray],
-        layer_passes: FloatArray,
-        features: Mapping[str, FloatArray] | None = None,
-    ) -> StepPrediction:
-        """n step times from their uncalibrated parts (seconds, each (n,)) and layer passes (n,). With `features` (see
-        `residual_features`) also what was learnt about configurations like these; without, the multipliers alone.
-        """
-        return self.step_time.predict(parts_s=parts_s, layer_passes=layer_passes, features=features)
-
-    def predict_memory(self, *, memory_bytes: FloatArray, features: Mapping[str, FloatArray] | None = None) -> MemoryPrediction:
-        """n memory needs from their uncalibrated bytes (n,); with `features` also by what was learnt about configurations like
-        these.
-        """
-        return self.memory.predict(memory_bytes=memory_bytes, features=features)
 
     def summary(self) -> dict[str, Any]:
         """The few numbers people want to see: factors by group, overheads, remaining error, number of measurements."""

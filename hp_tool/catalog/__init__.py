@@ -1,26 +1,23 @@
 """Models, GPUs and servers as data, with their sources. One's own is one more file, never code."""
 
-from hp_tool.catalog.hardware import cluster, gpu, gpus, node_type, node_type_from_mapping, node_types
-from hp_tool.catalog.library import Entry, Kind, entries, entry, knows, revision
-from hp_tool.catalog.models import checked_model, is_file_name, is_own_file, model, model_from_mapping, models
+from hp_tool.catalog.hardware import cluster, gpu, node_type, node_type_from_mapping
+from hp_tool.catalog.library import Entry, Kind, entry, knows, names, revision
+from hp_tool.catalog.models import checked_model, is_file_name, is_own_file, model, model_from_mapping
 
 __all__ = [
     "Entry",
     "Kind",
     "checked_model",
     "cluster",
-    "entries",
     "entry",
     "gpu",
-    "gpus",
     "is_file_name",
     "is_own_file",
     "knows",
     "model",
     "model_from_mapping",
-    "models",
+    "names",
     "node_type",
     "node_type_from_mapping",
-    "node_types",
     "revision",
 ]

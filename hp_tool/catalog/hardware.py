@@ -31,16 +31,6 @@ def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
     return records.build(NodeType, mapping, field="cluster")
 
 
-def gpus() -> list[str]:
-    """Catalogue names of all devices, sorted."""
-    return [entry.name for entry in library.entries("gpus")]
-
-
-def node_types() -> list[str]:
-    """Catalogue names of all servers, cloud instances and registered clusters, sorted."""
-    return [entry.name for entry in library.entries("clusters")]
-
-
 def cluster(query: str | ClusterQuery) -> ClusterSpec:
     """The cluster a query means: a registered name, or a description whose gaps the catalogue fills.
 

@@ -12,7 +12,7 @@ from annotated_types import Interval
 from hp_tool import documents
 from hp_tool.catalog import library, records
 from hp_tool.cost.lengths.sequences import LengthDistribution
-from hp_tool.domain.own_files import OwnFile
+from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 FIELD = "training.sequence_lengths"
@@ -68,11 +68,6 @@ def sequence_lengths(name: str) -> LengthDistribution:
         return _from_table(path) if path.suffix in TABLES else _from_file(path)
     except InputError as error:
         raise InputError(error.message, field=FIELD) from None
-
-
-def named_sequence_lengths() -> list[str]:
-    """Catalogue names of all distributions, sorted."""
-    return [entry.name for entry in library.entries("lengths")]
 
 
 @functools.lru_cache(maxsize=64)

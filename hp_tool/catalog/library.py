@@ -86,6 +86,11 @@ def entries(kind: Kind) -> list[Entry]:
     return [found[name] for name in sorted(found)]
 
 
+def names(kind: Kind) -> list[str]:
+    """The names of all entries, sorted."""
+    return [each.name for each in entries(kind)]
+
+
 def file_entries(path: Path) -> Iterator[Entry]:
     """The entries of one file; InputError where the file is not of the form above."""
     document = documents.read(path)

@@ -11,7 +11,7 @@ from hp_tool import documents
 from hp_tool.catalog import huggingface, library, records
 from hp_tool.domain.fields import checked
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.own_files import OwnFile
+from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 
@@ -48,11 +48,6 @@ def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
     An unknown key of the first form is an InputError that names the nearest known one.
     """
     return _from_mapping(mapping, origin=None)
-
-
-def models() -> list[str]:
-    """Catalogue names of all models, sorted."""
-    return [entry.name for entry in library.entries("models")]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import typer
 
@@ -39,7 +39,7 @@ def batch(
     from hp_tool.cli.batches import answering, sources
     from hp_tool.cli.batches import output as answer_file
 
-    kind = format or sources.format_of(queries)
+    kind = format or sources.SUFFIXES.get(Path(queries).suffix.lower(), "jsonl")
     if base is not None and kind != "csv":
         raise InputError("--base belongs to CSV grids: other formats have whole queries", field="--base")
     if server and jobs > 1:
@@ -47,7 +47,7 @@ def batch(
     work = answering.Task(name=task, top=top, calibration=calibration)
     counts = answer_file.Summary(reading=summary)
     with _reading(queries) as source, answer_file.writing(output, resume=resume) as stream:
-        items = sources.items(source, format=kind, base=_base(base))
+        items = sources.items(source, format=kind, base={} if base is None else query_files.read_mapping(base))
         if resume:
             kept, last = answer_file.keep_whole_lines(stream)
             answer_file.skip_answered(items, kept=kept, last=last, task=task)
@@ -66,12 +66,6 @@ def batch(
     sys.stderr.write(f"{counts.lines} answered, {counts.errors} of them with status error\n")
     if summary:
         counts.print()
-
-
-def _base(path: str | None) -> dict[str, Any]:
-    from hp_tool.queries import schema
-
-    return {} if path is None else schema.parse_mapping(query_files.read_text(path))
 
 
 def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:

@@ -13,7 +13,6 @@ from hp_tool.cli import queries
 
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Store
-    from hp_tool.domain.query import Query
     from hp_tool.learning import MadeCalibration
     from hp_tool.learning.machine import MachineReport
 
@@ -61,13 +60,11 @@ def _import(store: Store, path: str) -> int:
     from hp_tool.queries.schema import with_own_files
     from hp_tool.training.problem import self_contained
 
-    def resolve(query: Query) -> Query:
-        return self_contained(with_own_files(query))
-
     read = []
     for number, line in enumerate(queries.read_lines(path), start=1):
         try:
-            read.append((read_report(line, source="file", resolve=resolve), f"file:{json_digest(line.decode())}"))
+            report = read_report(line, source="file", resolve=lambda query: self_contained(with_own_files(query)))
+            read.append((report, f"file:{json_digest(line.decode())}"))
         except UnicodeDecodeError:
             raise InputError(f"line {number} is not UTF-8", field="--measurements") from None
         except HpToolError as error:

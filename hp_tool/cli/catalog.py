@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,9 +30,9 @@ _ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalizat
 def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the models of the catalogue, or show one by its name, alias, config.json or own file."""
     from hp_tool import catalog
-    from hp_tool.domain.own_files import OwnFile
+    from hp_tool.domain.query import OwnFile
 
-    specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.models())]
+    specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.names("models"))]
     heads = ("model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary", "experts")
     rows = (_model_row(spec, catalog.entry("models", spec.name).parameters) for spec in specs)
     _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=rows)
@@ -42,7 +42,7 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the GPUs of the catalogue, or show one with its source."""
     from hp_tool import catalog
 
-    specs = [catalog.gpu(each) for each in ([name] if name else catalog.gpus())]
+    specs = [catalog.gpu(each) for each in ([name] if name else catalog.names("gpus"))]
     heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h", "tune")
     _print(specs, single=name is not None, as_json=as_json, kind="gpus", heads=heads, rows=map(_gpu_row, specs))
 
@@ -51,7 +51,7 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List servers, cloud instances and registered clusters, or show one with its source."""
     from hp_tool import catalog
 
-    specs = [catalog.node_type(each) for each in ([name] if name else catalog.node_types())]
+    specs = [catalog.node_type(each) for each in ([name] if name else catalog.names("clusters"))]
     heads = ("cluster", "gpu", "GPUs per node", "GPUs", "network GB/s per GPU", "$/GPU-hour", "fabric")
     _print(specs, single=name is not None, as_json=as_json, kind="clusters", heads=heads, rows=map(_cluster_row, specs))
 
@@ -97,43 +97,38 @@ def _print(
     specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind, heads: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> None:
     """The JSON of one or all, the fields of a single one, or a table of all."""
-    if not as_json and not single:
-        _table(heads, rows)
-        return
     if as_json:
         items = [dataclasses.asdict(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
-        return
-    spec = specs[0]
-    fields = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
-    if kind == "models":  # a model has many fields: show those that differ from their default
-        usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
-        fields = {key: value for key, value in fields.items() if key not in usual or value != usual[key]}
-        fields |= _parameters(cast("ModelSpec", spec))
-    _table(("field", "value"), [(key, str(value)) for key, value in (fields | _metadata(kind, spec.name)).items()])
+    elif single:
+        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()])
+    else:
+        _table(heads, rows)
 
 
-def _parameters(spec: ModelSpec) -> dict[str, object]:
-    """A model's parameters and, if it has experts, its active ones."""
-    from hp_tool.cost.parameters import active_parameters, total_parameters
+def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
+    """The fields of a specification that are set, and what its catalogue entry adds, if it has one.
 
-    sizes = {"parameters": total_parameters(spec)}
-    if spec.num_experts:
-        sizes["active parameters"] = active_parameters(spec)
-    return {name: f"{size:,.0f}" for name, size in sizes.items()}
-
-
-def _metadata(kind: Kind, name: str) -> dict[str, object]:
-    """Aliases, published size and source of a catalogue entry; nothing for a file outside the catalogue."""
+    A model has many: those that differ from their default, and its numbers of parameters.
+    """
     from hp_tool import catalog
+    from hp_tool.cost.parameters import active_parameters, total_parameters
+    from hp_tool.domain.model import ModelSpec
     from hp_tool.errors import NotFoundError
 
+    shown = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
+    if isinstance(spec, ModelSpec):
+        usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
+        shown = {key: value for key, value in shown.items() if key not in usual or value != usual[key]}
+        shown["parameters"] = f"{total_parameters(spec):,.0f}"
+        if spec.num_experts:
+            shown["active parameters"] = f"{active_parameters(spec):,.0f}"
     try:
-        entry = catalog.entry(kind, name)
+        entry = catalog.entry(kind, spec.name)
     except NotFoundError:
-        return {}
+        return shown
     metadata = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
-    return {key: value for key, value in metadata.items() if value}
+    return shown | {key: value for key, value in metadata.items() if value}
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

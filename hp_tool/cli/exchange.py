@@ -37,8 +37,7 @@ def export(
     from hp_tool.exchange import export as write
     from hp_tool.queries import schema
 
-    answer = schema.parse_mapping(queries.read_text(result))
-    text = write(result=answer, format=format, rank=rank, read=schema.parse_own_query)
+    text = write(result=queries.read_mapping(result), format=format, rank=rank, read=schema.parse_own_query)
     typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)
 
 

@@ -28,8 +28,7 @@ def estimate(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
-    from hp_tool.cli.serving_tables import print_inference_estimate
-    from hp_tool.cli.tables import print_estimate
+    from hp_tool.cli import tables
     from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.queries import schema
 
@@ -38,9 +37,9 @@ def estimate(
     if as_json:
         typer.echo(schema.to_json(answer))
     elif isinstance(answer.estimate, InferenceEstimate):
-        print_inference_estimate(answer.estimate)
+        tables.print_inference_estimate(answer.estimate)
     else:
-        print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
+        tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
     if not (answer.calibrated_estimate or answer.estimate).feasible:
         raise typer.Exit(3)
 
@@ -73,8 +72,7 @@ def recommend(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
-    from hp_tool.cli.serving_tables import print_serving_recommendations
-    from hp_tool.cli.tables import print_pareto, print_recommendations
+    from hp_tool.cli import tables
     from hp_tool.queries import schema
     from hp_tool.render import plots
 
@@ -87,9 +85,9 @@ def recommend(
     if as_json:
         typer.echo(schema.to_json(answer))
     elif parsed.kind == "inference":
-        print_serving_recommendations(answer)
+        tables.print_serving_recommendations(answer)
     else:
-        print_recommendations(answer)
-        print_pareto(answer)
+        tables.print_recommendations(answer)
+        tables.print_pareto(answer)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)

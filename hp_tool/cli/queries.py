@@ -79,6 +79,13 @@ def read_text(path: str) -> str | bytes:
     return standard_input().read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
 
 
+def read_mapping(path: str) -> dict[str, Any]:
+    """The mapping that a file or standard input holds, not yet validated."""
+    from hp_tool.queries import schema
+
+    return schema.parse_mapping(read_text(path))
+
+
 def standard_input() -> BinaryIO:
     """Standard input. Raises InputError if it is closed."""
     if sys.stdin is None:

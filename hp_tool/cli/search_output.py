@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from hp_tool.cli.serving_tables import print_nearest_serving, print_tuned_serving
-from hp_tool.cli.tables import print_nearest, print_table, wide_console
+from hp_tool.cli.tables import print_nearest, print_table, print_tuned_serving, wide_console
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
@@ -94,9 +93,11 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     else:
         _print_trained(console, list(result.pareto) if pareto else trained, pareto=pareto)
     if trained:
-        console.print(f"best: {arithmetic(trained[0].parallel)} ({_source(trained[0])})", style="bold", highlight=False)
+        best, source = trained[0], "predicted, not measured"
+        if best.measurement is not None:
+            source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
+        console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
     print_nearest(console, result.nearest_misses)
-    print_nearest_serving(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)
 
@@ -134,12 +135,6 @@ def _account(result: TuneResult) -> list[str]:
     if search.state == "paused":
         lines.append(f"continue with: hp-tool tune --resume {search.id}")
     return lines
-
-
-def _source(row: Recommendation) -> str:
-    if row.measurement is None:
-        return "predicted, not measured"
-    return "measured" if row.measurement.fidelity.is_whole else "implied by a reduced run"
 
 
 def _figures(row: Recommendation) -> list[str]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hp_tool.domain.sizing import Choice, Sizing
-
-FLAGS = {"gpu": "cluster.gpu", "num_gpus": "cluster.num_gpus"}
-"""Flags that are not keys of a sizing query themselves."""
 
 
 def size(
@@ -44,8 +42,8 @@ def size(
 
     others = ("query", "settings", "calibration", "as_json")
     flags = {name: value for name, value in context.params.items() if name not in others}
-    data: dict[str, Any] = {} if query is None else schema.parse_mapping(queries.read_text(query))
-    changes = {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
+    data = {} if query is None else queries.read_mapping(query)
+    changes = {SIZING_KEYS.get(name, name): value for name, value in flags.items() if value is not None}
     parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings))))
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = budgets.size_answer(parsed, calibrations=calibrations)

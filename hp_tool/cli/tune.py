@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from hp_tool.domain.query import Query
     from hp_tool.tuning import TuneResult
 
-Resume = Annotated[str | None, typer.Option(metavar="ID", help="Continue this search instead of starting one.")]
-
 
 def tune(
     query: queries.QueryArgument = None,
     launcher: Annotated[Literal["local", "slurm", "ray", "kubernetes"] | None, typer.Option(help="Where to run.")] = None,
     budget_runs: Annotated[int | None, typer.Option(min=1, help="Maximum number of profile runs.")] = None,
     settings: queries.Setting = None,
-    resume: Resume = None,
+    resume: Annotated[str | None, typer.Option(metavar="ID", help="Continue this search instead of starting one.")] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Use earlier measurements instead of repeating runs.")] = False,
     server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Search with the workers of this server.")] = None,
     webhook: Annotated[

@@ -12,9 +12,8 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, Strategy
+from hp_tool.domain.parallel import ParallelConfig, Strategy, splits_unevenly
 from hp_tool.domain.pipeline_layout import PipelineLayout
-from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -199,7 +198,7 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
     """Whether the layers cannot be divided over the chunks.
 
     If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise every chunk holds the same
-    number of layers, or the ends hold fewer (`domain.pipeline_split`). Two kinds of GPU may hold different numbers.
+    number of layers, or the ends hold fewer (`domain.parallel`). Two kinds of GPU may hold different numbers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy, least_micro_batches, schedule_rule
 from hp_tool.cost.pipeline_stages import splits
-from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.pipeline_split import splits_unevenly
+from hp_tool.domain.parallel import ParallelConfig, divisors, splits_unevenly
 from hp_tool.domain.result import Reason
 from hp_tool.units import gib
 

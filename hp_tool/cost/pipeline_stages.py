@@ -13,7 +13,7 @@ from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.pipeline_split import missing_layers
+from hp_tool.domain.parallel import missing_layers
 
 NO_LAYERS = 1e-9
 """Layers of an empty stage: formulas divide by the number of layers."""
@@ -101,7 +101,7 @@ class Pipeline:
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     """The stages of the whole pipeline, with L/p layers each.
 
-    If p v does not divide L, the ends hold fewer (`domain.pipeline_split`). If the framework balances blocks, stages are filled
+    If p v does not divide L, the ends hold fewer (`domain.parallel`). If the framework balances blocks, stages are filled
     by weight.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers

@@ -33,11 +33,17 @@ class FrameworkFacts:
     of holding the same number of layers each."""
     fills_pipeline: bool = False
     """Its 1F1B refuses fewer than p - 1 micro-batches."""
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    """The ZeRO stages it has."""
+    default_zero_stage: int = 1
+    """The one that runs unless a query names another."""
 
 
 FACTS = {
     "megatron-core": FrameworkFacts(),
-    "torch-fsdp": FrameworkFacts(wide_weights=True, loss_copies=3.0, fused_loss_in_place=True),
+    "torch-fsdp": FrameworkFacts(
+        wide_weights=True, loss_copies=3.0, fused_loss_in_place=True, zero_stages=(2, 3), default_zero_stage=3
+    ),
     # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, CausalSelfAttention, cast_to_fp32),
     # parallel/tensor_parallel/functional.py (_ShardedCrossEntropy), models/base.py (build_model),
     # parallel/pipeline_parallel/engine.py (OneForwardOneBackwardPipelineEngine); DDP's buckets hold bf16
@@ -50,6 +56,7 @@ FACTS = {
         bucket_bytes=2.0,
         balances_blocks=True,
         fills_pipeline=True,
+        zero_stages=(0, 1),
     ),
 }
 

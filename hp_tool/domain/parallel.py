@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Interval
 
@@ -31,16 +31,6 @@ class Recompute(Strict):
     """selective only, Megatron Core's names; default core_attn. core_attn: scores, or the log-sum-exp of fused attention; mlp:
     dense MLPs; moe: routers and experts; moe_act: the experts' activation functions; shared_experts; layernorm: the outputs of
     both norms; mla_up_proj: queries, keys and values made from the latents."""
-
-
-def zero_stages(framework: str) -> tuple[int, ...]:
-    """The ZeRO stages a framework knows: FSDP shards gradients and states (2), or weights too (3); nanotron states at most."""
-    return {"torch-fsdp": (2, 3), "nanotron": (0, 1)}.get(framework, (0, 1, 2, 3))
-
-
-def default_zero_stage(framework: str) -> int:
-    """What runs where a query does not say: Megatron's distributed optimizer, FSDP's full sharding."""
-    return 3 if framework == "torch-fsdp" else 1
 
 
 def recompute_name(recompute: RecomputeName | Recompute) -> str:
@@ -177,3 +167,45 @@ def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:
     if sizes is not None and sizes[0] * sizes[1] != config.context_parallel_size:
         said["hierarchical_context_parallel_sizes"] = None
     return replace(config, **said)
+
+
+def divisors(number: int, *, limit: int) -> tuple[int, ...]:
+    """The divisors of a whole number up to `limit`, rising."""
+    return tuple(k for k in range(1, min(number, limit) + 1) if number % k == 0)
+
+
+def missing_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any]:
+    """(on the first, on the last stage) how many layers fewer than on the other stages; numbers, or arrays as the sizes are.
+    The last stage also has the output layer and holds the fewest. Both are 0 if p v divides L; undefined unless
+    `splits_unevenly`.
+
+    With several model chunks a rank Megatron Core can count embedding and output layer as a layer each (options
+    account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split), as Llama 3.1 405B is trained; with one it
+    takes any number for either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage), as NeMo's recipe
+    trains the 61 layers of DeepSeek-V3 on 16 stages: 3, fourteen times 4, and 2.
+    """
+    even = num_layers % (stages * chunks) == 0
+    # One chunk: up to the next multiple of p. Several: L + 2 is one, and so is L, or neither.
+    missing = (chunks == 1) * (-num_layers % stages) + (chunks > 1) * (1 - even) * 2
+    return missing // 2, missing - missing // 2
+
+
+def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
+    """Whether the stages are a pipeline with shorter ends: a power of two of them (other sizes are rather mistakes), each
+    with a layer or more.
+    """
+    p = stages
+    with_ends = (num_layers + 2) % (p * chunks) == 0
+    _, last = missing_layers(num_layers=num_layers, stages=p, chunks=1)
+    shorter = (chunks == 1) & ((num_layers + p - 1) // p > last)
+    return (p > 1) & ((p & (p - 1)) == 0) & (with_ends | shorter)
+
+
+def chunk_layers(*, num_layers: int, stages: int, chunks: int) -> list[int]:
+    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them."""
+    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    count = stages * chunks
+    layers = [(num_layers + first + last) // count] * count
+    layers[0] -= first
+    layers[-1] -= last
+    return layers

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ContextCommunication, Strategy
-from hp_tool.domain.pipeline_split import splits_unevenly
+from hp_tool.domain.parallel import ContextCommunication, Strategy, splits_unevenly
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 

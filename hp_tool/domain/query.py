@@ -18,6 +18,15 @@ Repetitions = Annotated[int, Interval(ge=1, le=100_000)]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 
 
+class OwnFile(str):
+    """A name in a query that may be a path on this machine; a plain string names a catalogue entry and is never opened.
+
+    JSON and YAML hold none, so neither does what arrives over HTTP or is in a database. Copies of a query keep it.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints(Strict):
     """Limits that a recommended configuration must keep."""

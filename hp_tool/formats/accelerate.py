@@ -1,7 +1,4 @@
-"""Hugging Face Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file`.
-
-Keys as in accelerate/commands/config/config_args.py and the FSDP and parallelism plugins' fields.
-"""
+"""Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file` (config_args.py)."""
 
 from __future__ import annotations
 

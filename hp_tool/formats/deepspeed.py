@@ -1,8 +1,4 @@
-"""DeepSpeed 0.18: batch sizes, ZeRO, precision and offload as its JSON configuration, and such a file as a query.
-
-Keys as in the DeepSpeed configuration reference (deepspeed.ai/docs/config-json). The model's shape and sequence length are
-the training script's; tensor and pipeline parallelism are the script's model code: configurations that use them are refused.
-"""
+"""DeepSpeed 0.18's JSON configuration, both ways: keys as in its reference (deepspeed.ai/docs/config-json)."""
 
 from __future__ import annotations
 
@@ -104,7 +100,5 @@ def _count(content: dict[str, Any], name: str) -> int | None:
 
 
 def _precision(content: dict[str, Any]) -> str:
-    for name in ("bf16", "fp16"):
-        if isinstance(content.get(name), dict) and content[name].get("enabled") is True:
-            return name
-    return "fp32"
+    sections = {name: content[name] for name in ("bf16", "fp16") if isinstance(content.get(name), dict)}
+    return next((name for name, section in sections.items() if section.get("enabled") is True), "fp32")

@@ -1,7 +1,4 @@
-"""vLLM, SGLang and TensorRT-LLM: a serving configuration as the command that starts one replica.
-
-Options of the versions named; replicas beyond one are separate servers behind a load balancer.
-"""
+"""A serving configuration as the command of vLLM, SGLang or TensorRT-LLM that starts one replica, in the versions named."""
 
 from __future__ import annotations
 
@@ -35,7 +32,13 @@ def vllm(setup: ServingSetup) -> tuple[str, Options]:
     if c.attention_data_parallel_size > 1:
         options["--data-parallel-size"] = str(c.attention_data_parallel_size)
     if c.expert_parallel_size > 1:
-        _refuse_partial_experts(setup)
+        ranks = c.tensor_parallel_size * c.attention_data_parallel_size
+        if c.expert_parallel_size != ranks:
+            raise UnsupportedError(
+                f"vllm divides experts over all {ranks} ranks of a stage or over none; "
+                f"set expert_parallel_size to {ranks} or 1, or choose sglang",
+                field="parallel.expert_parallel_size",
+            )
         options["--enable-expert-parallel"] = None
     options |= _number_formats(setup, engine="vllm", cache={"fp8": "fp8"})
     return f"vllm serve {shlex.quote(setup.model_path)}", options
@@ -88,12 +91,12 @@ def trtllm(setup: ServingSetup) -> tuple[str, Options]:
 
 def extra_options(setup: ServingSetup) -> dict[str, object]:
     """TensorRT-LLM's LlmArgs for its options file; empty where there is nothing to say."""
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     if setup.parallel.attention_data_parallel_size > 1:
-        found["enable_attention_dp"] = True
+        options["enable_attention_dp"] = True
     if setup.workload.kv_cache_precision == "fp8":
-        found["kv_cache_config"] = {"dtype": "fp8"}
-    return found
+        options["kv_cache_config"] = {"dtype": "fp8"}
+    return options
 
 
 ENGINES: dict[str, Callable[[ServingSetup], tuple[str, Options]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
@@ -145,15 +148,3 @@ def _number_formats(setup: ServingSetup, *, engine: str, cache: dict[str, str]) 
             field="inference.kv_cache_precision",
         )
     return options | {"--kv-cache-dtype": word}
-
-
-def _refuse_partial_experts(setup: ServingSetup) -> None:
-    """vLLM spreads whole experts over all ranks of a stage, or splits every expert over them."""
-    c = setup.parallel
-    ranks = c.tensor_parallel_size * c.attention_data_parallel_size
-    if c.expert_parallel_size != ranks:
-        raise UnsupportedError(
-            f"vllm divides experts over all {ranks} ranks of a stage or over none; "
-            f"set expert_parallel_size to {ranks} or 1, or choose sglang",
-            field="parallel.expert_parallel_size",
-        )

@@ -1,7 +1,4 @@
-"""Training logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory.
-
-A log is read line by line; colours and prefixes are ignored.
-"""
+"""Logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory, line by line."""
 
 from __future__ import annotations
 
@@ -56,10 +53,10 @@ class LogFacts:
         if step is not None:
             ends_at.append(step)
 
-    def peak(self, kind: str, value: float) -> None:
-        """Keep the largest of the peaks called `kind`."""
-        if 0.0 <= value < math.inf:
-            setattr(self, kind, max(getattr(self, kind) or 0.0, value))
+    def peak(self, kind: str, value: float | None, unit: float = 1.0) -> None:
+        """Keep the largest of the peaks called `kind`, of a value in `unit` bytes."""
+        if value is not None and 0.0 <= value * unit < math.inf:
+            setattr(self, kind, max(getattr(self, kind) or 0.0, value * unit))
 
     def step_times_s(self, workload: TrainingWorkload, *, num_gpus: int) -> tuple[list[float], list[int]]:
         """The figures as seconds of a step, whatever the trainer prints, and their `ends_at`.
@@ -76,9 +73,9 @@ class LogFacts:
         }
         return next(((times_s, self.ends_at.get(kind, [])) for kind, times_s in kinds.items() if times_s), ([], []))
 
-    def loss(self, value: float) -> None:
+    def loss(self, value: float | None) -> None:
         """Keep a step's loss; JSON knows no NaN."""
-        if math.isfinite(value) and len(self.losses) < MAX_STEPS:
+        if value is not None and math.isfinite(value) and len(self.losses) < MAX_STEPS:
             self.losses.append(value)
 
 
@@ -89,10 +86,10 @@ def _megatron(line: str, facts: LogFacts) -> None:
     """iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 | ...; memory (MB) | ... max allocated: 45678.2 |"""
     if (elapsed := _found(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
-        _losses(facts, line, rf"lm loss:\s*{_NUMBER}")
+        facts.loss(_found(line, rf"lm loss:\s*{_NUMBER}"))
     if "memory (MB)" in line:
-        _peak(facts, "allocated_bytes", line, rf"max allocated:\s*{_NUMBER}", MIB)
-        _peak(facts, "reserved_bytes", line, rf"max reserved:\s*{_NUMBER}", MIB)
+        facts.peak("allocated_bytes", _found(line, rf"max allocated:\s*{_NUMBER}"), MIB)
+        facts.peak("reserved_bytes", _found(line, rf"max reserved:\s*{_NUMBER}"), MIB)
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
@@ -100,8 +97,8 @@ def _torchtitan(line: str, facts: LogFacts) -> None:
     step = re.search(r"step:\s*(\d+)", line)
     if step and (rate := _found(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
         facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
-        _losses(facts, line, rf"\bloss:\s*{_NUMBER}")
-        _peak(facts, "reserved_bytes", line, rf"memory:\s*{_NUMBER}GiB", GIB)
+        facts.loss(_found(line, rf"\bloss:\s*{_NUMBER}"))
+        facts.peak("reserved_bytes", _found(line, rf"memory:\s*{_NUMBER}GiB"), GIB)
 
 
 def _deepspeed(line: str, facts: LogFacts) -> None:
@@ -110,10 +107,10 @@ def _deepspeed(line: str, facts: LogFacts) -> None:
     """
     if (rate := _found(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
         facts.add("samples_per_second", rate, step=_count(line, r"global_step=(\d+)"))
-        _peak(facts, "allocated_bytes", line, rf"MaxMemAllocated={_NUMBER}GB", GIB)
+        facts.peak("allocated_bytes", _found(line, rf"MaxMemAllocated={_NUMBER}GB"), GIB)
     if (seconds := _found(line, rf"iter time \(s\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", seconds, step=_count(line, r"steps?:\s*(\d+)"))
-        _losses(facts, line, rf"\bloss:\s*{_NUMBER}")
+        facts.loss(_found(line, rf"\bloss:\s*{_NUMBER}"))
 
 
 def _json(line: str, facts: LogFacts) -> None:
@@ -122,20 +119,18 @@ def _json(line: str, facts: LogFacts) -> None:
     if start < 0:
         return
     try:
-        said = json.loads(line[start:])
+        figures = json.loads(line[start:])
     except (ValueError, RecursionError):
         return
-    if not isinstance(said, dict):
+    if not isinstance(figures, dict):
         return
-    step = said.get("step")
+    step = figures.get("step")
     for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second"):
-        if (value := _real(said.get(kind))) is not None:
+        if (value := _real(figures.get(kind))) is not None:
             facts.add(kind, value, step=step if isinstance(step, int) and not isinstance(step, bool) else None)
-    if (loss := _real(said.get("loss"))) is not None:
-        facts.loss(loss)
+    facts.loss(_real(figures.get("loss")))
     for kind in ("allocated_bytes", "reserved_bytes"):
-        if (value := _real(said.get(f"peak_{kind}"))) is not None:
-            facts.peak(kind, value)
+        facts.peak(kind, _real(figures.get(f"peak_{kind}")))
 
 
 def _real(value: Any) -> float | None:
@@ -150,16 +145,6 @@ def _found(line: str, pattern: str) -> float | None:
 def _count(line: str, pattern: str) -> int | None:
     match = re.search(pattern, line)
     return None if match is None or len(match[1]) > 18 else int(match[1])
-
-
-def _losses(facts: LogFacts, line: str, pattern: str) -> None:
-    if (value := _found(line, pattern)) is not None:
-        facts.loss(value)
-
-
-def _peak(facts: LogFacts, kind: str, line: str, pattern: str, unit: float) -> None:
-    if (value := _found(line, pattern)) is not None:
-        facts.peak(kind, value * unit)
 
 
 READERS: dict[str, Callable[[str, LogFacts], None]] = {

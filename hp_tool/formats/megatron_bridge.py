@@ -1,8 +1,4 @@
-"""Megatron Bridge 0.3 (NeMo framework 25.11): a configuration as overrides of a recipe's ConfigContainer.
-
-Keys as in megatron/bridge/training/config.py: model is a GPTModelProvider (a TransformerConfig), then train, ddp, optimizer,
-mixed_precision and comm_overlap.
-"""
+"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in megatron/bridge/training/config.py."""
 
 from __future__ import annotations
 
@@ -25,19 +21,20 @@ _PRECISIONS = {
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE) - {"pipeline_layout"}, runs="megatron-core")
-    w, c, again = setup.workload, setup.parallel, setup.recompute
-    if w.precision not in _PRECISIONS or again.granularity not in ("none", "selective", "full"):
-        raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {again.granularity}", field="training.precision")
+    w, c, recompute = setup.workload, setup.parallel, setup.recompute
+    granularity = recompute.granularity
+    if w.precision not in _PRECISIONS or granularity not in ("none", "selective", "full"):
+        raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {granularity}", field="training.precision")
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
     data = str(hidden.data_parallel is not False).lower()
-    given = {
+    options = {
         "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
         "model.pipeline_model_parallel_size": str(c.pipeline_parallel_size),
         "model.virtual_pipeline_model_parallel_size": str(chunks) if chunks > 1 else "null",
         "model.context_parallel_size": str(c.context_parallel_size),
         "model.sequence_parallel": str(c.sequence_parallel and c.tensor_parallel_size > 1).lower(),
         "model.seq_length": str(w.sequence_length),
-        "model.recompute_granularity": "null" if again.granularity == "none" else again.granularity,
+        "model.recompute_granularity": "null" if granularity == "none" else granularity,
         "train.micro_batch_size": str(c.micro_batch_size),
         "train.global_batch_size": str(w.global_batch_size),
         "mixed_precision": _PRECISIONS[w.precision],
@@ -48,28 +45,28 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "dataset.sequence_length": str(w.sequence_length),
     }
     if c.context_parallel_size > 1:
-        given["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication]
+        options["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication]
     if setup.model.num_experts:
-        given["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
-        given["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
-    if again.granularity == "selective":
-        given["model.recompute_modules"] = f"[{','.join(again.modules or ('core_attn',))}]"
-    if again.granularity == "full":
-        whole = again.method == "block" and again.num_layers is None
-        given["model.recompute_method"] = "uniform" if whole else again.method or "uniform"
-        given["model.recompute_num_layers"] = str(again.num_layers or 1)
+        options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
+        options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
+    if granularity == "selective":
+        options["model.recompute_modules"] = f"[{','.join(recompute.modules or ('core_attn',))}]"
+    if granularity == "full":
+        whole = recompute.method == "block" and recompute.num_layers is None
+        options["model.recompute_method"] = "uniform" if whole else recompute.method or "uniform"
+        options["model.recompute_num_layers"] = str(recompute.num_layers or 1)
     if c.zero_stage >= 2:
-        given["ddp.use_megatron_fsdp"] = "true"
-        given["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
+        options["ddp.use_megatron_fsdp"] = "true"
+        options["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
     first, last = setup.missing_layers
     if (first, last) == (1, 1):
-        given["model.account_for_embedding_in_pipeline_split"] = "true"
-        given["model.account_for_loss_in_pipeline_split"] = "true"
+        options["model.account_for_embedding_in_pipeline_split"] = "true"
+        options["model.account_for_loss_in_pipeline_split"] = "true"
     elif (first, last) != (0, 0):
         each = (setup.model.num_hidden_layers + first + last) // c.pipeline_parallel_size
-        given["model.num_layers_in_first_pipeline_stage"] = str(each - first)
-        given["model.num_layers_in_last_pipeline_stage"] = str(each - last)
-    return given
+        options["model.num_layers_in_first_pipeline_stage"] = str(each - first)
+        options["model.num_layers_in_last_pipeline_stage"] = str(each - last)
+    return options
 
 
 def text(setup: TrainingSetup) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
-from hp_tool.domain.pipeline_split import missing_layers
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy, missing_layers
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 from hp_tool.errors import UnsupportedError
@@ -28,18 +27,15 @@ class TrainingSetup:
     @property
     def recompute(self) -> Recompute:
         """`parallel.recompute` in its long form."""
-        given = self.parallel.recompute
-        return given if isinstance(given, Recompute) else Recompute(granularity=given)
+        recompute = self.parallel.recompute
+        return recompute if isinstance(recompute, Recompute) else Recompute(granularity=recompute)
 
     @property
     def missing_layers(self) -> tuple[int, int]:
         """Layers that the first and the last pipeline stage hold fewer than the others, unless there is a layout."""
-        first, last = missing_layers(
-            num_layers=self.model.num_hidden_layers,
-            stages=self.parallel.pipeline_parallel_size,
-            chunks=self.parallel.virtual_pipeline_parallel_size,
-        )
-        return first, last
+        c = self.parallel
+        stages, chunks = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
+        return missing_layers(num_layers=self.model.num_hidden_layers, stages=stages, chunks=chunks)
 
     @property
     def accumulation_steps(self) -> int:

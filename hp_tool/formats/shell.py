@@ -1,7 +1,4 @@
-"""A launch script as words: what a shell would pass on, as far as plain assignments and line continuations go.
-
-Nothing is executed. Variables take the values that the text assigns them; products and sums of numbers are computed.
-"""
+"""A launch script as words, with the variables that it assigns and sums of numbers filled in; nothing is executed."""
 
 from __future__ import annotations
 
@@ -47,28 +44,28 @@ def words(text: str) -> list[str]:
 
 def flags(text: str) -> dict[str, list[str]]:
     """Values behind every `--flag` of the script; the last of several wins. `--flag=value` counts as two words."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     current: list[str] | None = None
     for word in words(text):
         if re.match(r"--[A-Za-z]", word):
             name, separator, value = word[2:].partition("=")
             current = [value] if separator else []
-            found[name.replace("_", "-")] = current
+            values[name.replace("_", "-")] = current
         elif re.match(r"-[A-Za-z]$", word) or word.endswith((".py", ".sh")) or word in ("$@", "$*"):
             current = None
         elif current is not None:
             current.append(word)
-    return found
+    return values
 
 
 def num_gpus(text: str) -> int | None:
     """Processes that the script starts: nodes x processes per node of torchrun, or of its #SBATCH lines."""
     batch = flags("\n".join(re.findall(r"(?m)^#SBATCH[ \t]+(--\S.*)$", text)))
-    given = batch | flags(text)
+    options = batch | flags(text)
 
     def number(*names: str) -> int | None:
         for name in names:
-            value = (given.get(name) or [""])[0].rsplit(":", 1)[-1]
+            value = (options.get(name) or [""])[0].rsplit(":", 1)[-1]
             if value.isdecimal():
                 return int(value)
         return None

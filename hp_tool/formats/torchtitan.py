@@ -1,8 +1,4 @@
-"""torchtitan 0.2: a configuration as its TOML file, and such a file as a query.
-
-Sections and keys as in torchtitan/config/job_config.py. torchtitan trains the models it knows by name and flavor, and splits
-the layers over stages itself: configurations that need more than that are refused.
-"""
+"""torchtitan 0.2's TOML file, both ways: sections and keys as in torchtitan/config/job_config.py."""
 
 from __future__ import annotations
 
@@ -62,8 +58,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(f"{TOOL} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute")
     name, flavor = FLAVORS[setup.model.name]
     copies = c.data_parallel_size
-    shard = copies if c.zero_stage >= 2 else 1
-    shard = c.data_parallel_shard_size or shard
+    shard = c.data_parallel_shard_size or (copies if c.zero_stage >= 2 else 1)
     pipelined = c.pipeline_parallel_size > 1
     first, last = setup.missing_layers
     model: dict[str, Any] = {"name": name, "flavor": flavor}
@@ -119,15 +114,15 @@ def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[s
     if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # tomllib takes the square of a dotted key's length
         raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
     try:
-        given = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
 
     def section(name: str) -> dict[str, Any]:
-        found = given.get(name, {})
-        if not isinstance(found, dict):
+        table = tables.get(name, {})
+        if not isinstance(table, dict):
             raise InputError(f"{name} must be a table", field=name)
-        return found
+        return table
 
     model, batch, split = section("model"), section("training"), section("parallelism")
     t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))

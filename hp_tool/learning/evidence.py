@@ -75,11 +75,11 @@ def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProble
         if fidelity.is_whole:
             whole.setdefault(num_gpus(record.parallel), []).append(record)
         else:
-            asked, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=fidelity)
-            pieces.append(_evidence([replace(record, parallel=parallel)], problem=asked))
+            reduced_run, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=fidelity)
+            pieces.append(_evidence([replace(record, parallel=parallel)], problem=reduced_run))
     for devices, same in whole.items():
-        asked = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
-        pieces.append(_evidence(same, problem=asked))
+        smaller = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
+        pieces.append(_evidence(same, problem=smaller))
     return Evidence.concatenate(pieces)
 
 

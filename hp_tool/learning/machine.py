@@ -154,10 +154,10 @@ def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
     except BaseException:
         launcher.cancel(plan.job_name)
         raise
-    found = launcher.fetch(handle)
-    if found.status != "ok" and not isinstance(request, ProfileRequest):
-        raise LauncherError(f"{request.run_id} ended as {found.status}: {found.cause}")
-    return found
+    measurement = launcher.fetch(handle)
+    if measurement.status != "ok" and not isinstance(request, ProfileRequest):
+        raise LauncherError(f"{request.run_id} ended as {measurement.status}: {measurement.cause}")
+    return measurement
 
 
 def _hosts(measured: Measurement, cluster: ClusterSpec) -> list[str]:

@@ -123,7 +123,7 @@ def _held_out(evidence: Evidence, timed: NDArray[np.intp], *, prior: Prior) -> F
         rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
         calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
         unseen = evidence.take(timed[fold])
-        step = calibration.predict_step(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
+        step = calibration.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[fold] = step.median_s
     return predicted
 

@@ -59,7 +59,7 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     residuals: list[Residual] = []
     for problem, same in of_series(series, store=store):
         evidence = evidence_of(same, problem=problem)
-        step = calibration.predict_step(
+        step = calibration.step_time.predict(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
         )
         before = np.sum(list(evidence.parts_s.values()), axis=0)

@@ -1,6 +1,4 @@
-"""What one calibration covers, and the newest stored one for a problem: of a cluster, the software on it, and a family of
-models. Other sizes and node counts share it.
-"""
+"""What one calibration covers (a cluster, its software, a family of models), and the newest stored one for a problem."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import Recompute
-from hp_tool.domain.pipeline_split import chunk_layers, missing_layers
+from hp_tool.domain.parallel import Recompute, chunk_layers, missing_layers
 from hp_tool.profiler.layers import has_transformer_engine, layer_specs
 from hp_tool.profiler.weights import initialise
 

@@ -1,7 +1,4 @@
-"""Names that users registered with a service, laid into a query: whatever comes after sees shapes and figures alone.
-
-So a stored search means what it meant when it was sent, and answers depend on a query and the catalogue only.
-"""
+"""Names that users registered with a service, laid into a query: what comes after sees shapes and figures alone."""
 
 from __future__ import annotations
 
@@ -63,38 +60,37 @@ def with_registered(query: Q, *, find: Find) -> Q:
         query = replace(query, model={**spec, "name": name})
     if (name := _unknown_cluster(query)) is not None and (spec := find("cluster", name)) is not None:
         node = catalog.node_type_from_mapping({**spec, "name": name})
-        asked = query.cluster if isinstance(query.cluster, ClusterQuery) else ClusterQuery()
-        query = replace(query, cluster=_laid(asked, node))
+        wanted = query.cluster if isinstance(query.cluster, ClusterQuery) else ClusterQuery()
+        query = replace(query, cluster=_laid(wanted, node))
     return query
 
 
-def _laid(asked: ClusterQuery, node: NodeType) -> ClusterQuery:
+def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
     """The cluster asked for, with what it leaves out as the registered server has it; the catalogue's rules for node types."""
-    if asked.gpu is not None and asked.gpu != node.gpu:
+    if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(f"gpu is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu")
-    per_node = asked.gpus_per_node or node.gpus_per_node
-    domain = asked.nvlink_domain_size or node.nvlink_domain_size or node.gpus_per_node
-    if asked.nvlink_domain_size is None:
+    per_node = wanted.gpus_per_node or node.gpus_per_node
+    domain = wanted.nvlink_domain_size or node.nvlink_domain_size or node.gpus_per_node
+    if wanted.nvlink_domain_size is None:
         domain = max(per_node, domain - domain % per_node)
-    given: dict[str, Any] = {
-        name: getattr(asked, name) if getattr(asked, name) is not None else getattr(node, name)
-        for name in (
-            "inter_node_bandwidth_bytes_per_second",
-            "network_topology",
-            "nodes_per_leaf",
-            "network_oversubscription",
-            "price_per_gpu_hour",
-        )
-    }
+
+    def either(name: str) -> Any:
+        value = getattr(wanted, name)
+        return getattr(node, name) if value is None else value
+
     return replace(
-        asked,
-        name=asked.name or node.name,
+        wanted,
+        name=wanted.name or node.name,
         node_type=None,
         gpu=node.gpu,
-        num_gpus=asked.num_gpus or node.num_gpus or node.gpus_per_node,
+        num_gpus=wanted.num_gpus or node.num_gpus or node.gpus_per_node,
         gpus_per_node=per_node,
         nvlink_domain_size=domain,
-        **given,
+        inter_node_bandwidth_bytes_per_second=either("inter_node_bandwidth_bytes_per_second"),
+        network_topology=either("network_topology"),
+        nodes_per_leaf=either("nodes_per_leaf"),
+        network_oversubscription=either("network_oversubscription"),
+        price_per_gpu_hour=either("price_per_gpu_hour"),
     )
 
 

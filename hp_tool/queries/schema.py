@@ -1,10 +1,4 @@
-"""The one door for queries: JSON or YAML in, a strictly validated Query out; and results back to JSON.
-
-A query that comes through it names nothing but the catalogue's entries, unless its asker is let read files (parse_own_query).
-
-The declaration is the domain's dataclasses; nothing is said twice. An unknown key, a wrong type or a missing field is
-an InputError that names the field, the value and the mend.
-"""
+"""The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError out; results back to JSON."""
 
 from __future__ import annotations
 
@@ -23,9 +17,8 @@ from pydantic_core import ErrorDetails
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.fields import out_of_bounds
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
@@ -205,7 +198,9 @@ def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[floa
 
 
 def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
-    key, known = str(loc[-1])[:100], _known_keys(adapter, loc)  # as the user wrote it
+    key = str(loc[-1])[:100]  # as the user wrote it
+    options = (option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node))
+    known = sorted({name for option in options for name in option.get("properties", {})})
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
     field = ".".join((*_path(loc[:-1]), key)) or None
@@ -225,12 +220,6 @@ def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
 
 def _is_branch(part: str) -> bool:
     return part.removeprefix("constrained-") in ("str", "int", "bool", "float") or "[" in part or part[:1].isupper()
-
-
-def _known_keys(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> list[str]:
-    """The keys accepted where an unknown one stood."""
-    options = (option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node))
-    return sorted({key for option in options for key in option.get("properties", {})})
 
 
 def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:

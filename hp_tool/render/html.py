@@ -11,28 +11,28 @@ from hp_tool.render.words import arithmetic, configuration_cells, serving_arithm
 from hp_tool.units import duration, gib
 
 
-def estimate_html(found: Estimate | InferenceEstimate, calibrated: Estimate | None = None) -> str:
+def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None) -> str:
     """One configuration: its verdict, time and memory by part."""
     parts = []
-    if isinstance(found, InferenceEstimate):
-        if found.parallel is not None:
-            parts.append(_line(serving_arithmetic(found.parallel, replicas=found.replicas)))
-        parts += _reasons(found.reasons)
-        if found.ttft_s is not None:
-            parts.append(_table(_SERVING_HEADS, [_serving_cells(found)]))
+    if isinstance(estimate, InferenceEstimate):
+        if estimate.parallel is not None:
+            parts.append(_line(serving_arithmetic(estimate.parallel, replicas=estimate.replicas)))
+        parts += _reasons(estimate.reasons)
+        if estimate.ttft_s is not None:
+            parts.append(_table(_SERVING_HEADS, [_serving_cells(estimate)]))
     else:
-        if found.parallel is not None:
-            parts.append(_line(arithmetic(found.parallel)))
-        parts += _reasons(found.reasons)
-        if found.time is not None:
-            parts.append(_table(_TRAINING_HEADS, [_training_cells(found)]))
-            step = found.time.step_s
-            shares = [(name, duration(s), f"{s / step:.1%}") for name, s in found.time.parts_s.items() if s > 0.0]
+        if estimate.parallel is not None:
+            parts.append(_line(arithmetic(estimate.parallel)))
+        parts += _reasons(estimate.reasons)
+        if estimate.time is not None:
+            parts.append(_table(_TRAINING_HEADS, [_training_cells(estimate)]))
+            step = estimate.time.step_s
+            shares = [(name, duration(s), f"{s / step:.1%}") for name, s in estimate.time.parts_s.items() if s > 0.0]
             parts.append(_table(("time", "exposed", "share"), shares))
         if calibrated is not None and calibrated.time is not None:
             parts.append(_line(f"after what was measured on this cluster: {duration(calibrated.time.step_s)}"))
-    if found.memory is not None:
-        parts.append(_memory(found.memory))
+    if estimate.memory is not None:
+        parts.append(_memory(estimate.memory))
     return "".join(parts)
 
 

@@ -1,7 +1,4 @@
-"""Recommendations as a picture: where a step's time goes, and memory against what the device has.
-
-An HTML file holds all it needs and opens without a network; PNG, SVG and PDF need the extra `plots` and a Chrome or Chromium.
-"""
+"""Recommendations as a picture: where a step's time goes, and memory against what the device has."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import MemoryEstimate, Recommendation
@@ -71,6 +68,7 @@ def recommendations_figure(rows: Sequence[Recommendation] | Sequence[ServingReco
     Training: exposed seconds of one step, after calibration where there is one. Serving: seconds of one request.
     """
     from plotly.colors import qualitative
+    from plotly.graph_objects import Bar
     from plotly.subplots import make_subplots
 
     if not rows:
@@ -84,8 +82,12 @@ def recommendations_figure(rows: Sequence[Recommendation] | Sequence[ServingReco
         stacks = [seconds if column == 1 else sizes for seconds, sizes, _ in shown]
         used = [part for part in dict.fromkeys(p for stack in stacks for p in stack) if any(s.get(part) for s in stacks)]
         for part, colour in zip(used, itertools.cycle(colours), strict=False):
-            values = [stack.get(part, 0.0) for stack in stacks]
-            figure.add_trace(_bar(part, values, names=names, unit=unit, colour=colour, column=column), row=1, col=column)
+            name, values = part.replace("_", " "), [stack.get(part, 0.0) for stack in stacks]
+            bar = Bar(
+                name=name, x=values, y=names, orientation="h", marker_color=colour, legend=("legend", "legend2")[column - 1],
+                hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit}<extra>{name}</extra>",
+            )  # fmt: skip
+            figure.add_trace(bar, row=1, col=column)
     figure.add_vline(x=shown[0][2], line={"dash": "dash", "color": "crimson"}, row=1, col=2)
     figure.update_yaxes(autorange="reversed")  # the best one on top
     height = HEAD_PIXELS + LEGENDS_PIXELS + ROW_PIXELS * len(rows)
@@ -104,8 +106,8 @@ def _parts(row: Recommendation | ServingRecommendation) -> tuple[dict[str, float
     if isinstance(row, ServingRecommendation):
         memory, seconds = row.estimate.memory, row.estimate.parts_s
     else:
-        found = row.calibrated_estimate or row.estimate
-        memory, seconds = found.memory, found.time.parts_s if found.time else None
+        estimate = row.calibrated_estimate or row.estimate
+        memory, seconds = estimate.memory, estimate.time.parts_s if estimate.time else None
     assert memory is not None and seconds is not None  # recommended ones have both
     sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}
     return seconds, sizes, memory.capacity_bytes / GIB
@@ -121,13 +123,3 @@ def labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> 
     telling = [i for i in range(len(heads)) if i < 2 or len({row[i] for row in cells}) > 1]
     words = [", ".join(f"{heads[i]} {row[i]}" for i in telling) for row in cells]
     return [f"{row.rank}: {word}" for row, word in zip(training, words, strict=True)]
-
-
-def _bar(part: str, values: list[float], *, names: list[str], unit: str, colour: str, column: int) -> Any:
-    from plotly.graph_objects import Bar
-
-    name = part.replace("_", " ")
-    return Bar(
-        name=name, x=values, y=names, orientation="h", legend="legend" if column == 1 else "legend2", marker_color=colour,
-        hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit}<extra>{name}</extra>",
-    )  # fmt: skip

@@ -51,7 +51,7 @@ class Reduction:
 
     def step_s(self, calibration: Calibration) -> float:
         """What its step is expected to take by now."""
-        step = calibration.predict_step(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
+        step = calibration.step_time.predict(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
         return float(step.median_s[0])
 
 

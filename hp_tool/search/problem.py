@@ -63,9 +63,9 @@ class Question(ABC):
         one = np.array([row])
         parts = {name: seconds[one] for name, seconds in self.table.parts_s.items()}
         features = {name: values[one] for name, values in self.table.features.items()}
-        step = calibration.predict_step(parts_s=parts, layer_passes=self.table.layer_passes[one], features=features)
+        step = calibration.step_time.predict(parts_s=parts, layer_passes=self.table.layer_passes[one], features=features)
         low, high = step.interval()
-        memory = calibration.predict_memory(memory_bytes=self.table.memory_bytes[one], features=features)
+        memory = calibration.memory.predict(memory_bytes=self.table.memory_bytes[one], features=features)
         return {
             "step_s": float(sum(seconds[0] for seconds in parts.values())),
             "parts_s": {name: float(seconds[0]) for name, seconds in parts.items()},

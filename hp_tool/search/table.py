@@ -106,11 +106,11 @@ class CandidateTable:
 
     def predict_step(self, calibration: Calibration) -> StepPrediction:
         """Step times of all rows as this calibration corrects them."""
-        return calibration.predict_step(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
+        return calibration.step_time.predict(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
 
     def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
         """Memory needs of all rows as this calibration corrects them."""
-        return calibration.predict_memory(memory_bytes=self.memory_bytes, features=self.features)
+        return calibration.memory.predict(memory_bytes=self.memory_bytes, features=self.features)
 
 
 def candidate_table(*, case: TrainingCase, candidates: Candidates, costs: TrainingCosts) -> CandidateTable:

@@ -10,9 +10,8 @@ from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingMemory
-from hp_tool.serving.limits import missed_targets
 from hp_tool.serving.problem import CostedRows, ServingProblem
-from hp_tool.serving.tails import goodput, tails
+from hp_tool.serving.targets import goodput, missed_targets, tails
 from hp_tool.units import SECONDS_PER_HOUR, gib
 
 OVERLOADED = "overloaded"
@@ -55,7 +54,7 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         parts_s={name: float(seconds[row]) for name, seconds in costs.parts.items()},
         output_tokens_per_second_per_gpu=throughput,
         output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
-        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.case.output_length,
+        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.output_length,
         running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
         kv_cache_limited=bool(costs.kv_limited[row]),
         cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
@@ -67,7 +66,7 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
 
 def _memory(rows: CostedRows, row: int) -> ServingMemory:
     problem, parts = rows.problem, rows.costs.bytes
-    whole = problem.case.input_length + problem.engine.kv_reserved_output_fraction * problem.case.output_length
+    whole = problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
     tokens = seen_tokens(problem.model, whole)
     room = float(parts.kv_capacity[row])
     used = min(float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
@@ -88,8 +87,8 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
 
 def _request_bytes(rows: CostedRows, row: int) -> float:
     """Keys and values of one whole request, prompt and answer."""
-    case = rows.problem.case
-    return seen_tokens(case.model, case.input_length + case.output_length) * float(rows.costs.bytes.kv_per_token[row])
+    problem = rows.problem
+    return seen_tokens(problem.model, problem.input_length + problem.output_length) * float(rows.costs.bytes.kv_per_token[row])
 
 
 def _without_preemption(rows: CostedRows, row: int) -> int:
@@ -115,7 +114,7 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
     """Full batches, and still requests come faster than they leave."""
     problem = rows.problem
     wanted = problem.request_rate_per_second or 0.0
-    reached = float(rows.costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.case.output_length
+    reached = float(rows.costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.output_length
     message = (
         f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
         f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"
@@ -124,7 +123,7 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
 
 
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
-    engine, gpu = problem.engine, problem.case.profile.gpu
+    engine, gpu = problem.engine, problem.profile.gpu
     width = _Z90 * (1.0 if engine.measured and gpu.measured else _UNMEASURED)
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
@@ -140,21 +139,20 @@ def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProb
 
 
 def _provenance(problem: ServingProblem) -> dict[str, object]:
-    case = problem.case
     return {
         "model": problem.model.name,
         "gpu": problem.cluster.gpu.name,
         "num_gpus": problem.cluster.num_gpus,
-        "gpu_efficiency": case.profile.gpu.gpu,
-        "gpu_efficiency_measured": case.profile.gpu.measured,
+        "gpu_efficiency": problem.profile.gpu.gpu,
+        "gpu_efficiency_measured": problem.profile.gpu.measured,
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
         "engine_efficiency_measured": problem.engine.measured,
         "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
         if problem.concurrency is not None
         else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
-        "matmul_precision": case.compute_precision,
-        "weight_bytes_each": case.weight_bytes,
-        "kv_element_bytes": case.kv_element_bytes,
+        "matmul_precision": problem.compute_precision,
+        "weight_bytes_each": problem.weight_bytes,
+        "kv_element_bytes": problem.kv_element_bytes,
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }

@@ -14,9 +14,9 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
 from hp_tool.serving.breakdown import estimate_row
-from hp_tool.serving.limits import bounded_values, meets_targets
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
-from hp_tool.serving.rank import query_space
+from hp_tool.serving.targets import bounded_values, meets_targets
+from hp_tool.space.serving import serving_space
 
 MAX_FIXES = 5
 MAX_CHANGES = 3
@@ -124,14 +124,14 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
         return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
 
     query = ParallelQuery(max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens"))
-    candidates = query_space(query, problem=problem, concurrency=(problem.concurrency or 1,)).candidates
+    candidates = serving_space(query=query, case=problem, concurrency=(problem.concurrency or 1,)).candidates
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]
     return Neighbours(
         problem=problem,
         candidates=candidates,
-        costs=problem.costs(candidates),
+        costs=problem.costed(candidates).costs,
         changes=np.count_nonzero(moved, axis=0),
         directions=(3 ** np.arange(len(AXES))) @ np.sign(moved).astype(np.int64),
         distance=np.abs(moved).sum(axis=0),

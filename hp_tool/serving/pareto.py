@@ -9,10 +9,11 @@ import numpy as np
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.pareto import undominated
 from hp_tool.serving.breakdown import estimate_row
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.rank import costed_chunks, query_space
+from hp_tool.serving.recommend import costed_chunks
+from hp_tool.space.serving import serving_space
+from hp_tool.training.pareto import undominated
 
 STEPS_PER_DOUBLING = 2
 """Concurrencies tried between one and twice itself: coarser than this the front shows corners."""
@@ -27,9 +28,9 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     problem = resolve_serving(query)
     if problem.concurrency is None:
         raise InputError("a front needs inference.concurrency, the most it may use", field="inference.concurrency")
-    if problem.case.output_length < 2:
+    if problem.output_length < 2:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
-    candidates = query_space(query.parallel, problem=problem, concurrency=_loads(problem.concurrency)).candidates
+    candidates = serving_space(query=query.parallel, case=problem, concurrency=_loads(problem.concurrency)).candidates
     n = len(candidates)
     tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
     for rows, costs, met in costed_chunks(candidates, problem=problem):

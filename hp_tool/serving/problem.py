@@ -31,12 +31,11 @@ _TRAINING_ONLY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingProblem:
-    """Everything the serving cost model wants to know."""
+class ServingProblem(ServingCase):
+    """A query's case, its load and its limits."""
 
-    case: ServingCase
     concurrency: int | None
-    """Requests in flight over all GPUs; None where request_rate_per_second is given."""
+    """Requests in flight over all GPUs; None if request_rate_per_second is set."""
     request_rate_per_second: float | None
     constraints: Constraints
     targets: Targets
@@ -46,38 +45,18 @@ class ServingProblem:
         """Share of requests that start together: a closed load's first wave; independent arrivals have none."""
         return 0.0 if self.concurrency is None else self.engine.wave_share
 
-    @property
-    def model(self) -> ModelSpec:
-        return self.case.model
-
-    @property
-    def cluster(self) -> ClusterSpec:
-        return self.case.cluster
-
-    @property
-    def engine(self) -> EngineEfficiency:
-        return self.case.engine
-
-    def costs(self, candidates: ServingCandidates) -> ServingCosts:
-        """Latency, throughput and memory of legal candidates."""
-        headroom = self.constraints.memory_headroom_fraction
-        if self.request_rate_per_second is not None:
-            return costs_at_rate(
-                case=self.case,
-                candidates=candidates,
-                requests_per_second=self.request_rate_per_second,
-                memory_headroom_fraction=headroom,
-            )
-        return serving_costs(case=self.case, candidates=candidates, memory_headroom_fraction=headroom)
-
     def costed(self, candidates: ServingCandidates) -> CostedRows:
-        """Legal candidates with their costs."""
-        return CostedRows(problem=self, candidates=candidates, costs=self.costs(candidates))
+        """Legal candidates with their latency, throughput and memory."""
+        headroom, rate = self.constraints.memory_headroom_fraction, self.request_rate_per_second
+        if rate is None:
+            costs = serving_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+        else:
+            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate, memory_headroom_fraction=headroom)
+        return CostedRows(problem=self, candidates=candidates, costs=costs)
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
-        case = dataclasses.replace(self.case, cluster=self.cluster.with_num_gpus(num_gpus))
-        return dataclasses.replace(self, case=case)
+        return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +92,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
     case = serving_case(model=model, cluster=cluster, workload=query.inference, engine=engine)
     return ServingProblem(
-        case=case,
+        **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
         concurrency=concurrency,
         request_rate_per_second=rate,
         constraints=query.constraints,
@@ -124,7 +103,7 @@ def resolve_serving(query: Query) -> ServingProblem:
 def serving_case(
     *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
 ) -> ServingCase:
-    """What the cost model takes. InputError (precision_unsupported) where the GPU cannot multiply in the precision."""
+    """The cost model's input. Raises InputError `precision_unsupported` if the GPU cannot multiply in the precision."""
     stored, compute = weight_format(workload.precision, gpu=cluster.gpu)
     return ServingCase(
         model=model,
@@ -142,7 +121,7 @@ def serving_case(
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
-    """Of keys and values: as asked, or as the engine caches those of a checkpoint of this precision."""
+    """The precision of cached keys and values: the workload's, or the engine's for a checkpoint of this precision."""
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision
     if workload.precision == "fp8" and engine.fp8_cache_with_fp8_weights:
@@ -151,7 +130,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 
 def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
-    """Nothing a query asks for is silently ignored."""
+    """Refuse by name what would otherwise be ignored."""
     load = workload.load
     arrival = "closed" if workload.concurrency is not None else "poisson"
     if load is not None and (load.arrival != arrival or load.num_prompts is not None or load.warmup is not None):
@@ -163,8 +142,8 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     for name in _TRAINING_ONLY:
         if getattr(query.parallel, name) not in (None, 1, (1,), False, "none"):
             raise InputError(f"parallel.{name} belongs to training; leave it out", field=f"parallel.{name}")
-    if query.objective in ("days",):
-        raise InputError(f"objective {query.objective} belongs to training", field="objective")
+    if query.objective == "days":
+        raise InputError("objective days belongs to training", field="objective")
     for name in ("max_days", "max_cost"):
         if getattr(query.constraints, name) is not None:
             raise InputError(f"constraints.{name} belongs to training; leave it out", field=f"constraints.{name}")

@@ -1,19 +1,47 @@
-"""The best serving configurations of a query's space."""
+"""The best serving configurations: a query's space, costed chunk by chunk and ranked."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from hp_tool import bounds
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.rank import cost_space, recommendations
+from hp_tool.serving.breakdown import OVERLOADED, estimate_row
+from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.serving.targets import meets_targets
+from hp_tool.space.serving import serving_space
 
 MAX_TOP = 1_000
+CHUNK = 12_288
+"""Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedSpace:
+    """Every legal candidate with what ranks it; arrays of shape (n,)."""
+
+    candidates: ServingCandidates
+    score: FloatArray
+    """Smaller is better."""
+    acceptable: BoolArray
+    """True where it fits and meets every target."""
+    rejections: dict[str, int]
+
+    def best(self, count: int) -> ServingCandidates:
+        """The `count` best acceptable candidates, best first."""
+        rows = np.flatnonzero(self.acceptable)
+        return self.candidates.take(rows[np.argsort(self.score[rows], kind="stable")][:count])
 
 
 def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
@@ -41,4 +69,53 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
             seconds=time.perf_counter() - start,
         ),
         rejections=space.rejections,
+    )
+
+
+def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:
+    """Enumerate the legal candidates and cost them chunk by chunk."""
+    space = serving_space(query=query.parallel, case=problem, concurrency=(problem.concurrency or 1,))
+    n = len(space.candidates)
+    score = np.empty(n)
+    fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
+    for rows, costs, in_target in costed_chunks(space.candidates, problem=problem):
+        fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, in_target
+        score[rows] = _score(costs, query.objective, problem)
+    rejections = dict(space.rejections)
+    reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}
+    for code, turned_away in reasons.items():
+        if count := int(np.count_nonzero(turned_away)):
+            rejections[code] = count
+    return CostedSpace(candidates=space.candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
+
+
+def costed_chunks(candidates: ServingCandidates, *, problem: ServingProblem) -> Iterator[tuple[slice, ServingCosts, BoolArray]]:
+    """Rows, their costs, and which of them meet the targets, chunk by chunk."""
+    for first in range(0, len(candidates), CHUNK):
+        rows = slice(first, first + CHUNK)
+        chunk = candidates.take(rows)
+        bounds.check(done=len(chunk))
+        costed = problem.costed(chunk)
+        yield rows, costed.costs, meets_targets(costed)
+
+
+def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:
+    """What to minimise; min_gpus and cost compare throughput on the same devices."""
+    if objective == "ttft":
+        return costs.ttft_s
+    if objective == "tpot":
+        return costs.tpot_s
+    if problem.request_rate_per_second is not None:  # the same throughput for all: the quickest answer is the better one
+        return costs.request_latency_s
+    return -costs.output_tokens_per_second_per_gpu
+
+
+def recommendations(chosen: ServingCandidates, *, problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
+    """The chosen candidates in full, ranked in their order."""
+    if len(chosen) == 0:
+        return ()
+    rows = problem.costed(chosen)
+    return tuple(
+        ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate_row(rows, row))
+        for row in range(len(chosen))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from typing import Literal
 
 from hp_tool.cost.flops import token_flops
 from hp_tool.domain.model import ModelSpec
@@ -25,6 +25,13 @@ _GPT3 = (
 _WARMUP_STEPS, _WARMUP_SHARE = 2_000, 0.02
 _INITIAL_STD = 0.02
 _GPT3_CONFIG = "arXiv 2005.14165, appendix B"
+_HABIT = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
+_OPTIMIZER = (
+    Choice(name="adam_betas", value=(0.9, 0.95), rule="a second moment over fewer steps than 0.999's", source=_HABIT),
+    Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
+    Choice(name="weight_decay", value=0.1, rule="decoupled (AdamW), not on norms and biases", source=_HABIT),
+    Choice(name="clip_grad", value=1.0, rule="global norm", source=_HABIT),
+)
 
 
 def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
@@ -53,7 +60,7 @@ def starting_hyperparameters(
         rule=f"0.3118 C^-0.1250 at C = {flops:.3g} non-embedding FLOPs; the peak, for the batch size of the same law",
         source=deepseek,
         extrapolated=outside,
-        alternatives={"GPT-3, table 2.1 interpolated": gpt3_learning_rate(parameters=parameters)},
+        alternatives={"GPT-3, table 2.1 interpolated": gpt3("learning_rate", parameters=parameters)},
     )
     batch = Choice(
         name="global_batch_size",
@@ -64,29 +71,20 @@ def starting_hyperparameters(
         extrapolated=outside,
         alternatives={
             "the law, in tokens": batch_tokens(flops=flops),
-            "GPT-3, table 2.1 interpolated, in tokens": gpt3_batch_tokens(parameters=parameters),
+            "GPT-3, table 2.1 interpolated, in tokens": gpt3("batch_tokens", parameters=parameters),
         },
     )
     warmup = min(_WARMUP_STEPS, math.ceil(_WARMUP_SHARE * steps))
-    return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_optimizer(), *_initialisation(model))
+    return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_OPTIMIZER, *_initialisation(model))
 
 
-def gpt3_learning_rate(*, parameters: float) -> float:
-    """Peak learning rate of GPT-3's models, log-log between the rows of the table, its ends beyond them."""
-    return _interpolated(parameters, column=1)
-
-
-def gpt3_batch_tokens(*, parameters: float) -> float:
-    """Tokens a step of GPT-3's models, likewise."""
-    return _interpolated(parameters, column=2)
-
-
-def _interpolated(parameters: float, *, column: int) -> float:
-    rows = _GPT3
+def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
+    """Peak learning rate, or tokens per step, of GPT-3's models: log-log between rows of the table, its ends beyond them."""
+    rows, place = _GPT3, 1 if column == "learning_rate" else 2
     inside = min(max(parameters, rows[0][0]), rows[-1][0])
     low, high = next((a, b) for a, b in itertools.pairwise(rows) if inside <= b[0])
     share = math.log(inside / low[0]) / math.log(high[0] / low[0])
-    return float(low[column] * (high[column] / low[column]) ** share)
+    return float(low[place] * (high[place] / low[place]) ** share)
 
 
 def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
@@ -114,34 +112,20 @@ def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
     )
 
 
-def _optimizer() -> tuple[Choice, ...]:
-    habit = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
-    return (
-        Choice(name="adam_betas", value=(0.9, 0.95), rule="a second moment over fewer steps than 0.999's", source=habit),
-        Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
-        Choice(name="weight_decay", value=0.1, rule="decoupled (AdamW), not on norms and biases", source=habit),
-        Choice(name="clip_grad", value=1.0, rule="global norm", source=habit),
-    )
-
-
 def _initialisation(model: ModelSpec) -> tuple[Choice, ...]:
-    std = Choice(
-        name="init_std",
-        value=_INITIAL_STD,
-        rule="normal, for matrices and embeddings",
-        source="GPT-2 and Megatron-LM, --init-method-std",
-        alternatives={"sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(1.0 / (3.0 * model.hidden_size))},
-    )
-    layers = model.total_layers
     return (
-        std,
-        replace(
-            std,
+        Choice(
+            name="init_std",
+            value=_INITIAL_STD,
+            rule="normal, for matrices and embeddings",
+            source="GPT-2 and Megatron-LM, --init-method-std",
+            alternatives={"sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(1.0 / (3.0 * model.hidden_size))},
+        ),
+        Choice(
             name="output_init_std",
-            value=_INITIAL_STD / math.sqrt(2.0 * layers),
+            value=_INITIAL_STD / math.sqrt(2.0 * model.total_layers),
             rule="init_std / sqrt(2 L), for the matrices that write to the residual stream",
             source="GPT-2, section 2.3; Megatron-LM's scaled_init_method_normal",
-            alternatives=None,
         ),
         Choice(
             name="transfer",

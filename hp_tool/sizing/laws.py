@@ -1,7 +1,4 @@
-"""Scaling laws: how a compute budget C = 6 N D is divided between parameters N and tokens D.
-
-Every law here is a power law N = N0 (C / C0)^a, with D = C / 6N.
-"""
+"""Scaling laws N = N0 (C / C0)^a: how a compute budget C = 6 N D is divided between parameters N and tokens D."""
 
 from __future__ import annotations
 

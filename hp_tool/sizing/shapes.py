@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hp_tool.cost.parameters import expert_parameters, total_parameters
+from hp_tool.cost.parameters import active_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.sizing import Choice, SizingQuery
 from hp_tool.errors import InputError
@@ -35,15 +35,6 @@ def aspect_ratio(*, parameters: float) -> float:
     """
     share = math.log(parameters / _SMALL[0]) / math.log(_LARGE[0] / _SMALL[0])
     return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
-
-
-def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Parameters a token passes: all but the routed experts it is not sent to."""
-    total = total_parameters(model, sequence_length=sequence_length)
-    if not model.num_experts:
-        return total
-    idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts
-    return total - model.moe_layers * idle * expert_parameters(model)
 
 
 def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:

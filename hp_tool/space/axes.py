@@ -6,19 +6,23 @@ from dataclasses import dataclass
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.divisors import divisors
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, zero_stages
+from hp_tool.domain.parallel import (
+    ParallelQuery,
+    PipelineSchedule,
+    Recompute,
+    RecomputeName,
+    axis_values,
+    divisors,
+    splits_unevenly,
+)
 from hp_tool.domain.pipeline_layout import parse_layout
-from hp_tool.domain.pipeline_split import splits_unevenly
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
 MAX_CHUNKS = 16
 """Model chunks per pipeline rank tried by default; more only adds point-to-point traffic."""
-
-
 CONTEXT_TOKENS = 8_192
 """Tokens of a sequence below which context parallelism is not tried by default."""
 
@@ -69,7 +73,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
     # A framework that balances blocks has neither interleaving nor context parallelism.
-    balanced = facts(workload.framework).balances_blocks
+    framework = facts(workload.framework)
+    balanced = framework.balances_blocks
     plain = (1,) if balanced else whole
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
@@ -84,6 +89,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
+    known = framework.zero_stages
+    usual = tuple(stage for stage in known if stage == 1 or (stage == 0 and not any(shards)))  # 0 shards nothing
     return Axes(
         tensor_parallel_size=axis_values(query.tensor_parallel_size) or divisors(model.num_attention_heads, limit=n),
         pipeline_parallel_size=stages,
@@ -94,18 +101,12 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute(query, _recomputations(workload)),
-        zero_stage=axis_values(query.zero_stage) or _default_zero_stages(workload.framework, sharded=any(shards)),
-        known_zero_stages=zero_stages(workload.framework),
+        zero_stage=axis_values(query.zero_stage) or usual or known,
+        known_zero_stages=known,
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
         pipeline_schedule=axis_values(query.pipeline_schedule) or None,
     )
-
-
-def _default_zero_stages(framework: str, *, sharded: bool) -> tuple[int, ...]:
-    """0 and 1, or all where the framework has neither; without 0 where only a part of the replicas shards."""
-    known = zero_stages(framework)
-    return tuple(stage for stage in known if stage <= 1 and not (sharded and stage == 0)) or known
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
@@ -135,7 +136,7 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that do not divide the layers and are pipelines nevertheless, see `domain.pipeline_split`."""
+    """Numbers of stages that do not divide the layers and are pipelines nevertheless, see `domain.parallel`."""
     sizes = (1 << k for k in range(1, min(layers, num_gpus).bit_length()))
     return tuple(p for p in sizes if layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=1))
 

@@ -7,6 +7,7 @@ stage) span a grid. However large a space is, no more than one block of it is he
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -41,16 +42,7 @@ class Space:
 
     candidates: Candidates
     """Rows; a chunk is a grid."""
-    rejections: dict[str, int]
-
-
-def enumerate_space(*, axes: Axes, case: TrainingCase) -> Space:
-    """All of `legal_chunks` at once."""
-    chunks = list(legal_chunks(case=case, axes=axes))
-    counts: dict[str, int] = {}
-    for chunk in chunks:
-        add_counts(counts, chunk.rejections)
-    return Space(candidates=Candidates.concatenate([chunk.candidates for chunk in chunks]), rejections=counts)
+    rejections: Counter[str]
 
 
 def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterator[Space]:
@@ -68,23 +60,23 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
     schedules = np.array(axes.schedules(), dtype=np.int64).T
     total = math.prod(len(values) for values in choices.values())
     bounds.plan(total * grids[0].each, axes=axes.lengths(*AXES), most=MAX_COMBINATIONS)
-    counts = {"world_size_mismatch": dropped} if dropped else {}
+    counts = Counter({"world_size_mismatch": dropped} if dropped else {})
     for start in range(0, total, BLOCK):
         bounds.check(done=min(BLOCK, total - start) * grids[0].each)
         block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
         codes = legality(case=case, candidates=block)
         replicas = block.data_parallel_size * block.context_parallel_size > 1
         weights = np.where(replicas, grids[0].each, grids[1].each)
-        add_counts(counts, rejection_counts(codes, weights=weights))
+        counts.update(rejection_counts(codes, weights=weights))
         for grid, belongs in zip(grids, (replicas, ~replicas), strict=True):
             grid.add(block.take(np.flatnonzero((codes == 0) & belongs)))
             for candidates in grid.full():
                 bounds.check()
                 yield Space(candidates=candidates, rejections=counts)
-                counts = {}
+                counts = Counter()
     for grid in grids:
         yield Space(candidates=grid.rest(), rejections=counts)
-        counts = {}
+        counts = Counter()
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
@@ -184,9 +176,3 @@ class _Grid:
     def _spanned(self, combinations: Candidates) -> Candidates:
         columns: Columns = {f.name: getattr(combinations, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
         return Candidates(**columns | self._free)
-
-
-def add_counts(counts: dict[str, int], more: dict[str, int]) -> None:
-    """Add `more` to `counts`, name by name."""
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count

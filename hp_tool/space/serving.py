@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool import bounds
-from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.legality import legality, rejection_counts
-from hp_tool.domain.divisors import divisors
-from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, axis_values
-from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.parallel import ParallelQuery, axis_values, divisors
 
 MAX_COMBINATIONS = 20_000_000
 """Raw combinations one query may span."""
@@ -29,12 +26,11 @@ class ServingSpace:
     rejections: dict[str, int]
 
 
-def serving_space(
-    *, query: ParallelQuery, model: ModelSpec, num_gpus: int, engine: EngineEfficiency, concurrency: tuple[int, ...]
-) -> ServingSpace:
+def serving_space(*, query: ParallelQuery, case: ServingCase, concurrency: tuple[int, ...]) -> ServingSpace:
     """Every legal combination of what the query allows, under each concurrency, once. Left free, the sizes are the divisors of
     the devices; expert and attention data parallelism belong to models with experts; batch limits are the engine's.
     """
+    model, engine, num_gpus = case.model, case.engine, case.cluster.num_gpus
     shares = divisors(num_gpus, limit=num_gpus)
     expert_shares = (1,) if model.num_experts is None else shares
     stages = tuple(k for k in shares if k <= min(MAX_STAGES, model.num_hidden_layers))

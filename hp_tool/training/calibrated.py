@@ -14,7 +14,6 @@ from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.result import Estimate, Intervals
-from hp_tool.training.limits import with_missed_targets
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
@@ -45,11 +44,12 @@ class CalibratedPredictor:
         Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what its measurements left
         unknown, and what no factor explains.
         """
-        one, alone = candidates.take(np.array([index])), _as_arrays(costs.row(index))
+        one = candidates.take(np.array([index]))
+        alone = costs.row(index).each(lambda number: np.array([number]))
         predicted = self._predict(alone, candidates=one, problem=problem, residuals=True)
         estimate = estimate_row(0, case=problem, costs=self._corrected(alone, predicted), candidates=one)
         return replace(
-            with_missed_targets(estimate, problem),
+            problem.with_missed_targets(estimate),
             intervals=self._intervals(predicted, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0])),
             provenance={**estimate.provenance, "calibration": {**self.provenance, **self.calibration.summary()}},
         )
@@ -61,8 +61,8 @@ class CalibratedPredictor:
         passes = layer_passes(case=problem, candidates=candidates)
         return _Predicted(
             layer_passes=passes,
-            step=self.calibration.predict_step(parts_s=costs.parts, layer_passes=passes, features=features),
-            allocated=self.calibration.predict_memory(memory_bytes=allocated_bytes(costs), features=features),
+            step=self.calibration.step_time.predict(parts_s=costs.parts, layer_passes=passes, features=features),
+            allocated=self.calibration.memory.predict(memory_bytes=allocated_bytes(costs), features=features),
         )
 
     def _corrected(self, costs: TrainingCosts, predicted: _Predicted) -> TrainingCosts:
@@ -109,17 +109,3 @@ class _Predicted:
     layer_passes: FloatArray
     step: StepPrediction
     allocated: MemoryPrediction
-
-
-def _as_arrays(costs: TrainingCosts) -> TrainingCosts:
-    """Costs of one candidate, given as plain numbers, as arrays of length 1."""
-    return replace(
-        costs,
-        parts={name: np.array([seconds]) for name, seconds in costs.parts.items()},
-        step_s=np.array([costs.step_s]),
-        memory_parts={name: np.array([size]) for name, size in costs.memory_parts.items()},
-        memory_total_bytes=np.array([costs.memory_total_bytes]),
-        layer_activations_bytes=np.array([costs.layer_activations_bytes]),
-        worst_stage=np.array([costs.worst_stage]),
-        layers_by_kind=tuple(np.array([layers]) for layers in costs.layers_by_kind),
-    )

@@ -11,7 +11,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, default_zero_stage
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
@@ -19,7 +20,6 @@ from hp_tool.errors import InputError
 from hp_tool.space import scheduled_chunks
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.fixes import fixes
-from hp_tool.training.limits import with_missed_targets
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 
@@ -53,7 +53,7 @@ class ResolvedConfiguration:
         else:
             costs = self.problem.costs(self.candidate) if self.row is None else self.row.costs.row(self.row.index)
             estimate = estimate_alone(case=self.problem, costs=costs, candidate=self.candidate, config=self.config)
-            estimate = with_missed_targets(estimate, self.problem)
+            estimate = self.problem.with_missed_targets(estimate)
         if estimate.feasible or not with_fixes:
             return estimate
         return replace(estimate, mends=fixes(query=self.query, problem=self.problem, infeasible=estimate))
@@ -114,7 +114,7 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
             value = value[0]
         if value is not None:
             values[name] = value
-    values.setdefault("zero_stage", default_zero_stage(framework))
+    values.setdefault("zero_stage", facts(framework).default_zero_stage)
     if parallel.pipeline_layout is not None:
         values = _with_layout_sizes(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
     schedule = values.get("pipeline_schedule")

@@ -20,7 +20,6 @@ from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
 from hp_tool.space import default_axes, scheduled_chunks
 from hp_tool.space.neighbours import SIZES, neighbours
-from hp_tool.training.limits import longest_step_s, missed_targets
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MAX_FIXES = 5
@@ -44,7 +43,7 @@ class Neighbours:
     @property
     def acceptable(self) -> BoolArray:
         """Fits, and keeps to max_days and max_cost."""
-        return self.costs.feasible & (self.costs.step_s <= longest_step_s(self.problem))
+        return self.costs.feasible & (self.costs.step_s <= self.problem.longest_step_s)
 
     def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
         """Acceptable rows with a step below limit_s, fastest first; equal times prefer less memory. Of the rows that move
@@ -191,5 +190,5 @@ def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> 
         step_change_fraction=after.time.step_s / infeasible.time.step_s - 1.0 if infeasible.time is not None else None,
         days=after.calendar_days,
         cost=after.cost,
-        remaining=missed_targets(after, problem),
+        remaining=problem.missed_targets(after),
     )

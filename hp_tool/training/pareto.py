@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool import bounds
-from hp_tool.domain.divisors import divisors
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
-from hp_tool.pareto import undominated
 from hp_tool.space import default_axes
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
-from hp_tool.training.limits import least_step_s, longest_step_s
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import (
     CostedRows,
@@ -39,20 +39,20 @@ def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations
     problem = resolve_training(query)
     predictor = None if calibrations is None else calibrations(problem)
     if against == "memory":
-        front = memory_front(query=query, problem=problem, predictor=predictor)
+        front = memory_front(problem=problem, predictor=predictor)
         return recommendations(front.candidates, problem=problem, predictor=predictor)
-    spaces = devices_front(query=query, problem=problem, predictor=predictor)
+    spaces = devices_front(problem=problem, predictor=predictor)
     rows = [row for smaller, space in spaces for row in recommendations(space.candidates, problem=smaller, predictor=predictor)]
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
-def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
+def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
     """Rising numbers of devices up to the cluster's: whole nodes, or equal shares of one, that t p c d can fill.
 
     d divides the global batch, t, p and c are the values that a search on the whole cluster would try.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
-    axes = default_axes(query=query.parallel, case=problem)
+    axes = default_axes(query=problem.parallel, case=problem)
     ranks = {
         t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
     }
@@ -66,48 +66,56 @@ def device_counts(*, query: Query, problem: TrainingProblem) -> tuple[int, ...]:
 
 
 def fewest_devices(
-    *, query: Query, problem: TrainingProblem, keep: int, predictor: CalibratedPredictor | None = None
+    *, problem: TrainingProblem, keep: int, predictor: CalibratedPredictor | None = None
 ) -> tuple[TrainingProblem, CostedSpace]:
     """The fewest of `device_counts` with something acceptable, and the space there; the whole cluster if none has."""
-    for smaller in _possible(query, problem):
-        space = cost_space(query=query, problem=smaller, keep=keep, predictor=predictor)
+    for smaller in _possible(problem):
+        space = cost_space(problem=smaller, keep=keep, predictor=predictor)
         if space.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
             return smaller, space
-    return problem, cost_space(query=query, problem=problem, keep=keep, predictor=predictor)
+    return problem, cost_space(problem=problem, keep=keep, predictor=predictor)
 
 
-def memory_front(*, query: Query, problem: TrainingProblem, predictor: CalibratedPredictor | None = None) -> CostedRows:
+def memory_front(*, problem: TrainingProblem, predictor: CalibratedPredictor | None = None) -> CostedRows:
     """Acceptable candidates that no other beats in both step time and memory, fastest first."""
     front: CostedRows | None = None
-    for rows, _ in costed_chunks(query=query, problem=problem, predictor=predictor):
+    for rows, _ in costed_chunks(problem=problem, predictor=predictor):
         both = rows if front is None else CostedRows.concatenate([front, rows])
-        front = _undominated(both)
+        front = _acceptable_front(both)
     assert front is not None  # there is at least one chunk, if an empty one
     if predictor is not None and len(front.candidates):
-        front = _undominated(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
+        front = _acceptable_front(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
     return front
 
 
-def _undominated(rows: CostedRows) -> CostedRows:
+def _acceptable_front(rows: CostedRows) -> CostedRows:
     acceptable = rows.take(np.flatnonzero(rows.acceptable))
     return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
 
 
 def devices_front(
-    *, query: Query, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+    *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[TrainingProblem, CostedSpace]]:
     """The best candidate of each of `device_counts` that is faster than those of all smaller ones, fewest devices first."""
     best_s = float("inf")
-    for smaller in _possible(query, problem):
-        space = cost_space(query=query, problem=smaller, keep=1, predictor=predictor)
+    for smaller in _possible(problem):
+        space = cost_space(problem=smaller, keep=1, predictor=predictor)
         if space.feasible and space.step_s[0] < best_s:
             best_s = float(space.step_s[0])
             yield smaller, space
 
 
-def _possible(query: Query, problem: TrainingProblem) -> Iterator[TrainingProblem]:
+def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """The problem on each of `device_counts` that could meet the deadline at twice the devices' peak."""
-    for count in device_counts(query=query, problem=problem):
+    for count in device_counts(problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
-        if least_step_s(smaller) <= longest_step_s(smaller):
+        if smaller.least_step_s <= smaller.longest_step_s:
             yield smaller
+
+
+def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
+    """Indices of the points that no other beats in both, by rising cost; of equal points the first."""
+    order = np.lexsort((-gain, cost))
+    best_before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
+    chosen: NDArray[np.intp] = order[gain[order] > best_before]
+    return chosen

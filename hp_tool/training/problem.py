@@ -1,8 +1,9 @@
-"""A training query with its names looked up: the case that the cost model takes, and what the query wants of it."""
+"""A training query with its names looked up: the case that the cost model takes, and the limits that the query sets."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.cost.goodput import goodput
 from hp_tool.cost.lengths.imbalance import with_imbalance
 from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
 from hp_tool.cost.network import checked_order
@@ -27,13 +30,18 @@ from hp_tool.domain.parallel import ParallelQuery, Strategy, TokenDispatcher, ax
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, parse_layout
 from hp_tool.domain.query import Constraints, Query
+from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.rules import check_training, first_case
+from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
 """Releases since which recipes exchange tokens by the flex dispatcher: NeMo containers (year.month) and Megatron Core.
 Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
+
+BEYOND_PEAK = 2.0
+"""Kernels skip the causal half of attention at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,46 @@ class TrainingProblem(TrainingCase):
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
+
+    @property
+    def longest_step_s(self) -> float:
+        """The step time at which max_days or max_cost is just met; infinity without either. With training.reliability both
+        include the time that failures cost.
+        """
+        limits, price, tokens = self.constraints, self.cluster.price_per_gpu_hour, self.workload.total_tokens
+        longest_s = math.inf
+        if tokens is None:
+            return longest_s
+        kept = goodput(case=self)
+        steps = tokens / step_tokens(self.workload) / (1.0 if kept is None else kept.fraction)
+        if limits.max_days is not None:
+            longest_s = limits.max_days * SECONDS_PER_DAY / steps
+        if limits.max_cost is not None and price:
+            longest_s = min(longest_s, limits.max_cost / (price * self.cluster.num_gpus) * SECONDS_PER_HOUR / steps)
+        return longest_s
+
+    @property
+    def least_step_s(self) -> float:
+        """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices' datasheet peak."""
+        cluster, workload = self.cluster, self.workload
+        work = token_flops(self.model, workload).model * step_tokens(workload)
+        peak = max(peak_flops(kind.gpu, precision=workload.precision) for kind in cluster.kinds or (cluster,))
+        return work / (BEYOND_PEAK * peak * cluster.num_gpus)
+
+    def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
+        """A reason for each limit that the estimate exceeds: its value, the limit, and the parts of a step it goes into."""
+        limits, reasons = self.constraints, []
+        for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
+            value = None if limit is None else estimate.calendar_days if name == "days" else estimate.cost
+            if value is not None and limit is not None and value > limit:
+                message = f"{name} {value:,.1f} is above constraints.max_{name} {limit:,.1f}{_in_parts(estimate, value)}"
+                reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
+        return tuple(reasons)
+
+    def with_missed_targets(self, estimate: Estimate) -> Estimate:
+        """The estimate with a reason for each limit that it misses; it is infeasible if there is one."""
+        missed = self.missed_targets(estimate)
+        return dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed) if missed else estimate
 
 
 def resolve_training(query: Query) -> TrainingProblem:
@@ -100,6 +148,15 @@ def resolve_training(query: Query) -> TrainingProblem:
         kinds=(cases[0], cases[1]) if cluster.kinds else (),
         rows=rows,
     )
+
+
+def _in_parts(estimate: Estimate, value: float) -> str:
+    """`: compute 18.1, pipeline bubble 2.3`: the value divided like the step's time, largest part first."""
+    if estimate.time is None:
+        return ""
+    shares = {name.replace("_", " "): seconds / estimate.time.step_s for name, seconds in estimate.time.parts_s.items()}
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return ": " + ", ".join(f"{name} {share * value:,.1f}" for name, share in largest if share >= 0.01)
 
 
 def self_contained(query: Query) -> Query:

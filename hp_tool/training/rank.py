@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,11 +17,9 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import as_asked
-from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
-from hp_tool.space import add_counts, default_axes, legal_chunks
+from hp_tool.space import default_axes, legal_chunks
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.limits import longest_step_s
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import MIB
 
@@ -72,19 +71,19 @@ class CostedSpace(CostedRows):
 
 
 def cost_space(
-    *, query: Query, problem: TrainingProblem, keep: int | None = None, predictor: CalibratedPredictor | None = None
+    *, problem: TrainingProblem, keep: int | None = None, predictor: CalibratedPredictor | None = None
 ) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk.
 
     `keep`: keep only so many of the best on the way; memory then stays bounded however large the space is. `predictor`:
     corrects the costs; its factors decide which RERANKED are the best, its residuals their order.
     """
-    rejections: dict[str, int] = {}
+    rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
     legal = feasible = 0
     reach = None if keep is None else keep if predictor is None else max(keep, RERANKED)
-    for rows, turned_away in costed_chunks(query=query, problem=problem, predictor=predictor):
-        add_counts(rejections, turned_away)
+    for rows, turned_away in costed_chunks(problem=problem, predictor=predictor):
+        rejections.update(turned_away)
         legal += len(rows.candidates)
         feasible += int(np.count_nonzero(rows.acceptable))
         kept.append(rows)
@@ -92,31 +91,29 @@ def cost_space(
             kept = [_best_of(kept, reach)]
     rows = CostedRows.concatenate(kept)
     if keep is not None and predictor is not None and len(rows.candidates):
-        rows, turned_away = with_residuals(rows.candidates, problem=problem, predictor=predictor)
-        add_counts(rejections, turned_away)
+        rows, limited = with_residuals(rows.candidates, problem=problem, predictor=predictor)
+        rejections.update(limited)
         feasible -= int(np.count_nonzero(~rows.acceptable))
         rows = rows.take(rows.best(keep))
     columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(CostedRows)}
-    return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=rejections)
+    return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=dict(rejections))
 
 
 def costed_chunks(
-    *, query: Query, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
-) -> Iterator[tuple[CostedRows, dict[str, int]]]:
+    *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+) -> Iterator[tuple[CostedRows, Counter[str]]]:
     """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Only the
     factors of a `predictor` are applied.
     """
     keep_heap()
-    axes = default_axes(query=query.parallel, case=problem)
+    axes = default_axes(query=problem.parallel, case=problem)
     for chunk in legal_chunks(case=problem, axes=axes):
         costs: TrainingCosts = problem.costs(chunk.candidates)
         if predictor is not None:
             every = chunk.candidates.take(slice(None))
             costs = predictor.costs(costs.rows(chunk.candidates.shape), candidates=every, problem=problem)
         rows, limited = _judged(chunk.candidates, costs, problem=problem)
-        turned_away = dict(chunk.rejections)
-        add_counts(turned_away, limited)
-        yield rows, turned_away
+        yield rows, chunk.rejections + Counter(limited)
 
 
 def with_residuals(
@@ -131,7 +128,7 @@ def _judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingPr
     """Legal candidates with what ranks them, and how many of them each limit turns away."""
     shape = candidates.shape
     step_s = _each(costs.step_s, shape)
-    fits, in_time = _each(costs.feasible, shape), step_s <= longest_step_s(problem)
+    fits, in_time = _each(costs.feasible, shape), step_s <= problem.longest_step_s
     counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
     rows = CostedRows(
         candidates=candidates,

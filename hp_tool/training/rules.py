@@ -20,7 +20,6 @@ from hp_tool.domain.parallel import (
     RecomputeModule,
     RecomputeName,
     axis_values,
-    zero_stages,
 )
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
@@ -159,7 +158,7 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
-    stages, known = axis_values(parallel.zero_stage), zero_stages(framework)
+    stages, known = axis_values(parallel.zero_stage), facts(framework).zero_stages
     if any(axis_values(parallel.data_parallel_shard_size)) and 0 in stages:
         raise InputError(
             "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",

@@ -80,7 +80,7 @@ def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProble
     """Of runs of one problem; a configuration that ran twice is one row of the table."""
     configs = list(dict.fromkeys(record.parallel for record in records if isinstance(record.parallel, ServingConfig)))
     candidates = serving_candidates(problem, configs)
-    costs = problem.costs(candidates)
+    costs = problem.costed(candidates).costs
     row_of: dict[Configuration, int] = {config: row for row, config in enumerate(configs)}
     rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
     outcomes = [record.measurement for record in records]
@@ -116,6 +116,6 @@ class LatencyCalibration:
         """(TTFT, TPOT) of all rows of the table."""
         passes, features = table.layer_passes, table.features
         return (
-            self.ttft.predict_step(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
-            self.tpot.predict_step(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
+            self.ttft.step_time.predict(parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features),
+            self.tpot.step_time.predict(parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features),
         )

@@ -80,8 +80,8 @@ def build_problem(
     check_gpu(problem.cluster, hardware)
     if query.objective == "min_gpus":
         predictor = None if calibrations is None else calibrations(problem)
-        problem, _ = fewest_devices(query=query, problem=problem, keep=1, predictor=predictor)
-    space = cost_space(query=query, problem=problem)
+        problem, _ = fewest_devices(problem=problem, keep=1, predictor=predictor)
+    space = cost_space(problem=problem)
     if query.trainer is None:
         space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)

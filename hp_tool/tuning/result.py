@@ -19,14 +19,13 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.pareto import undominated
 from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.fidelity import standing
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.limits import longest_step_s
-from hp_tool.training.nearest_infeasible import NEAREST, nearest, nearest_recommendations
+from hp_tool.training.pareto import undominated
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
+from hp_tool.training.recommend import NEAREST, nearest, nearest_recommendations
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10
@@ -111,7 +110,7 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
     step = table.predict_step(calibration)
     memory = table.predict_memory(calibration)
     fits = memory.fit_probability(table.usable_bytes) >= 0.5
-    limit_s = longest_step_s(problem.training)
+    limit_s = problem.training.longest_step_s
     whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}
     median_s, log_sd = _with_extrapolated(step, measured)
     untried = [

@@ -94,7 +94,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     check_gpu(problem.cluster, hardware)
     assert query.inference is not None and problem.concurrency is not None  # unserved refuses loads without
     candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
-    costs = problem.costs(candidates)
+    costs = problem.costed(candidates).costs
     runner = runner_of(query)
     series = Series(
         cluster_key=cluster_key(problem.cluster, hardware),
@@ -123,11 +123,11 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
 def serving_table(problem: ServingProblem, candidates: ServingCandidates, costs: ServingCosts) -> CandidateTable:
     """What the cost model says of deployments: seconds of the penalised latency by part, and memory."""
     parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(costs, targets=problem.targets)}
-    case, memory = problem.case, costs.bytes
+    memory = costs.bytes
     per_replica = np.maximum(candidates.concurrency / candidates.schedulers, 1.0)
-    passes = case.output_length + np.ceil(costs.running * case.input_length / candidates.max_num_batched_tokens)
+    passes = problem.output_length + np.ceil(costs.running * problem.input_length / candidates.max_num_batched_tokens)
     occupied = memory.capacity - memory.kv_capacity
-    occupied = occupied + costs.running * (case.input_length + case.output_length) * memory.kv_per_token
+    occupied = occupied + costs.running * (problem.input_length + problem.output_length) * memory.kv_per_token
     return CandidateTable(
         axes={
             "tensor_parallel_size": tuple(candidates.tensor_parallel_size.tolist()),

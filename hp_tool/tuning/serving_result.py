@@ -18,7 +18,7 @@ from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
 from hp_tool.serving.problem import CostedRows
-from hp_tool.training.nearest_infeasible import NEAREST
+from hp_tool.training.recommend import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, rank
 from hp_tool.tuning.serving import ServingTuning
@@ -45,7 +45,7 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
     """Rank and describe. Configurations that miss a target by measured or calibrated latencies are not recommended."""
     latencies = _latencies(tuning, account.runs, calibration)
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
-    output = tuning.problem.case.output_length
+    output = tuning.problem.output_length
     seen = {
         row: latencies.row(row, output_length=output) for row in rows if row not in latencies.failed and tuning.costs.fits[row]
     }
@@ -77,7 +77,7 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
     """Calibrated predictions, and in place of them what was measured."""
     ttft, tpot = calibration.predict(tuning.search.table, tuning.costs)
     ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
-    if tuning.problem.case.output_length == 1:
+    if tuning.problem.output_length == 1:
         tpot_s[:] = 0.0
     measured: dict[int, Measurement] = {}
     failed: set[int] = set()
@@ -117,8 +117,8 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
 
 def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
     """The costs with these latencies; parts keep their shares, tails their shape."""
-    costs, case = tuning.costs, tuning.problem.case
-    latency = latencies.ttft_s + (case.output_length - 1) * latencies.tpot_s
+    costs = tuning.costs
+    latency = latencies.ttft_s + (tuning.problem.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
     return replace(
         costs,

@@ -86,20 +86,20 @@ OwnerDep = Annotated[str | None, Depends(_owner)]
 @router.get("/models")
 def models(store: StoreDep) -> Listing[ModelSpec]:
     """Every model that a query may name, with its shape."""
-    known = [catalog.model(name) for name in catalog.models()]
+    known = [catalog.model(name) for name in catalog.names("models")]
     return cast(Listing[ModelSpec], _listing(known, store, kind="model"))
 
 
 @router.get("/gpus")
 def gpus() -> Listing[GpuSpec]:
     """Every GPU of the catalogue, with its datasheet."""
-    return Listing(items=[catalog.gpu(name) for name in catalog.gpus()])
+    return Listing(items=[catalog.gpu(name) for name in catalog.names("gpus")])
 
 
 @router.get("/clusters")
 def clusters(store: StoreDep) -> Listing[NodeType]:
     """Servers, cloud instances and registered clusters, with fabric and price."""
-    known = [catalog.node_type(name) for name in catalog.node_types()]
+    known = [catalog.node_type(name) for name in catalog.names("clusters")]
     return cast(Listing[NodeType], _listing(known, store, kind="cluster"))
 
 

@@ -1,5 +1,5 @@
 """Queries as strangers send them: parsed strictly, and kept from running programs on the server. They cannot open its files
-either: a name is a path only for the command line and the Python API (hp_tool.domain.own_files).
+either: a name is a path only for the command line and the Python API (hp_tool.domain.query.OwnFile).
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def explorer_context(
         title="Explorer",
         json_href=json_href(settings.href),
         settings=settings,
-        models=tuple(sorted({*catalog.models(), *registered})),
-        gpus=tuple(catalog.gpus()),
+        models=tuple(sorted({*catalog.names("models"), *registered})),
+        gpus=tuple(catalog.names("gpus")),
         precisions=_precisions(settings.gpu),
     )
     try:

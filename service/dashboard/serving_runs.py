@@ -63,4 +63,4 @@ def predicted_costs(query: JsonObject, configs: Sequence[Configuration]) -> Serv
     """
     problem = resolve_serving(schema.parse_query(query))
     serving = [config for config in configs if isinstance(config, ServingConfig)]
-    return problem.costs(serving_candidates(problem, serving))
+    return problem.costed(serving_candidates(problem, serving)).costs

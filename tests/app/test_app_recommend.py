@@ -50,7 +50,7 @@ def test_best_first_and_each_row_is_the_estimate_of_its_configuration() -> None:
 
 def test_nothing_acceptable_is_faster_than_the_first() -> None:
     asked = query()
-    space = cost_space(query=asked, problem=resolve_training(asked))
+    space = cost_space(problem=resolve_training(asked))
     best = recommend(query=asked, top=1).recommendations[0]
     assert best.estimate.time is not None
     assert best.estimate.time.step_s == space.step_s[space.acceptable].min()
@@ -61,7 +61,7 @@ def test_the_best_kept_on_the_way_are_the_best_of_all(keep: int) -> None:
     """Over several chunks, with times that tie: a replica alone does nothing different under ZeRO 2."""
     asked = query(parallel={"sequence_parallel": [True, False], "zero_stage": [0, 1, 2, 3], "recompute": EVERY_RECOMPUTATION})
     problem = resolve_training(asked)
-    whole, kept = cost_space(query=asked, problem=problem), cost_space(query=asked, problem=problem, keep=keep)
+    whole, kept = cost_space(problem=problem), cost_space(problem=problem, keep=keep)
     assert whole.legal > 2 * CHUNK
     rows = whole.best(keep)
     assert [kept.candidates.config(row) for row in range(keep)] == [whole.candidates.config(int(row)) for row in rows]
@@ -73,7 +73,7 @@ def test_the_best_kept_on_the_way_are_the_best_of_all(keep: int) -> None:
 def test_the_space_is_counted() -> None:
     asked = query()
     found = recommend(query=asked)
-    space = cost_space(query=asked, problem=resolve_training(asked))
+    space = cost_space(problem=resolve_training(asked))
     assert found.space.legal == len(space.candidates)
     assert found.space.feasible == found.space.legal - found.rejections["memory"]
 

@@ -63,7 +63,7 @@ def test_min_gpus_is_the_first_count_that_meets_the_deadline():
 
 def test_the_front_against_memory_holds_what_nothing_beats_in_both():
     asked = query()
-    space = cost_space(query=asked, problem=resolve_training(asked))
+    space = cost_space(problem=resolve_training(asked))
     good = np.flatnonzero(space.acceptable)
     points = sorted({(space.step_s[row], space.memory_total_bytes[row]) for row in good})
     truth, least = [], float("inf")
@@ -78,7 +78,7 @@ def test_the_front_against_memory_holds_what_nothing_beats_in_both():
 
 def test_counts_can_be_filled_and_are_whole_nodes_or_shares_of_one():
     asked = query()
-    counts = device_counts(query=asked, problem=resolve_training(asked))
+    counts = device_counts(resolve_training(asked))
     assert counts == tuple(sorted(set(counts)))
     assert counts[-1] == NUM_GPUS
     assert {8, 16, 24, 48} <= set(counts)

@@ -50,7 +50,7 @@ def test_the_nearest_misses_lack_least() -> None:
     assert len(found.nearest_misses) == 3
     sizes = [row.estimate.memory.total_bytes for row in found.nearest_misses if row.estimate.memory is not None]
     assert sizes == sorted(sizes)
-    assert sizes[0] == np.min(cost_space(query=asked, problem=resolve_training(asked)).memory_total_bytes)
+    assert sizes[0] == np.min(cost_space(problem=resolve_training(asked)).memory_total_bytes)
     for row in found.nearest_misses:
         assert not row.estimate.feasible
         assert [reason.code for reason in row.estimate.reasons] == ["memory"]

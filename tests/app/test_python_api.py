@@ -76,7 +76,7 @@ def test_a_wrong_argument_names_the_nearest_key() -> None:
 
 
 def test_every_name_of_the_package_is_there() -> None:
-    assert set(hp_tool.__all__) == set(hp_tool._HOMES)
+    assert set(hp_tool.__all__) == {name for names in hp_tool._HOMES.values() for name in names}
     assert all(getattr(hp_tool, name).__name__ == name for name in hp_tool.__all__)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.batch import MIN_ARRAY, answer_line, answer_lines, cost_together
+from hp_tool.batch import MIN_ARRAY, answer_lines, cost_together
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_configuration
@@ -41,7 +41,7 @@ def lines_of(problem: dict[str, Any]) -> list[bytes]:
 
 
 def alone(lines: list[Any]) -> list[str]:
-    return [answer_line(line, task="estimate", top=1) for line in lines]
+    return [answer_lines([line], task="estimate", top=1)[0] for line in lines]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

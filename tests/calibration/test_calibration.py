@@ -58,10 +58,10 @@ def total(parts: dict[str, np.ndarray]) -> np.ndarray:
 def test_no_evidence_is_the_identity(prior):
     parts = make_parts(20, 0)
     calibration = fit_calibration(prior=prior)
-    step = calibration.predict_step(parts_s=parts, layer_passes=np.full(20, 7.0))
+    step = calibration.step_time.predict(parts_s=parts, layer_passes=np.full(20, 7.0))
     np.testing.assert_allclose(step.median_s, total(parts), rtol=1e-15)
     memory = np.linspace(1.0, 100.0, 20) * GIB
-    np.testing.assert_array_equal(calibration.predict_memory(memory_bytes=memory).median_bytes, memory)
+    np.testing.assert_array_equal(calibration.memory.predict(memory_bytes=memory).median_bytes, memory)
     assert calibration.measurement_ids == ()
 
 
@@ -70,7 +70,7 @@ def test_no_evidence_is_the_identity(prior):
 def test_one_consistent_factor_is_recovered(factor, seed):
     parts, unseen = make_parts(12, seed), make_parts(8, seed + 1000)
     calibration = fit_calibration(evidence=make_evidence(parts, factor * total(parts)), prior=CPU_PRIOR)
-    step = calibration.predict_step(parts_s=unseen, layer_passes=np.full(8, 100.0))
+    step = calibration.step_time.predict(parts_s=unseen, layer_passes=np.full(8, 100.0))
     np.testing.assert_allclose(step.median_s, factor * total(unseen), rtol=0.05)
 
 
@@ -175,8 +175,8 @@ def test_parts_scale(scale):
     base = fit_calibration(evidence=make_evidence(parts, measured), prior=prior)
     scaled_parts = {k: scale * v for k, v in parts.items()}
     scaled = fit_calibration(evidence=make_evidence(scaled_parts, scale * measured), prior=prior)
-    one = base.predict_step(parts_s=parts, layer_passes=np.full(10, 100.0)).median_s
-    two = scaled.predict_step(parts_s=scaled_parts, layer_passes=np.full(10, 100.0)).median_s
+    one = base.step_time.predict(parts_s=parts, layer_passes=np.full(10, 100.0)).median_s
+    two = scaled.step_time.predict(parts_s=scaled_parts, layer_passes=np.full(10, 100.0)).median_s
     np.testing.assert_allclose(two, scale * one, rtol=0.01)
 
 
@@ -186,7 +186,7 @@ def test_one_disturbed_run_does_not_drag_the_rest():
     measured[4] *= 8.0
     calibration = fit_calibration(evidence=make_evidence(parts, measured), prior=CPU_PRIOR)
     unseen = make_parts(6, 8)
-    step = calibration.predict_step(parts_s=unseen, layer_passes=np.full(6, 100.0))
+    step = calibration.step_time.predict(parts_s=unseen, layer_passes=np.full(6, 100.0))
     np.testing.assert_allclose(step.median_s, 1.3 * total(unseen), rtol=0.10)
 
 
@@ -199,7 +199,7 @@ def test_intervals_widen_with_less_evidence_and_cover_the_truth():
         parts = make_parts(rows, 11)
         measured = 1.4 * total(parts) * np.random.default_rng(12).lognormal(0.0, 0.05, rows) if rows else np.empty(0)
         evidence = make_evidence(parts, measured) if rows else None
-        step = fit_calibration(evidence=evidence, prior=CPU_PRIOR).predict_step(
+        step = fit_calibration(evidence=evidence, prior=CPU_PRIOR).step_time.predict(
             parts_s=unseen, layer_passes=np.full(200, 100.0)
         )
         low, high = step.interval(confidence=0.9)
@@ -226,7 +226,7 @@ def test_what_ran_out_of_memory_is_never_called_fitting(fractions, measured):
         measured_memory=np.where(oom, np.nan, predicted),
         oom=oom,
     )
-    prediction = fit_calibration(evidence=evidence, prior=GPU_PRIOR).predict_memory(memory_bytes=predicted[oom])
+    prediction = fit_calibration(evidence=evidence, prior=GPU_PRIOR).memory.predict(memory_bytes=predicted[oom])
     assert np.all(prediction.median_bytes >= CAPACITY)
     assert np.all(prediction.fit_probability(CAPACITY) <= 0.5)
 
@@ -236,7 +236,7 @@ def test_memory_factor_and_overhead_are_learnt():
     evidence = make_evidence(
         make_parts(20, 1), np.full(20, np.nan), memory=predicted, measured_memory=1.06 * predicted + 0.7 * GIB
     )
-    memory = fit_calibration(evidence=evidence, prior=GPU_PRIOR).predict_memory(memory_bytes=np.array([30.0 * GIB]))
+    memory = fit_calibration(evidence=evidence, prior=GPU_PRIOR).memory.predict(memory_bytes=np.array([30.0 * GIB]))
     assert memory.median_bytes[0] == pytest.approx(1.06 * 30 * GIB + 0.7 * GIB, rel=0.01)
 
 
@@ -247,8 +247,8 @@ def test_payload_round_trip_and_version():
     again = type(calibration).from_dict(payload)
     assert again.measurement_ids == ("m0", "m1", "m2", "m3", "m4")
     unseen = make_parts(4, 3)
-    one = calibration.predict_step(parts_s=unseen, layer_passes=np.ones(4))
-    two = again.predict_step(parts_s=unseen, layer_passes=np.ones(4))
+    one = calibration.step_time.predict(parts_s=unseen, layer_passes=np.ones(4))
+    two = again.step_time.predict(parts_s=unseen, layer_passes=np.ones(4))
     np.testing.assert_array_equal(one.median_s, two.median_s)
     np.testing.assert_array_equal(one.log_sd, two.log_sd)
     with pytest.raises(ValueError, match="version"):

@@ -29,7 +29,7 @@ def learnt(rows, *, seed=0, measured=None, out_of_memory=None):
 
 def predict(calibration, found, *, alike=True):
     memory = np.full(len(found["tensor_parallel"]), PREDICTED)
-    return calibration.predict_memory(memory_bytes=memory, features=found if alike else None)
+    return calibration.memory.predict(memory_bytes=memory, features=found if alike else None)
 
 
 def test_kinds_of_configurations_that_need_more_are_learnt():
@@ -61,7 +61,7 @@ def test_configurations_like_one_that_ran_out_are_doubted_others_less():
     memory = np.full(20, 0.8 * CAPACITY)
     chance = (
         fit_calibration(evidence=pairs, prior=GPU_PRIOR)
-        .predict_memory(memory_bytes=memory, features=found)
+        .memory.predict(memory_bytes=memory, features=found)
         .fit_probability(CAPACITY)
     )
     assert chance[3] < np.median(chance)

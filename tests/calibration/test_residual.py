@@ -39,7 +39,7 @@ def evidence(found, measured, *, out_of_memory=None):
 
 def predict(calibration, found, *, with_features=True):
     rows = len(found["tensor_parallel"])
-    return calibration.predict_step(
+    return calibration.step_time.predict(
         parts_s={"compute": np.ones(rows)}, layer_passes=np.full(rows, 10.0), features=found if with_features else None
     )
 

@@ -25,7 +25,8 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "names"), [("models", catalog.models()), ("gpus", catalog.gpus()), ("clusters", catalog.node_types())]
+    ("command", "names"),
+    [("models", catalog.names("models")), ("gpus", catalog.names("gpus")), ("clusters", catalog.names("clusters"))],
 )
 def test_lists_name_everything(command: str, names: list[str]) -> None:
     listed = [line.split()[0] for line in run(command).splitlines()[1:] if line[:1].strip()]

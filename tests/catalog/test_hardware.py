@@ -53,7 +53,7 @@ GPUS = {
 
 
 def test_the_devices_that_queries_rely_on() -> None:
-    assert set(catalog.gpus()) >= GPUS
+    assert set(catalog.names("gpus")) >= GPUS
 
 
 @pytest.mark.parametrize("name", sorted(GPUS - {"cpu"}))
@@ -119,7 +119,7 @@ def test_precisions_follow_the_hardware() -> None:
     assert catalog.gpu("a100-sxm-80gb").peak_flops_per_second["bf16"] == 312e12
 
 
-@pytest.mark.parametrize("name", catalog.node_types())
+@pytest.mark.parametrize("name", catalog.names("clusters"))
 def test_each_node_type_makes_a_cluster(name: str) -> None:
     node = catalog.node_type(name)
     assert node.source

@@ -11,7 +11,7 @@ import pytest
 
 from hp_tool import catalog
 from hp_tool.catalog import library
-from hp_tool.domain.own_files import OwnFile
+from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError, NotFoundError
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
@@ -32,7 +32,7 @@ def test_a_model_is_one_file_named_by_itself(own: Path) -> None:
     (own / "models" / "tiny.json").write_text(json.dumps(TINY))
     assert catalog.model("tiny").vocab_size == 512
     assert catalog.model("tiny").name == "tiny"
-    assert {"tiny", "gpt3-175b"} <= set(catalog.models())
+    assert {"tiny", "gpt3-175b"} <= set(catalog.names("models"))
 
 
 def test_a_config_json_is_one_too(own: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_gpu_and_a_cluster_of_it(own: Path) -> None:
 def test_own_entries_replace_built_in_ones(own: Path) -> None:
     (own / "models" / "own.yaml").write_text(f"entries:\n  gpt3-175b: {json.dumps(TINY)}\n")
     assert catalog.model("gpt3-175b").hidden_size == 64
-    assert catalog.models().count("gpt3-175b") == 1
+    assert catalog.names("models").count("gpt3-175b") == 1
 
 
 def test_several_folders_first_wins(

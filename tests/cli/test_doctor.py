@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,10 +83,11 @@ def test_a_folder_without_room_or_rights(tmp_path: Path, monkeypatch: pytest.Mon
 def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_gpu_names", lambda: ["NVIDIA H200"] * 8)
     for version, status in (("2.13.0+cpu", "failed"), ("2.13.0+cu130", "ok")):
-        monkeypatch.setattr(doctor, "_version", lambda package, version=version: version)
+        packages = [SimpleNamespace(version=version)]
+        monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name, packages=packages: packages)
         gpu = next(check for check in doctor.profiler() if check.name == "gpu")
         assert (gpu.status, "8 x h200" in gpu.detail) == (status, True)
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name: [])
     assert next(doctor.profiler()).mend == "pip install 'hp-tool[profiler]'"
 
 

@@ -19,7 +19,7 @@ from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
-from hp_tool.space import default_axes, enumerate_space
+from hp_tool.space import default_axes, legal_chunks
 from tests.cost.cases import Problem, columns, problems, rows
 
 EXACT = 1e-12
@@ -28,7 +28,7 @@ few = settings(max_examples=60, deadline=None)
 
 def space(problem: Problem) -> Candidates:
     axes = default_axes(case=problem, query=ParallelQuery())
-    return enumerate_space(case=problem, axes=axes).candidates
+    return Candidates.concatenate([chunk.candidates for chunk in legal_chunks(case=problem, axes=axes)])
 
 
 def one_stage(problem: Problem, config: ParallelConfig) -> tuple[Problem, ParallelConfig]:

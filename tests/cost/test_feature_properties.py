@@ -69,7 +69,7 @@ def space(feature: str) -> tuple[TrainingProblem, Candidates]:
     }
     query = parse_query(asked)
     problem = resolve_training(query)
-    candidates = cost_space(query=query, problem=problem).candidates
+    candidates = cost_space(problem=problem).candidates
     assert len(candidates) > 3
     return problem, candidates
 

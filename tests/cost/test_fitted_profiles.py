@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hp_tool.catalog import gpu, gpus
+from hp_tool.catalog import gpu, names
 from hp_tool.catalog.efficiency import efficiency, frameworks, gpu_efficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
@@ -33,7 +33,7 @@ def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) ->
     assert set(found.matmul) <= set(gpu(name).peak_flops_per_second)
 
 
-@pytest.mark.parametrize("name", gpus())
+@pytest.mark.parametrize("name", names("gpus"))
 def test_every_gpu_of_the_catalogue_has_a_profile(name: str) -> None:
     found = efficiency(gpu=gpu(name), framework="megatron-core")
     assert found.gpu.gpu == (gpu(name).silicon or "generic")

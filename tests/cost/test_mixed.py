@@ -46,8 +46,7 @@ def test_two_of_the_same_kind_are_one_cluster(model: str) -> None:
         resolve_training(parse_query(asked(cluster, model=model, **space)))
         for cluster in ({"gpu": H100, "num_gpus": 64}, halves(H100, H100))
     )
-    query = parse_query(asked({"gpu": H100, "num_gpus": 64}, model=model, **space))
-    candidates = cost_space(query=query, problem=one).candidates
+    candidates = cost_space(problem=one).candidates
     assert len(candidates) > 50
     plain, mixed = columns(one.costs(candidates)), columns(two.costs(candidates))
     assert set(plain) == set(mixed)

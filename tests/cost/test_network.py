@@ -27,7 +27,7 @@ from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.space import default_axes, enumerate_space
+from hp_tool.space import default_axes, legal_chunks
 from tests.cost.cases import Problem
 from tests.cost.test_primitives import plain_profile
 
@@ -130,7 +130,8 @@ def spaces(name: str) -> tuple[Problem, Candidates]:
         profile=efficiency(gpu=where.gpu, framework="megatron-core"),
     )
     query = ParallelQuery(micro_batch_size=1, recompute="none", expert_tensor_parallel_size=(1, 2), zero_stage=(1, 3))
-    return problem, enumerate_space(axes=default_axes(query=query, case=problem), case=problem).candidates
+    chunks = legal_chunks(axes=default_axes(query=query, case=problem), case=problem)
+    return problem, Candidates.concatenate([chunk.candidates for chunk in chunks])
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, gpu, model
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
 from hp_tool.cost.training import training_costs
-from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.space import default_axes, enumerate_space
+from hp_tool.space import default_axes, legal_chunks
+from hp_tool.training import estimate
 from tests.cost.cases import case_of
 
 SUCCESSORS = (
@@ -40,8 +44,8 @@ def step_seconds(card: str, *, name: str, num_gpus: int, precision: str = "bf16"
     )
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=64, precision=precision)  # type: ignore[arg-type]
     case = case_of(model=model(name), workload=workload, cluster=spec)
-    space = enumerate_space(axes=default_axes(query=ParallelQuery(), case=case), case=case)
-    return training_costs(case=case, candidates=space.candidates).step_s
+    spaces = legal_chunks(axes=default_axes(query=ParallelQuery(), case=case), case=case)
+    return np.concatenate([training_costs(case=case, candidates=space.candidates).step_s for space in spaces])
 
 
 @pytest.mark.parametrize(("before", "after"), SUCCESSORS)
@@ -61,3 +65,40 @@ def test_what_stays_inside_one_server_never_depends_on_the_network(name: str, ca
         step_seconds(card, name=name, num_gpus=num_gpus, precision=precision, network=factor) for factor in (1.0, 0.01)
     )
     np.testing.assert_array_equal(fast, slow)
+
+
+def test_hosts_cost_the_same_on_every_gpu() -> None:
+    """A 6.4B GPT at TP 8: small layers, which no newer GPU runs slower for being fed by the same host."""
+    shape = ModelSpec(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, vocab_size=51200)
+    steps = [
+        estimate(
+            query=Query(
+                kind="training",
+                model=shape,
+                cluster=ClusterQuery(gpu=card, num_gpus=8),
+                training=TrainingWorkload(sequence_length=2048, global_batch_size=64),
+                parallel=ParallelQuery(tensor_parallel_size=8, micro_batch_size=1),
+            )
+        ).time
+        for card in ("a100", "h100", "h200", "b200", "gb200")
+    ]
+    seconds = [step.step_s for step in steps if step is not None]
+    assert len(seconds) == 5 and seconds == sorted(seconds, reverse=True)
+
+
+def test_power_limits_set_the_clocks_of_long_trainings() -> None:
+    """Isolated kernels run at boost; a card of the same die sustains the cube root of its power's ratio, never above boost."""
+
+    def matmul(card: GpuSpec, precision: Precision = "bf16") -> tuple[float, float]:
+        boost, long = gpu_efficiency(card), efficiency(gpu=card, framework="megatron-core").gpu
+        peak = card.peak_flops_per_second[precision]
+        return boost.matmul[precision].peak_fraction * peak, long.matmul[precision].peak_fraction * peak
+
+    boost, long = matmul(gpu("h100"))
+    assert 0.5 * boost < long < boost
+    capped = replace(gpu("h100"), power_w=350.0)
+    assert matmul(capped) == (boost, pytest.approx(long * 0.5 ** (1 / 3)))
+    assert matmul(replace(gpu("h100"), power_w=7000.0)) == (boost, pytest.approx(boost))
+    cut = matmul(gpu("h20"))
+    assert cut[0] == pytest.approx(cut[1])  # 148 TFLOP/s need less than 400 W
+    assert matmul(gpu("gb200"))[1] == pytest.approx(matmul(gpu("b200"))[1] * 1.2 ** (1 / 3))

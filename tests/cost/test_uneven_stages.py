@@ -12,8 +12,7 @@ from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.pipeline_stages import whole_pipeline
-from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.pipeline_split import chunk_layers, splits_unevenly
+from hp_tool.domain.parallel import ParallelConfig, chunk_layers, splits_unevenly
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.queries.schema import parse_query

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hp_tool import training
-from hp_tool.batch import answer_line, answer_lines
+from hp_tool.batch import answer_lines
 from hp_tool.calibration import fit_calibration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.learning.evidence import evidence_of
@@ -111,7 +111,7 @@ def test_lines_of_a_batch_are_corrected_as_each_is_alone(learnt):
     lines = [schema.to_json(schema.parse_query(QUERY | {"parallel": parallel})).encode() for parallel in CONFIGURATIONS] * 2
     told = {"task": "estimate", "top": 1, "calibrations": lambda problem: CalibratedPredictor(calibration=learnt)}
     answers = answer_lines(lines, **told)
-    assert answers == [answer_line(line, **told) for line in lines]
+    assert answers == [answer_lines([line], **told)[0] for line in lines]
     assert all('"calibrated_estimate":{' in answer for answer in answers)
 
 
@@ -119,7 +119,7 @@ def test_on_two_kinds_of_gpu_each_estimate_keeps_the_capacity_of_its_own_fullest
     stages = [{"gpu": "a100-sxm-40gb", "num_gpus": 8}, {"gpu": "h100-sxm-80gb", "num_gpus": 8}]
     query = schema.parse_query(QUERY | {"model": "llama-2-7b", "cluster": {"stages": stages}})
     problem = resolve_training(query)
-    candidates = cost_space(query=query, problem=problem).candidates
+    candidates = cost_space(problem=problem).candidates
     costs = problem.costs(candidates)
     row = int(np.flatnonzero(costs.capacity_bytes != costs.capacity_bytes[0])[0])
     predictor = CalibratedPredictor(calibration=fit_calibration())

@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.accuracy.dynamic_context import evaluate
 from hp_tool.catalog.lengths import sequence_lengths
-from hp_tool.domain.own_files import OwnFile
+from hp_tool.domain.query import OwnFile
 from hp_tool.domain.workload import TrainingWorkload
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lengths.md").read_text(encoding="utf-8")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import library
-from hp_tool.catalog.lengths import FIELD, named_sequence_lengths, sequence_lengths
-from hp_tool.domain.own_files import OwnFile
+from hp_tool.catalog.lengths import FIELD, sequence_lengths
+from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError, NotFoundError
 
 
-@pytest.mark.parametrize("name", named_sequence_lengths())
+@pytest.mark.parametrize("name", library.names("lengths"))
 def test_named_distributions_are_proper_and_say_what_they_are(name: str) -> None:
     found = sequence_lengths(name)
     assert found.shares.sum() == pytest.approx(1.0) and np.all(found.shares > 0)

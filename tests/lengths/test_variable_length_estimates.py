@@ -10,9 +10,8 @@ import pytest
 
 from hp_tool.cost.lengths.imbalance import PART
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError

@@ -31,7 +31,7 @@ def test_expected_improvement_matches_monte_carlo(median, log_sd, best):
 def test_the_first_proposal_is_the_fastest_for_its_chance_to_fit():
     table = make_table()
     predicted = np.sum(list(table.parts_s.values()), axis=0)
-    memory = fit_calibration(prior=GPU_PRIOR).predict_memory(memory_bytes=table.memory_bytes)
+    memory = fit_calibration(prior=GPU_PRIOR).memory.predict(memory_bytes=table.memory_bytes)
     chance = memory.fit_probability(table.usable_bytes)
     fits = table.memory_bytes <= table.usable_bytes
     proposal = next_proposal(table, Observations())

@@ -39,7 +39,7 @@ def test_it_finds_the_best_of_a_machine_unlike_the_model_in_few_trials():
     assert study.best_value <= 1.02 * truth[fits].min()
     rows = [table.row_of(trial.params) for trial in study.trials]
     assert len(set(rows)) == len(rows), "a row was run twice"
-    learnt = sampler.calibration(study=study).predict_step(parts_s=table.parts_s, layer_passes=table.layer_passes)
+    learnt = sampler.calibration(study=study).step_time.predict(parts_s=table.parts_s, layer_passes=table.layer_passes)
     predicted = np.sum(list(table.parts_s.values()), axis=0)
     unseen = [row for row in fits if row not in rows]
     before, after = (np.median(np.abs(np.log(guess[unseen] / truth[unseen]))) for guess in (predicted, learnt.median_s))
@@ -72,7 +72,7 @@ def test_out_of_memory_teaches_memory_and_failures_are_survived():
     assert len(set(rows)) == 5
     assert (
         sampler.calibration(study=study)
-        .predict_memory(memory_bytes=table.memory_bytes)
+        .memory.predict(memory_bytes=table.memory_bytes)
         .fit_probability(table.device_bytes)[first_row]
         <= 0.5
     )

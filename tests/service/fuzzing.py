@@ -17,7 +17,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from hp_tool.answers import estimate_answer
-from hp_tool.batch import answer_line
+from hp_tool.batch import answer_lines
 from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
 from hp_tool.queries.schema import to_json
@@ -72,7 +72,7 @@ def _doors(folder: Path) -> dict[str, tuple[int, Door]]:
     file = folder / "query.yaml"
 
     def line(query: bytes, task: str) -> tuple[str, str | None]:
-        answer = answer_line(query, task=task, top=3, read=read_query)  # type: ignore[arg-type]
+        answer = answer_lines([query], task=task, top=3, read=read_query)[0]  # type: ignore[arg-type]
         return _judged(answer)
 
     def command(query: bytes, task: str) -> tuple[str, str | None]:

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from hp_tool.batch import answer_line
+from hp_tool.batch import answer_lines
 from tests.service.fuzzing import fuzz
 from tests.service.mutations import SEEDS, mutated
 
 
 def test_what_is_mutated_was_valid_before() -> None:
     for query in SEEDS:
-        assert json.loads(answer_line(json.dumps(query).encode(), task="estimate", top=1))["status"] == "ok", query
+        assert json.loads(answer_lines([json.dumps(query).encode()], task="estimate", top=1)[0])["status"] == "ok", query
 
 
 def test_no_mutation_is_answered_with_a_fault() -> None:

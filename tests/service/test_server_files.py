@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 
 from hp_tool import catalog
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.own_files import OwnFile
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import OwnFile
 from hp_tool.domain.records import NewMeasurement
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore

@@ -17,8 +17,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query
-from hp_tool.trainers import check_trainer, check_varied, program_name
-from hp_tool.trainers.command import NAMES, program
+from hp_tool.trainers import NAMES, check_trainer, check_varied, program, program_name
 from hp_tool.training.problem import resolve_training
 
 CONFIG = ParallelConfig(

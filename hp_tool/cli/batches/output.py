@@ -9,6 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,24 +95,24 @@ def _mapping(line: bytes) -> dict[str, object]:
     return data if isinstance(data, dict) else {}
 
 
+@dataclass(slots=True, kw_only=True)
 class Summary:
     """How many queries were answered, why some were not, and the best one; counted as the answers pass."""
 
-    def __init__(self, *, reading: bool) -> None:
-        """reading: parse the answers, as the summary needs, and not just count them."""
-        self.lines = 0
-        self.errors = 0
-        self._reading = reading
-        self._feasible = 0
-        self._codes: Counter[tuple[str, str]] = Counter()
-        self._best: tuple[float, int, str | None] | None = None
+    reading: bool
+    """Parse the answers, as the printed summary needs, and not just count them."""
+    lines: int = 0
+    errors: int = 0
+    _feasible: int = 0
+    _codes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _best: tuple[float, int, str | None] | None = None
 
     def add(self, line: str) -> None:
         """Count one answer."""
         self.lines += 1
         error = '"status":"error"' in line or '"status": "error"' in line  # inside a JSON string its quotes are escaped
         self.errors += error
-        if self._reading:
+        if self.reading:
             self._read(json.loads(line))
 
     def _read(self, answer: dict[str, Any]) -> None:

@@ -1,7 +1,4 @@
-"""The queries of a batch as JSON lines, from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory.
-
-In a CSV a column is a key of a query, a cell a value or several, and a row stands for all combinations of its cells.
-"""
+"""The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
 from hp_tool.api import SHORT_KEYS
@@ -30,23 +26,13 @@ _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
 """At the start of a line, where YAML allows these only between documents, even in block scalars."""
 
 
-def format_of(path: str) -> Format:
-    """The format of a file by its suffix; JSON lines for an unknown one."""
-    return SUFFIXES.get(Path(path).suffix.lower(), "jsonl")
-
-
 def items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
     """The queries of a stream in order; every row of a CSV is laid over the query `base`."""
     if format == "csv":
         return grid_lines(_physical_lines(source), base=base)
-    return _documents(source) if format == "yaml" else _json_lines(source)
-
-
-def _json_lines(source: BinaryIO) -> Iterator[Item]:
-    """The lines without blank ones; the rest of a line that is too long is skipped."""
-    for line in _bounded(source):
-        if isinstance(line, InputError) or line.strip():
-            yield line
+    if format == "yaml":
+        return _documents(source)
+    return (line for line in _bounded(source) if isinstance(line, InputError) or line.strip())
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
@@ -60,17 +46,14 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _bounded(source: BinaryIO) -> Iterator[Item]:
+    """The lines; the rest of one that is too long is skipped."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
             continue
-        _skip(source, lambda rest: rest.endswith(b"\n"), line)
+        while line and not line.endswith(b"\n"):
+            line = source.readline(MAX_LINE_BYTES + 1)
         yield InputError(f"the line is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
-
-
-def _skip(source: BinaryIO, ends: Callable[[bytes], bool], last: bytes) -> None:
-    while last and not ends(last):
-        last = source.readline(MAX_LINE_BYTES + 1)
 
 
 def _documents(source: BinaryIO) -> Iterator[Item]:

@@ -7,39 +7,40 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hp_tool.domain.parallel import chunk_layers
 from hp_tool.domain.pipeline_layout import parse_layout
-from hp_tool.domain.pipeline_split import chunk_layers
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.words import Flags
 
 
-def read(given: Flags, *, num_gpus: int) -> dict[str, Any]:
+def read(flags: Flags, *, num_gpus: int) -> dict[str, Any]:
     """The query (model, training, parallel) that flags of pretrain_gpt.py ask for; what is absent takes Megatron's default.
 
     Raises InputError where a flag that decides cost is missing or malformed, UnsupportedError where it is not modelled.
     """
-    return _Reader(given, num_gpus).query()
+    reader = _Reader(flags, num_gpus)
+    return {"kind": "training", "model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
 
 
 class _Reader:
     """Flags with typed access and Megatron's defaults."""
 
-    def __init__(self, given: Flags, num_gpus: int) -> None:
-        self.given = given
+    def __init__(self, flags: Flags, num_gpus: int) -> None:
+        self.flags = flags
         self.num_gpus = num_gpus
 
     def on(self, *names: str) -> bool:
-        return any(name in self.given for name in names)
+        return any(name in self.flags for name in names)
 
     def text(self, name: str, default: str) -> str:
-        values = self.given.get(name, [default])
+        values = self.flags.get(name, [default])
         if len(values) != 1:
             raise InputError(f"--{name} takes one value, got {' '.join(values) or 'none'}", field=f"--{name}")
         return values[0]
 
     def number(self, name: str, default: int | None = None) -> int:
-        if name not in self.given and default is None:
+        if name not in self.flags and default is None:
             raise InputError(f"the command does not say --{name}", field=f"--{name}", code="missing_field")
         text = self.text(name, str(default))
         try:
@@ -61,9 +62,6 @@ class _Reader:
             if their == text:
                 return our
         raise UnsupportedError(f"--{name} {text} is not modelled", field=f"--{name}")
-
-    def query(self) -> dict[str, Any]:
-        return {"kind": "training", "model": self.model(), "training": self.training(), "parallel": self.parallel()}
 
     def model(self) -> dict[str, Any]:
         hidden, heads, gated = self.number("hidden-size"), self.number("num-attention-heads"), self.on("swiglu")
@@ -175,8 +173,8 @@ class _Reader:
         if layout := self.text(words.LAYOUT, ""):
             return max(len(parse_layout(layout).chunks) // max(self.number("pipeline-model-parallel-size", 1), 1), 1)
         if self.on("num-layers-per-virtual-pipeline-stage"):
-            held = self.number("num-layers-per-virtual-pipeline-stage") * self.number("pipeline-model-parallel-size", 1)
-            return max(self.number("num-layers") // max(held, 1), 1)
+            per_round = self.number("num-layers-per-virtual-pipeline-stage") * self.number("pipeline-model-parallel-size", 1)
+            return max(self.number("num-layers") // max(per_round, 1), 1)
         return self.number("num-virtual-stages-per-pipeline-rank", 1)
 
     def zero_stage(self) -> int:
@@ -195,7 +193,7 @@ class _Reader:
     def recompute(self) -> str | dict[str, Any]:
         granularity = self.text("recompute-granularity", "selective" if self.on("recompute-activations") else "none")
         if granularity == "selective":
-            modules = self.given.get("recompute-modules", ["core_attn"])
+            modules = self.flags.get("recompute-modules", ["core_attn"])
             return "selective" if modules == ["core_attn"] else {"granularity": "selective", "modules": modules}
         if granularity != "full":
             return granularity
@@ -204,7 +202,7 @@ class _Reader:
         return "full" if plain else {"granularity": "full", "method": method, "num_layers": count}
 
     def training(self) -> dict[str, Any]:
-        asked: dict[str, Any] = {
+        training: dict[str, Any] = {
             "sequence_length": self.number("seq-length"),
             "global_batch_size": self.number("global-batch-size", self.replicas() * self.number("micro-batch-size")),
             "precision": self.precision(),
@@ -215,17 +213,17 @@ class _Reader:
             "cross_entropy": "fused" if self.on("cross-entropy-loss-fusion") else "unfused",
         }
         if hidden := self.overlap():
-            asked["overlap"] = hidden
+            training["overlap"] = hidden
         if self.on("grad-reduce-in-bf16"):
-            asked["gradient_precision"] = "bf16"
+            training["gradient_precision"] = "bf16"
         if self.on("use-precision-aware-optimizer") and self.on("exp-avg-dtype"):
             first, second = self.text("exp-avg-dtype", "fp32"), self.text("exp-avg-sq-dtype", "fp32")
-            asked["optimizer_precision"] = first
+            training["optimizer_precision"] = first
             if second != first:
-                asked["exp_avg_sq_precision"] = second
+                training["exp_avg_sq_precision"] = second
         if self.on("moe-expert-capacity-factor"):
-            asked["expert_capacity_factor"] = self.real("moe-expert-capacity-factor", 1.0)
-        return asked
+            training["expert_capacity_factor"] = self.real("moe-expert-capacity-factor", 1.0)
+        return training
 
     def attention(self) -> str:
         """Transformer Engine's automatic choice is a fused kernel; the local implementation has none."""
@@ -261,27 +259,27 @@ class _Reader:
         if not self.on(words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS):
             return None
         layers = self.number("num-layers")
-        held = self.stage_sizes(layers, stages, chunks) if self.on(words.FIRST_STAGE, words.LAST_STAGE) else None
-        if held is None:  # embedding and output layer count as a layer each, so their chunks hold one fewer
+        sizes = self.stage_sizes(layers, stages, chunks) if self.on(words.FIRST_STAGE, words.LAST_STAGE) else None
+        if sizes is None:  # embedding and output layer count as a layer each, so their chunks hold one fewer
             first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
-            held = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
-            held[0] -= first
-            held[-1] -= last
-        if sum(held) != layers or min(held) < 0:
+            sizes = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
+            sizes[0] -= first
+            sizes[-1] -= last
+        if sum(sizes) != layers or min(sizes) < 0:
             raise InputError(
                 f"--num-layers {layers} cannot be split over {stages} stages of {chunks} chunks with the ends that the command "
-                f"asks for: chunks of {max(held)}, {held[0]} and {held[-1]} layers make {sum(held)}",
+                f"asks for: chunks of {max(sizes)}, {sizes[0]} and {sizes[-1]} layers make {sum(sizes)}",
                 field="--num-layers",
             )
-        if held == chunk_layers(num_layers=layers, stages=stages, chunks=chunks):
+        if sizes == chunk_layers(num_layers=layers, stages=stages, chunks=chunks):
             return None
-        texts = [f"t*{count}" if count else "" for count in held]
+        texts = [f"t*{count}" if count else "" for count in sizes]
         return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
 
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
         """Chunks of a stage hold equally many (get_num_layers_to_build of Megatron Core); what is not given is shared out."""
-        said = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
-        fixed = {rank: self.number(name) for rank, name in said.items() if self.on(name)}
+        ends = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
+        fixed = {rank: self.number(name) for rank, name in ends.items() if self.on(name)}
         others = max(stages - len(fixed), 1)
         rest = (layers - sum(fixed.values())) // others
         return [fixed.get(rank, rest) // chunks for _ in range(chunks) for rank in range(stages)]

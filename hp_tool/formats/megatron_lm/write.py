@@ -1,8 +1,4 @@
-"""A configuration as the flags of Megatron-LM's pretrain_gpt.py.
-
-Flags of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig are named after those classes' fields, which
-the tests hold against the installed megatron-core.
-"""
+"""A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's classes; tests compare the two."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ def _model(setup: TrainingSetup) -> Flags:
     biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (None, m.has_mlp_bias)
     if m.architecture != "decoder" or m.positions not in words.POSITIONS or biases or m.query_key_norm not in (None, "head"):
         raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
-    given: Flags = {
+    options: Flags = {
         "num-layers": [str(m.num_hidden_layers)],
         "hidden-size": [str(m.hidden_size)],
         "ffn-hidden-size": [str(m.ffn_size)],
@@ -44,13 +40,13 @@ def _model(setup: TrainingSetup) -> Flags:
         "make-vocab-size-divisible-by": [str(m.vocab_size // t if m.vocab_size % t == 0 else 1)],
     }
     if m.kv_heads != m.num_attention_heads:
-        given |= {"group-query-attention": [], "num-query-groups": [str(m.kv_heads)]}
-    given |= _switches({"swiglu": m.gated_mlp, "untie-embeddings-and-output-weights": not m.tie_word_embeddings})
-    given |= _switches({"qk-layernorm": m.query_key_norm is not None})
-    given |= _switches({"disable-bias-linear": not m.has_mlp_bias, "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias})
+        options |= {"group-query-attention": [], "num-query-groups": [str(m.kv_heads)]}
+    options |= _switches({"swiglu": m.gated_mlp, "untie-embeddings-and-output-weights": not m.tie_word_embeddings})
+    options |= _switches({"qk-layernorm": m.query_key_norm is not None})
+    options |= _switches({"disable-bias-linear": not m.has_mlp_bias, "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias})
     if m.num_experts:
         width = m.moe_intermediate_size or m.ffn_size
-        given |= {
+        options |= {
             "num-experts": [str(m.num_experts)],
             "moe-router-topk": [str(m.num_experts_per_tok or 1)],
             "moe-ffn-hidden-size": [str(width)],
@@ -58,53 +54,53 @@ def _model(setup: TrainingSetup) -> Flags:
             "moe-grouped-gemm": [],
         }
         if m.num_shared_experts:
-            given["moe-shared-expert-intermediate-size"] = [str(m.shared_expert_size)]
+            options["moe-shared-expert-intermediate-size"] = [str(m.shared_expert_size)]
         if m.n_group:
-            given |= {"moe-router-num-groups": [str(m.n_group)], "moe-router-group-topk": [str(m.topk_group or m.n_group)]}
+            options |= {"moe-router-num-groups": [str(m.n_group)], "moe-router-group-topk": [str(m.topk_group or m.n_group)]}
         if m.first_k_dense_replace:
             sparse = m.num_hidden_layers - m.first_k_dense_replace
-            given["moe-layer-freq"] = [f"([0]*{m.first_k_dense_replace}+[1]*{sparse})"]
+            options["moe-layer-freq"] = [f"([0]*{m.first_k_dense_replace}+[1]*{sparse})"]
         if setup.workload.expert_capacity_factor is not None:
-            given["moe-expert-capacity-factor"] = [f"{setup.workload.expert_capacity_factor:g}"]
+            options["moe-expert-capacity-factor"] = [f"{setup.workload.expert_capacity_factor:g}"]
     if m.kv_lora_rank is not None:
         sizes = {
             "kv-lora-rank": m.kv_lora_rank, "q-lora-rank": m.q_lora_rank, "qk-head-dim": m.qk_nope_head_dim,
             "qk-pos-emb-head-dim": m.qk_rope_head_dim, "v-head-dim": m.v_head_dim,
         }  # fmt: skip
-        given |= {"multi-latent-attention": []} | {name: [str(size)] for name, size in sizes.items() if size is not None}
+        options |= {"multi-latent-attention": []} | {name: [str(size)] for name, size in sizes.items() if size is not None}
     if m.num_nextn_predict_layers:
-        given["mtp-num-layers"] = [str(m.num_nextn_predict_layers)]
-    return given
+        options["mtp-num-layers"] = [str(m.num_nextn_predict_layers)]
+    return options
 
 
 def _parallel(setup: TrainingSetup) -> Flags:
     c, layout = setup.parallel, setup.strategy.pipeline_layout
-    given: Flags = {
+    options: Flags = {
         "tensor-model-parallel-size": [str(c.tensor_parallel_size)],
         "pipeline-model-parallel-size": [str(c.pipeline_parallel_size)],
         **_switches({"sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1}),
         **({} if layout is not None else _shorter_ends(setup)),
     }
     if layout is not None:  # it says the number of chunks, too
-        given[words.LAYOUT] = [layout.text]
+        options[words.LAYOUT] = [layout.text]
     elif c.virtual_pipeline_parallel_size > 1:
-        given["num-virtual-stages-per-pipeline-rank"] = [str(c.virtual_pipeline_parallel_size)]
+        options["num-virtual-stages-per-pipeline-rank"] = [str(c.virtual_pipeline_parallel_size)]
     if c.context_parallel_size > 1:
-        given["context-parallel-size"] = [str(c.context_parallel_size)]
-        given["cp-comm-type"] = [words.CONTEXT[setup.strategy.context_parallel_communication]]
+        options["context-parallel-size"] = [str(c.context_parallel_size)]
+        options["cp-comm-type"] = [words.CONTEXT[setup.strategy.context_parallel_communication]]
     if setup.model.num_experts:
-        given["expert-model-parallel-size"] = [str(c.expert_parallel_size)]
-        given["expert-tensor-parallel-size"] = [str(c.expert_tensor_parallel_size)]
+        options["expert-model-parallel-size"] = [str(c.expert_parallel_size)]
+        options["expert-tensor-parallel-size"] = [str(c.expert_tensor_parallel_size)]
     if c.zero_stage >= 1:
-        given["use-distributed-optimizer"] = []
+        options["use-distributed-optimizer"] = []
     if c.zero_stage >= 2:
-        given |= {
+        options |= {
             "use-megatron-fsdp": [],
             "data-parallel-sharding-strategy": [words.SHARDING[c.zero_stage]],
             "ckpt-format": ["fsdp_dtensor"],
             "no-gradient-accumulation-fusion": [],
         }
-    return given | _recompute(setup.recompute)
+    return options | _recompute(setup.recompute)
 
 
 def _shorter_ends(setup: TrainingSetup) -> Flags:
@@ -132,7 +128,7 @@ def _recompute(recompute: Recompute) -> Flags:
 
 def _training(setup: TrainingSetup) -> Flags:
     w, c = setup.workload, setup.parallel
-    given: Flags = {
+    options: Flags = {
         "seq-length": [str(w.sequence_length)],
         "micro-batch-size": [str(c.micro_batch_size)],
         "global-batch-size": [str(w.global_batch_size)],
@@ -146,7 +142,7 @@ def _training(setup: TrainingSetup) -> Flags:
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
         raise UnsupportedError(f"{words.TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
-    given |= _switches(
+    options |= _switches(
         {
             "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
             "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
@@ -155,32 +151,32 @@ def _training(setup: TrainingSetup) -> Flags:
     first = w.optimizer_precision or "fp32"
     second = w.exp_avg_sq_precision or first
     if (first, second) != ("fp32", "fp32"):
-        given |= {"use-precision-aware-optimizer": [], "exp-avg-dtype": [first], "exp-avg-sq-dtype": [second]}
-    return given | _overlap(setup)
+        options |= {"use-precision-aware-optimizer": [], "exp-avg-dtype": [first], "exp-avg-sq-dtype": [second]}
+    return options | _overlap(setup)
 
 
 def _overlap(setup: TrainingSetup) -> Flags:
     """What is not said is switched on, as in the runs that the framework's constants come from."""
-    c, said = setup.parallel, setup.workload.overlap or OverlapSpec()
-    if said.context_parallel is not None or said.expert_parallel is False:
-        name = "context_parallel" if said.context_parallel is not None else "expert_parallel"
+    c, overlap = setup.parallel, setup.workload.overlap or OverlapSpec()
+    if overlap.context_parallel is not None or overlap.expert_parallel is False:
+        name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
         raise UnsupportedError(f"{words.TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
-    data, sharded = said.data_parallel is not False, c.zero_stage >= 1
+    data, sharded = overlap.data_parallel is not False, c.zero_stage >= 1
     # Userbuffers reach as far as NVLink.
     tensor = c.sequence_parallel and 1 < c.tensor_parallel_size <= setup.cluster.nvlink_domain_size
     return _switches(
         {
             "overlap-grad-reduce": data,
             "overlap-param-gather": data and sharded,
-            "tp-comm-overlap": said.tensor_parallel is not False and tensor,
-            "no-overlap-p2p-communication": said.pipeline_parallel is False,
-            "overlap-moe-expert-parallel-comm": bool(said.expert_parallel),
+            "tp-comm-overlap": overlap.tensor_parallel is not False and tensor,
+            "no-overlap-p2p-communication": overlap.pipeline_parallel is False,
+            "overlap-moe-expert-parallel-comm": bool(overlap.expert_parallel),
         }
     )
 
 
-def _switches(given: dict[str, bool]) -> Flags:
-    return {name: [] for name, on in given.items() if on}
+def _switches(switches: dict[str, bool]) -> Flags:
+    return {name: [] for name, on in switches.items() if on}
 
 
 def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
@@ -233,16 +229,16 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
     That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml: those of TransformerConfig
     under `language_model`, those of ModelParallelConfig under `model_parallel`, all others beside them.
     """
-    given = flags(setup)
-    gated = "swiglu" in given
+    options = flags(setup)
+    gated = "swiglu" in options
     language: dict[str, Any] = {
-        "add_bias_linear": "disable-bias-linear" not in given,
+        "add_bias_linear": "disable-bias-linear" not in options,
         "gated_linear_unit": gated,
         "activation_func": "swiglu" if gated else "gelu",
     }
-    parallel: dict[str, Any] = {"overlap_p2p_comm": "no-overlap-p2p-communication" not in given}
+    parallel: dict[str, Any] = {"overlap_p2p_comm": "no-overlap-p2p-communication" not in options}
     others: dict[str, Any] = {}
-    for name, values in given.items():
+    for name, values in options.items():
         if name in ("disable-bias-linear", "no-overlap-p2p-communication"):
             continue
         section = language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
@@ -276,13 +272,15 @@ def yaml(setup: TrainingSetup) -> str:
 def slurm(setup: TrainingSetup) -> str:
     """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
     per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
+    # Letters, digits, dot and dash alone: a model's name is a user's string.
+    job_name = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[:64] or "training"
     body = command(setup).splitlines()
     start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
     run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
     return "\n".join(
         (
             "#!/usr/bin/env bash",
-            f"#SBATCH --job-name={_job_name(setup.model.name)}",
+            f"#SBATCH --job-name={job_name}",
             f"#SBATCH --nodes={setup.cluster.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={per_node}",
@@ -295,8 +293,3 @@ def slurm(setup: TrainingSetup) -> str:
             "",
         )
     )
-
-
-def _job_name(name: str) -> str:
-    """Letters, digits, dot and dash alone: a model's name is a user's string."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:64] or "training"

@@ -29,8 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.domain.parallel import recompute_name
-from hp_tool.domain.pipeline_split import chunk_layers
+from hp_tool.domain.parallel import chunk_layers, recompute_name
 from hp_tool.profiler.native.model import Decoder
 
 _STD = 0.02

@@ -69,8 +69,8 @@ def form_page(values: Mapping[str, str], *, store: Store, error: HpToolError | N
         kind=kind_of(values),
         sections=sections(kind_of(values)),
         suggestions={
-            "models": (*registered["model"], *catalog.models()),
-            "gpus": tuple(catalog.gpus()),
+            "models": (*registered["model"], *catalog.names("models")),
+            "gpus": tuple(catalog.names("gpus")),
             "clusters": registered["cluster"],
         },
         values=dict(values),
