@@ -125,8 +125,8 @@ def _offload_seconds(
     if workload.offload == "optimizer":
         return states.offload_s
     if workload.offload == "activations":
-        backward = stage.total - stage.forward
-        return micro_batches * activation_seconds(offloaded, forward=stage.forward, backward=backward, gpu=case.cluster.gpu)
+        forward, backward = stage.occupied_forward, stage.occupied - stage.occupied_forward
+        return micro_batches * activation_seconds(offloaded, forward=forward, backward=backward, gpu=case.cluster.gpu)
     return 0.0
 
 

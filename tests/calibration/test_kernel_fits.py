@@ -140,7 +140,7 @@ def _stated(operation: Operation, *, machine) -> OperationTimes:
 def _undisturbed(profile):
     import dataclasses
 
-    return dataclasses.replace(profile.framework, matmul_slowdown=1.0, narrow_matmul_slowdown=1.0)
+    return dataclasses.replace(profile.framework, matmul_slowdown=1.0)
 
 
 def _modelled(operation: Operation, *, machine, profile) -> float | None:

@@ -103,7 +103,7 @@ def test_racks_of_72_hold_groups_of_72_but_not_of_64() -> None:
     profile = efficiency(gpu=rack.gpu, framework="megatron-core")
     whole, straddling = (ring(machine=Machine(cluster=rack, profile=profile), group_size=n, stride=1) for n in (72, 64))
     assert whole.bandwidth == profile.gpu.nvlink.bandwidth_fraction * rack.gpu.nvlink_bandwidth_bytes_per_second
-    assert straddling.bandwidth < whole.bandwidth and straddling.latency_s > whole.latency_s
+    assert straddling.bandwidth < whole.bandwidth
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from hp_tool.catalog import cluster, gpu, model
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
@@ -45,7 +46,8 @@ def step_seconds(card: str, *, name: str, num_gpus: int, precision: str = "bf16"
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=64, precision=precision)  # type: ignore[arg-type]
     case = case_of(model=model(name), workload=workload, cluster=spec)
     spaces = legal_chunks(axes=default_axes(query=ParallelQuery(), case=case), case=case)
-    return np.concatenate([training_costs(case=case, candidates=space.candidates).step_s for space in spaces])
+    every = Candidates.concatenate([space.candidates for space in spaces])
+    return training_costs(case=case, candidates=every).step_s
 
 
 @pytest.mark.parametrize(("before", "after"), SUCCESSORS)
