@@ -1,6 +1,6 @@
 """Measure this machine's `cpu` constants, one process with one thread: `python -m benchmarks.accuracy.fit_cpu` (needs torch).
 
-Writes hp_tool/catalog/data/efficiency/gpus/cpu.yaml: matmuls, an elementwise kernel, and gloo collectives between two processes
+Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml: matmuls, an elementwise kernel, and gloo collectives between two processes
 over loopback. Fractions are of the catalogue's `cpu` entry. Searches correct what differs on another host.
 """
 

@@ -73,7 +73,7 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
         "fitted_on": {**known["fitted_on"], **fitted_on},
     }
     text = yaml.safe_dump(fields, sort_keys=False, width=120)
-    path.write_text(f"# Written by python -m benchmarks.accuracy.fit_*; do not edit by hand.\n{text}")
+    path.write_text(f"# Written by python -m benchmarks.accuracy.fit_frameworks; do not edit by hand.\n{text}")
 
 
 @dataclasses.dataclass(frozen=True)

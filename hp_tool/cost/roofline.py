@@ -8,6 +8,7 @@ from dataclasses import replace
 from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, GpuEfficiency, Roofline
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
@@ -62,8 +63,9 @@ def gradient_seconds(
     written for by much (`fp32_accumulation`).
     """
     seconds = matmul_seconds(n, k, tokens, machine=case, precision=precision, batch=batch, output_bytes=8.0)
-    wide = ELEMENT_BYTES[precision] == 2.0 and case.workload.gradient_precision in (None, "fp32")
-    return case.profile.gpu.fp32_accumulation * seconds if wide else seconds
+    workload = case.workload
+    wide = workload.gradient_precision in (None, "fp32") and facts(workload.framework).accumulates_in_fp32
+    return case.profile.gpu.fp32_accumulation * seconds if wide and ELEMENT_BYTES[precision] == 2.0 else seconds
 
 
 def weight_matmuls(

@@ -26,6 +26,8 @@ class FrameworkFacts:
     """A fused loss writes the gradient in 16 bits and makes no fp32 copy."""
     bucket_bytes: float = 0.0
     """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that accumulates them."""
+    accumulates_in_fp32: bool = True
+    """fp32 gradients are summed over micro-batches in fp32; False: kernels write 16 bits, and only their reduction is wider."""
     wide_weights: bool = False
     """Weights are kept in fp32 and gathered in 16 bits; no master copy is needed."""
     balances_blocks: bool = False
@@ -42,7 +44,12 @@ class FrameworkFacts:
 FACTS = {
     "megatron-core": FrameworkFacts(),
     "torch-fsdp": FrameworkFacts(
-        wide_weights=True, loss_copies=3.0, fused_loss_in_place=True, zero_stages=(2, 3), default_zero_stage=3
+        accumulates_in_fp32=False,
+        wide_weights=True,
+        loss_copies=3.0,
+        fused_loss_in_place=True,
+        zero_stages=(2, 3),
+        default_zero_stage=3,
     ),
     # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, CausalSelfAttention, cast_to_fp32),
     # parallel/tensor_parallel/functional.py (_ShardedCrossEntropy), models/base.py (build_model),
