@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import Depends, FastAPI
 
 from hp_tool import __version__
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.learning import StoredCalibrations
 from hp_tool.store import open_store
 from service import logs

@@ -20,8 +20,7 @@ from datetime import UTC, datetime
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 
-from hp_tool.domain.access import KeyRecord, Scope
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore, KeyRecord, Scope
 from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from hp_tool.domain.access import GpuSecondsLimit, Scope
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore, Scope
 from hp_tool.domain.records import (
+    GpuSecondsLimit,
     JsonObject,
     MeasurementRecord,
     NewMeasurement,

@@ -13,7 +13,7 @@ from hp_tool.cli.db import UrlOption
 from hp_tool.cli.queries import JsonOption
 
 if TYPE_CHECKING:
-    from hp_tool.domain.access_store import AccessStore
+    from hp_tool.domain.access import AccessStore
     from hp_tool.domain.records import SearchRecord
     from service.api.views import SearchView
     from service.client import Client

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hp_tool import tuning
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower

@@ -14,14 +14,7 @@ from hp_tool.cost.training import TrainingCosts
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-_COLUMNS = (
-    "layer_passes",
-    "memory_bytes",
-    "capacity_bytes",
-    "measured_step_s",
-    "measured_memory_bytes",
-    "out_of_memory",
-)
+_COLUMNS = ("layer_passes", "memory_bytes", "capacity_bytes", "measured_step_s", "measured_memory_bytes", "out_of_memory")
 """Arrays of Evidence with one value per row."""
 
 
@@ -45,7 +38,6 @@ class Evidence:
     """(n,) peak allocated bytes, NaN where not measured."""
     out_of_memory: BoolArray
     """(n,) the run ended because memory did: it needs more than capacity_bytes, how much more is unknown."""
-
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `residual_features`, each (n,); without them only the multipliers learn."""
 
@@ -68,18 +60,9 @@ class Evidence:
 
     @staticmethod
     def empty() -> Evidence:
-        """Nothing has run yet."""
-        nothing = np.empty(0)
-        return Evidence(
-            measurement_ids=(),
-            parts_s={},
-            layer_passes=nothing,
-            memory_bytes=nothing,
-            capacity_bytes=nothing,
-            measured_step_s=nothing,
-            measured_memory_bytes=nothing,
-            out_of_memory=nothing.astype(np.bool_),
-        )
+        """No runs."""
+        nothing = {name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS}
+        return Evidence(measurement_ids=(), parts_s={}, features={}, **nothing)
 
     @staticmethod
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:
@@ -87,10 +70,8 @@ class Evidence:
 
         def table(attribute: str) -> dict[str, FloatArray]:
             names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
-            return {
-                name: np.concatenate([getattr(piece, attribute).get(name, np.zeros(len(piece))) for piece in pieces])
-                for name in names
-            }
+            rows = {name: [getattr(piece, attribute).get(name, np.zeros(len(piece))) for piece in pieces] for name in names}
+            return {name: np.concatenate(columns) for name, columns in rows.items()}
 
         return Evidence(
             measurement_ids=tuple(i for piece in pieces for i in piece.measurement_ids),

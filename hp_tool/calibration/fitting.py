@@ -7,7 +7,7 @@ scikit-learn takes a second to import, so predictions from multipliers alone mus
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,8 @@ _BOUNDS = np.log([(1e-4, 10.0), (0.1, 10.0), (1e-4, 1.0)])
 _WARNS_AT = (1e-10, 1e10)
 """scikit-learn warns of hyperparameters on its bounds; those above are meant to hold."""
 _POWERS = np.array([2.0, 1.0, 2.0])
+_KNEE = 1.5
+"""Standardised residual beyond which a row's pull grows only linearly (soft L1)."""
 Objective = Callable[[FloatArray], tuple[float, FloatArray]]
 
 
@@ -68,27 +70,26 @@ class Process:
         noise = self.parameters[-1]
         return self.values - variance * self._regressor.alpha_, np.maximum(variance - self.doubt, noise**2)
 
+    def fitted(self, *, prior: Parameters, prior_log_sd: FloatArray) -> Process:
+        """The process under its most likely parameters, searched from its own: argmax of the marginal likelihood times
+        log-normal priors, whose medians are `prior` and whose widths are `prior_log_sd` (3,).
+        """
+        from scipy.optimize import minimize
 
-def most_likely(
-    *, points: FloatArray, values: FloatArray, doubt: FloatArray, start: Parameters, prior: Parameters, prior_log_sd: FloatArray
-) -> Parameters:
-    """argmax of the marginal likelihood times log-normal priors: `prior` are their medians, `prior_log_sd` (3,) widths."""
-    from scipy.optimize import minimize
+        centre, width = _POWERS * np.log(prior), _POWERS * prior_log_sd
 
-    centre, width = _POWERS * np.log(prior), _POWERS * prior_log_sd
+        def optimizer(objective: Objective, initial: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
+            def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
+                value, gradient = objective(theta)
+                z = (theta - centre) / width
+                return value + 0.5 * float(z @ z), gradient + z / width
 
-    def optimizer(objective: Objective, initial: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-        def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
-            value, gradient = objective(theta)
-            z = (theta - centre) / width
-            return value + 0.5 * float(z @ z), gradient + z / width
+            result = minimize(posterior, initial, jac=True, bounds=_BOUNDS, method="L-BFGS-B", options=OPTIONS)
+            return result.x, result.fun
 
-        found = minimize(posterior, initial, jac=True, bounds=_BOUNDS, method="L-BFGS-B", options=OPTIONS)
-        return found.x, found.fun
-
-    fitted = _regressor(start, doubt, optimizer=optimizer).fit(points, values)
-    amplitude, length, noise = np.exp(fitted.kernel_.theta / _POWERS).tolist()
-    return amplitude, length, noise
+        regressor = _regressor(self.parameters, self.doubt, optimizer=optimizer).fit(self.points, self.values)
+        amplitude, length, noise = np.exp(regressor.kernel_.theta / _POWERS).tolist()
+        return replace(self, parameters=(amplitude, length, noise))
 
 
 def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = None) -> Any:
@@ -98,10 +99,6 @@ def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = No
     amplitude, length, noise = parameters
     kernel = ConstantKernel(amplitude**2, _WARNS_AT) * Matern(length, _WARNS_AT, nu=2.5) + WhiteKernel(noise**2, _WARNS_AT)
     return GaussianProcessRegressor(kernel, alpha=doubt + NUGGET, optimizer=optimizer)
-
-
-_KNEE = 1.5
-"""Standardised residual beyond which a row's pull grows only linearly (soft L1)."""
 
 
 def maximum_a_posteriori(

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import BoolArray, Evidence, FloatArray, scaled
-from hp_tool.calibration.fitting import Process, doubts, maximum_a_posteriori, most_likely, weights
+from hp_tool.calibration.fitting import Process, doubts, maximum_a_posteriori, weights
 from hp_tool.calibration.prior import Prior
 
 _MIN_BYTES = 1.0
@@ -97,8 +97,7 @@ def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
         log_measured=log_target,
         log_predicted=np.log(fit.predict(memory_bytes=predicted).median_bytes),
         ran_out=ran_out,
-        noise_log_sd=prior.memory_residual_log_sd,
-        degrees_of_freedom=prior.degrees_of_freedom,
+        prior=prior,
     )
     return replace(fit, residual=residual)
 
@@ -219,8 +218,7 @@ def fit_memory_residual(
     log_measured: FloatArray,
     log_predicted: FloatArray,
     ran_out: BoolArray,
-    noise_log_sd: float,
-    degrees_of_freedom: float,
+    prior: Prior,
 ) -> MemoryResidual:
     """Hyperparameters by maximum marginal likelihood under log-normal priors; `log_measured` of a run that ran out is the
     device's capacity.
@@ -235,29 +233,28 @@ def fit_memory_residual(
     residual = log_measured - log_predicted
     residual = np.where(ran_out, np.maximum(residual, 0.0), residual)
     unknown = np.where(ran_out, AMPLITUDE**2, 0.0)
-    start = (AMPLITUDE, LENGTH, noise_log_sd)
+    start = (AMPLITUDE, LENGTH, prior.memory_residual_log_sd)
+    nu = prior.degrees_of_freedom
 
-    def process(doubt: FloatArray) -> Process:
-        parameters = most_likely(
-            points=points, values=residual, doubt=doubt, start=start, prior=start, prior_log_sd=_HYPERPRIOR_LOG_SD
-        )
-        return Process(points=points, values=residual, doubt=doubt, parameters=parameters)
+    def fitted(doubt: FloatArray) -> Process:
+        process = Process(points=points, values=residual, doubt=doubt, parameters=start)
+        return process.fitted(prior=start, prior_log_sd=_HYPERPRIOR_LOG_SD)
 
-    def distance(found: Process) -> FloatArray:
-        mean, variance = found.leave_one_out()
+    def distance(process: Process) -> FloatArray:
+        mean, variance = process.leave_one_out()
         return (residual - mean) / np.sqrt(variance)
 
-    found = process(unknown)
-    found = process(unknown + doubts(distance(found), noise=found.parameters[-1]))
-    z = distance(found)[~ran_out]
-    amplitude, length, noise = found.parameters
+    process = fitted(unknown)
+    process = fitted(unknown + doubts(distance(process), noise=process.parameters[-1]))
+    z = distance(process)[~ran_out]
+    amplitude, length, noise = process.parameters
     return MemoryResidual(
         names=names,
         points=points,
         residual=residual,
-        doubt=found.doubt,
+        doubt=process.doubt,
         amplitude=amplitude,
         length=length,
         noise=noise,
-        scale=max(1.0, float(np.sqrt((degrees_of_freedom + z @ z) / (degrees_of_freedom + len(z))))),
+        scale=max(1.0, float(np.sqrt((nu + z @ z) / (nu + len(z))))),
     )

@@ -1,4 +1,4 @@
-"""The operations to time on a machine, and the constants of its kernels and links that fit their times.
+"""The operations to time on a machine, the constants of its kernels and links that fit their times, and who lags its peers.
 
 Each fit is robust least squares on log ratios. It takes what an operation would take at the datasheet's rates, in seconds, so
 that constants are fractions of it, and returns the constants and each row's relative error.
@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from scipy.optimize import least_squares
 
 from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
-from hp_tool.domain.measurement import Collective, Operation, OperationTimes
+from hp_tool.domain.measurement import Collective, LocalOperation, Operation, OperationTimes
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
@@ -256,3 +257,79 @@ def short(value: float) -> float:
 
 def _roofline(x: Floats) -> Roofline:
     return Roofline(peak_fraction=short(x[0]), bandwidth_fraction=short(x[1]), overhead_s=short(x[2]))
+
+
+MIN_SLOWDOWN = 1.1
+"""Less is not worth a service call."""
+_DEVIATIONS = 5.0
+"""Robust standard deviations beyond which a peer is no chance: one in two million were times normal."""
+_MAD_TO_SD = 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlier:
+    """One member of the cluster that lags."""
+
+    kind: Literal["node", "gpu", "link"]
+    name: str
+    slowdown: float
+    """Its time over the median of its peers, median over operations."""
+    operations: int
+
+
+def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> tuple[Outlier, ...]:
+    """Devices by local operations, links by collectives of few ranks; where every device of a node lags it is the node.
+
+    hosts: of each rank. Three peers are the least that can outvote one.
+    """
+    local = [each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)]
+    devices = _slow(np.array(local, dtype=float), labels=[f"{host} rank {rank}" for rank, host in enumerate(hosts)])
+    found: list[Outlier] = []
+    named: set[str] = set()
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, name in enumerate(hosts) if name == host]
+        slow = [devices[rank] for rank in ranks if rank in devices]
+        if len(slow) == len(ranks) and len(set(hosts)) > 1:
+            found.append(_outlier("node", host, slow))
+        else:
+            found += [_outlier("gpu", name, [(name, factor, n)]) for name, factor, n in slow]
+        named |= {name for name, _, _ in slow}
+    return (*found, *_links(times, hosts=hosts))
+
+
+def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
+    """Groups of one shape against each other: a group's collective is as fast as its slowest link."""
+    for size, stride in dict.fromkeys((each.operation.group_size, each.operation.stride) for each in times):
+        if size == 1 or len(hosts) // size < 3:
+            continue
+        groups = group_ranks(len(hosts), size=size, stride=stride)
+        rows = [
+            [max(each.seconds_per_rank[rank] for rank in group) for group in groups]
+            for each in times
+            if (each.operation.group_size, each.operation.stride) == (size, stride)
+        ]
+        labels = [" - ".join(f"{hosts[rank]} rank {rank}" for rank in group) for group in groups]
+        for name, factor, count in _slow(np.array(rows), labels=labels).values():
+            yield Outlier(kind="link", name=name, slowdown=factor, operations=count)
+
+
+def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
+    """The groups of `size` ranks `stride` apart that `world` ranks are dealt out into."""
+    blocks = range(0, world, size * stride)
+    return [list(range(first, first + size * stride, stride)) for block in blocks for first in range(block, block + stride)]
+
+
+def _slow(seconds: Floats, *, labels: Sequence[str]) -> dict[int, tuple[str, float, int]]:
+    """Columns whose median log ratio to their peers' median is far out, by median absolute deviation: (name, factor, rows)."""
+    if seconds.size == 0 or seconds.shape[1] < 3:
+        return {}
+    ratios = np.median(np.log(seconds) - np.median(np.log(seconds), axis=1, keepdims=True), axis=0)
+    middle = float(np.median(ratios))
+    spread = _MAD_TO_SD * float(np.median(np.abs(ratios - middle)))
+    limit = max(float(np.log(MIN_SLOWDOWN)), _DEVIATIONS * spread)
+    far: list[int] = np.flatnonzero(ratios - middle > limit).tolist()
+    return {i: (labels[i], float(np.exp(ratios[i] - middle)), len(seconds)) for i in far}
+
+
+def _outlier(kind: Literal["node", "gpu", "link"], name: str, slow: Sequence[tuple[str, float, int]]) -> Outlier:
+    return Outlier(kind=kind, name=name, slowdown=float(np.median([factor for _, factor, _ in slow])), operations=slow[0][2])

@@ -9,13 +9,13 @@ micro-batch costs in it. Every run belongs to either regime with a probability.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, FloatArray, scaled
-from hp_tool.calibration.fitting import NUGGET, Parameters, Process, most_likely
+from hp_tool.calibration.fitting import NUGGET, Parameters, Process
 from hp_tool.calibration.prior import Prior
 
 SLOW_LOG_MEAN = 1.0
@@ -123,15 +123,8 @@ def fit_residual(
         process = _condition(points, residual, slow, parameters)
         # Hyperparameters hardly move once the slow runs are known: the costly search for them is left out at the end.
         if turn < ROUNDS - 1:
-            parameters = most_likely(
-                points=points,
-                values=residual,
-                doubt=process.doubt,
-                start=parameters,
-                prior=medians,
-                prior_log_sd=_HYPERPRIOR_LOG_SD,
-            )
-            process = replace(process, parameters=parameters)
+            process = process.fitted(prior=medians, prior_log_sd=_HYPERPRIOR_LOG_SD)
+            parameters = process.parameters
         mean, variance = process.leave_one_out()
         slow, log_density = judge(residual - mean, variance, share=share)
         share = slow_share(slow, prior=prior)

@@ -9,7 +9,6 @@ import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, Evidence, FloatArray
 from hp_tool.calibration.fitting import maximum_a_posteriori, weights
-from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.prior import Prior
 from hp_tool.calibration.residual import ResidualFit, fit_residual, judge
 
@@ -28,6 +27,66 @@ _GROUP_OF_PART = {
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
 ROUNDS = 2
 """Turns of fitting multipliers and residuals, each given the other."""
+HALVINGS = 40
+"""Of an interval of a dozen e-folds: to a relative 1e-10."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRegime:
+    """n configurations that may stall; see `residual`."""
+
+    probability: FloatArray
+    """(n,)"""
+    step_s: FloatArray
+    """(n,) median seconds where it stalls."""
+    log_sd: float = 0.7
+    """Scatter of a stalled step about that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrediction:
+    """n step times: log-normal (Student-t in the logarithm) in the regular regime; a second, slower one of its own
+    probability where runs have shown one.
+    """
+
+    regular_s: FloatArray
+    """(n,) median where nothing stalls."""
+    log_sd: FloatArray
+    """(n,) standard deviation of ln(step_s) there: unknown multipliers and what no multiplier explains."""
+    degrees_of_freedom: float
+    slow: SlowRegime | None = None
+
+    @property
+    def median_s(self) -> FloatArray:
+        """(n,) of both regimes together."""
+        return self.regular_s if self.slow is None else self.quantile(0.5)
+
+    @property
+    def slow_probability(self) -> FloatArray:
+        """(n,)"""
+        return np.zeros_like(self.regular_s) if self.slow is None else self.slow.probability
+
+    def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """(low, high), each (n,): should hold the measured step time with this probability."""
+        return self.quantile(0.5 - confidence / 2), self.quantile(0.5 + confidence / 2)
+
+    def quantile(self, probability: float) -> FloatArray:
+        """(n,) seconds that the step takes at most with this probability."""
+        from scipy.special import ndtr, stdtr, stdtrit
+
+        regular = np.asarray(self.regular_s * np.exp(stdtrit(self.degrees_of_freedom, probability) * self.log_sd))
+        if self.slow is None:
+            return regular
+        # Two regimes have no closed form: halve the interval between the least and the most it can be.
+        log_regular, log_slow, share = np.log(self.regular_s), np.log(self.slow.step_s), self.slow.probability
+        low = np.minimum(np.log(regular), log_slow) - 10.0 * self.slow.log_sd
+        high = np.maximum(np.log(regular), log_slow) + 10.0 * self.slow.log_sd
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            usual = stdtr(self.degrees_of_freedom, (middle - log_regular) / self.log_sd)
+            below = (1.0 - share) * usual + share * ndtr((middle - log_slow) / self.slow.log_sd) < probability
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.asarray(np.exp(high), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,22 +153,17 @@ class StepTimeFit:
         median_s, gradient = _model(self.prior, design, self.x)
         # einsum: one quadratic form per row, without an (n, n) intermediate.
         parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
-        if self.residual is None or not features:
-            return StepPrediction(
-                regular_s=median_s,
-                log_sd=np.sqrt(self.residual_log_sd**2 + parameter_variance),
-                degrees_of_freedom=self.degrees_of_freedom,
-            )
-        found = self.residual.predict(features)
-        regular_s = median_s * np.exp(found.log_shift)
+        regular_s, variance, slow = median_s, np.full(len(median_s), self.residual_log_sd**2), None
+        if self.residual is not None and features:
+            residual = self.residual.predict(features)
+            regular_s, variance = median_s * np.exp(residual.log_shift), residual.log_variance
+            stall_s = residual.stall_s * np.exp2(features.get(MICRO_BATCHES, np.zeros(len(median_s))))
+            slow = SlowRegime(probability=residual.slow_probability, step_s=regular_s + stall_s)
         return StepPrediction(
             regular_s=regular_s,
-            log_sd=np.sqrt(found.log_variance + parameter_variance),
+            log_sd=np.sqrt(variance + parameter_variance),
             degrees_of_freedom=self.degrees_of_freedom,
-            slow=SlowRegime(
-                probability=found.slow_probability,
-                step_s=regular_s + found.stall_s * np.exp2(features.get(MICRO_BATCHES, np.zeros(len(regular_s)))),
-            ),
+            slow=slow,
         )
 
 

@@ -126,14 +126,14 @@ class MachineProfile:
 
 def machine_profile(cluster: str) -> MachineProfile | None:
     """The profile of the cluster called so; None where nobody measured it."""
-    return _read(_file_name(cluster), library.own_folders())
+    return _read(f"{_slug(cluster)}.yaml", library.own_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     """Write it to the first of one's own catalogue folders, in place of an earlier one; this process sees it at once."""
     import yaml
 
-    path = library.own_folders()[0] / FOLDER.name / _file_name(cluster)
+    path = library.own_folders()[0] / FOLDER.name / f"{_slug(cluster)}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {key: value for key, value in dataclasses.asdict(profile.gpu).items() if value is not None}
     if profile.network is not None:
@@ -157,10 +157,6 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _file_name(cluster: str) -> str:
-    return f"{_slug(cluster)}.yaml"
-
-
 def _slug(cluster: str) -> str:
     """A name that is a file's name anywhere and holds no path."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"

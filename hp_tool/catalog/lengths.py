@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from annotated_types import Interval
 
@@ -22,6 +23,7 @@ MOST_COUNTED = 1e15
 MAX_LINES = 1_000_000
 TABLES = (".txt", ".csv")
 Tokens = Annotated[int, Interval(ge=1, le=LONGEST)]
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +72,6 @@ def sequence_lengths(name: str) -> LengthDistribution:
         raise InputError(error.message, field=FIELD) from None
 
 
-@functools.lru_cache(maxsize=64)
-def _from_entry(entry: library.Entry) -> LengthDistribution:
-    return _build(entry)
-
-
 def _from_file(path: Path) -> LengthDistribution:
     entries = list(library.file_entries(path))
     if len(entries) != 1:
@@ -87,10 +84,13 @@ def _build(entry: library.Entry) -> LengthDistribution:
     if (record.log_normal is None) == (record.counts is None):
         raise InputError(f"{entry.path}: {entry.name}: give either log_normal or counts", field=FIELD)
     if record.counts is not None:
-        pairs = [(_whole(length, where=str(entry.path)), count) for length, count in record.counts.items()]
+        pairs = [(_parsed(length, int, where=str(entry.path)), count) for length, count in record.counts.items()]
         return _counted(entry.name, pairs, origin=entry.path)
     assert record.log_normal is not None
     return _log_normal(record, record.log_normal, origin=entry.path)
+
+
+_from_entry = functools.lru_cache(maxsize=64)(_build)
 
 
 def _log_normal(record: LengthRecord, components: dict[str, LogNormal], *, origin: Path) -> LengthDistribution:
@@ -119,7 +119,7 @@ def _from_table(path: Path) -> LengthDistribution:
     for number, line in enumerate(lines, start=1):
         length, _, count = line.partition(",")
         where = f"{path}, entry {number}"
-        pairs.append((_whole(length, where=where), _number(count, where=where) if count else 1.0))
+        pairs.append((_parsed(length, int, where=where), _parsed(count, float, where=where) if count else 1.0))
     return _counted(path.stem, pairs, origin=path)
 
 
@@ -136,15 +136,9 @@ def _counted(name: str, pairs: list[tuple[int, float]], *, origin: Path) -> Leng
     return LengthDistribution.from_counts(name=name, lengths=(n for n, _ in pairs), counts=(count for _, count in pairs))
 
 
-def _whole(text: str | int, *, where: str) -> int:
+def _parsed(text: str | int, kind: Callable[[str | int], N], *, where: str) -> N:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise InputError(f"{where}: {str(text)[:40]!r} is not a whole number of tokens", field=FIELD) from None
-
-
-def _number(text: str, *, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{where}: {text[:40]!r} is not a number of sequences", field=FIELD) from None
+        what = "a whole number of tokens" if kind is int else "a number of sequences"
+        raise InputError(f"{where}: {str(text)[:40]!r} is not {what}", field=FIELD) from None

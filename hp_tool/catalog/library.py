@@ -60,20 +60,17 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     if found is not None:
         return found
     known = entries(kind)
-    hint = nearest(name, [known_name for e in known for known_name in (e.name, *e.aliases)])
-    message = f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint or _listing(kind, known)}"
-    raise NotFoundError(message, field=field or _SINGULAR[kind])
+    hint = nearest(name, [known_name for each in known for known_name in (each.name, *each.aliases)])
+    if not hint and len(known) > 30:
+        hint = f"; `hp-tool {kind}` lists the {len(known)} known ones"
+    elif not hint:
+        hint = f"; known: {', '.join(each.name for each in known)}"
+    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint}", field=field or _SINGULAR[kind])
 
 
 def knows(kind: Kind, name: str) -> bool:
     """Whether some entry is called `name`, or so by alias."""
     return _find(kind, name.casefold(), _folders()) is not None
-
-
-def _listing(kind: Kind, known: list[Entry]) -> str:
-    if len(known) > 30:
-        return f"; `hp-tool {kind}` lists the {len(known)} known ones"
-    return f"; known: {', '.join(e.name for e in known)}"
 
 
 def entries(kind: Kind) -> list[Entry]:

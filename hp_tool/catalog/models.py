@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool import documents
-from hp_tool.catalog import huggingface, library, records
+from hp_tool.catalog import library, records
+from hp_tool.catalog.huggingface.read import is_config, read_config
 from hp_tool.domain.fields import checked
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import OwnFile
@@ -65,11 +66,9 @@ def _from_file(path: Path) -> ModelSpec:
 
 
 def _from_mapping(mapping: Mapping[str, Any], *, origin: Path | None) -> ModelSpec:
-    if huggingface.is_config(mapping):
-        spec = huggingface.read_config(mapping)
-    else:
-        spec = records.build(ModelSpec, mapping, field="model", origin=origin)
-    return checked_model(spec)
+    if is_config(mapping):
+        return checked_model(read_config(mapping))
+    return checked_model(records.build(ModelSpec, mapping, field="model", origin=origin))
 
 
 def _holds_config(path: Path) -> bool:
@@ -80,47 +79,34 @@ def _holds_config(path: Path) -> bool:
 
 
 def checked_model(spec: ModelSpec) -> ModelSpec:
-    """The spec itself, unless no transformer has this shape: InputError names the field, its value and the mend."""
+    """The spec itself. Raises InputError, which names the field, its value and the fix, if no transformer has this shape."""
     checked(spec, field="model")
-    heads = spec.num_attention_heads
+    heads, experts, window_layers = spec.num_attention_heads, spec.num_experts, spec.sliding_window_layers
     if spec.head_dim is None and spec.kv_lora_rank is None and spec.hidden_size % heads:
-        raise InputError(
-            f"hidden_size {spec.hidden_size} is not a multiple of num_attention_heads {heads}; mend one, or give head_dim",
-            field="model.num_attention_heads",
+        width = f"hidden_size {spec.hidden_size}"
+        raise _wrong(
+            "num_attention_heads", f"{width} is not a multiple of num_attention_heads {heads}; fix one, or give head_dim"
         )
     if heads % spec.kv_heads:
-        raise InputError(
-            f"num_key_value_heads {spec.kv_heads} does not divide num_attention_heads {heads}",
-            field="model.num_key_value_heads",
-        )
-    if (spec.num_experts is None) != (spec.num_experts_per_tok is None):
-        raise InputError("num_experts and num_experts_per_tok belong together; give both", field="model.num_experts_per_tok")
-    if spec.num_experts is not None and spec.num_experts_per_tok is not None and spec.num_experts_per_tok > spec.num_experts:
-        raise InputError(
-            f"num_experts_per_tok {spec.num_experts_per_tok} is more than num_experts {spec.num_experts}",
-            field="model.num_experts_per_tok",
-        )
-    if spec.sliding_window_layers is not None and (
-        spec.sliding_window is None or spec.sliding_window_layers > spec.num_hidden_layers
-    ):
-        raise InputError(
-            f"sliding_window_layers {spec.sliding_window_layers} needs sliding_window and at most num_hidden_layers "
-            f"{spec.num_hidden_layers}",
-            field="model.sliding_window_layers",
-        )
-    _check_groups(spec)
+        raise _wrong("num_key_value_heads", f"num_key_value_heads {spec.kv_heads} does not divide num_attention_heads {heads}")
+    if (experts is None) != (spec.num_experts_per_tok is None):
+        raise _wrong("num_experts_per_tok", "num_experts and num_experts_per_tok belong together; give both")
+    per_token = spec.num_experts_per_tok or 1
+    if experts is not None and per_token > experts:
+        raise _wrong("num_experts_per_tok", f"num_experts_per_tok {per_token} is more than num_experts {experts}")
+    if window_layers is not None and (spec.sliding_window is None or window_layers > spec.num_hidden_layers):
+        needed = f"sliding_window and at most num_hidden_layers {spec.num_hidden_layers}"
+        raise _wrong("sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}")
+    if spec.n_group is None and spec.topk_group is None:
+        return spec
+    groups = spec.n_group or 1
+    if not experts or experts % groups:
+        raise _wrong("n_group", f"n_group {groups} does not divide num_experts {experts or 0}")
+    kept, each = spec.topk_group or groups, experts // groups
+    if kept > groups or kept * each < per_token:
+        raise _wrong("topk_group", f"{kept} of {groups} groups of {each} experts cannot give {per_token} experts a token")
     return spec
 
 
-def _check_groups(spec: ModelSpec) -> None:
-    if spec.n_group is None and spec.topk_group is None:
-        return
-    experts, groups = spec.num_experts or 0, spec.n_group or 1
-    if experts % groups or not experts:
-        raise InputError(f"n_group {groups} does not divide num_experts {experts}", field="model.n_group")
-    kept = spec.topk_group or groups
-    if kept > groups or kept * (experts // groups) < (spec.num_experts_per_tok or 1):
-        raise InputError(
-            f"{kept} of {groups} groups of {experts // groups} experts cannot give {spec.num_experts_per_tok} experts a token",
-            field="model.topk_group",
-        )
+def _wrong(field: str, message: str) -> InputError:
+    return InputError(message, field=f"model.{field}")

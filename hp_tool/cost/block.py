@@ -185,19 +185,22 @@ def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
     return tuple(sizes[name] for name in order[:last] if name in sizes)
 
 
-def shapes(*, case: TrainingCase, candidates: Candidates) -> Shapes:
-    """The sizes of a layer of each candidate."""
+def shapes(
+    *, case: TrainingCase, candidates: Candidates, tokens: Floats | None = None, attended: Floats | None = None
+) -> Shapes:
+    """The sizes of a layer of each candidate, with the workload's `tokens` and `attended` unless they are given."""
     model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
     e, h = workload.activation_element_bytes, float(model.hidden_size)
-    tokens = workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size
+    if tokens is None:
+        tokens = workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size
     tensor = tensor_ring(case=case, candidates=candidates)
     wire = tokens * h * e * (t - 1.0) / t
     return Shapes(
         t=t,
         tokens=tokens,
-        attended=windowed_length(model, workload.computed_attention_length),
+        attended=windowed_length(model, workload.computed_attention_length) if attended is None else attended,
         sharded=sharded,
         shards=where(sharded, t, 1.0),
         h=h,

@@ -1,37 +1,37 @@
-"""Who may do what in the service, what they may use up, and what was done: keys, limits, the audit log."""
+"""Who may do what in the service, and what was done: keys, the audit log, and the port of a store that keeps them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
+from typing import Protocol
 
-from hp_tool.domain.records import RunState, SearchState
-from hp_tool.domain.webhooks import WebhookState
-
-ANY_KEY = None
-"""In a limit: it holds for all searches together."""
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import ANY_KEY, JsonObject, Page, RunRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
 class Scope(IntEnum):
-    """What a key allows; each includes the ones before it."""
+    """What a key allows; each scope includes those before it."""
 
     READ = 1
-    """Ask for predictions, and look at what is one's own."""
+    """Predict, and read one's own searches and measurements."""
     SUBMIT = 2
-    """Spend GPU time: submit and steer searches; report measurements."""
+    """Spend GPU time: submit and control searches; report measurements."""
     ADMIN = 3
-    """Everything of everybody; keys and the audit log."""
+    """Everything of all owners; keys and the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """An API key. The secret itself is nowhere: it was shown once, when the key was made."""
+    """An API key. Its secret is not stored; it was shown once, when the key was made."""
 
     id: str
     """Public; the first part of the key that its owner sends."""
     owner: str
-    """Whose it is. Keys of one owner see the same searches, so a key can be replaced by the next."""
+    """Keys of one owner see the same searches, so a key can be replaced."""
     scope: Scope
     secret_sha256: str = field(repr=False)
     requests_per_second: float | None = None
@@ -44,27 +44,8 @@ class KeyRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSecondsLimit:
-    """GPU-seconds that profile runs may take in one day (UTC)."""
-
-    per_day: float
-    api_key_id: str | None = ANY_KEY
-    """Whose searches count; ANY_KEY: everybody's."""
-    cluster: str | None = None
-    """Only those on this registered cluster; None: wherever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRunsLimit:
-    """Profile runs that may be open at a time, of all searches on a registered cluster."""
-
-    cluster: str
-    runs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """Something that was changed, or refused: who, when, what, and how it ended."""
+    """A change or a refusal: who, when, what, and its outcome."""
 
     id: str
     created_at: datetime
@@ -82,7 +63,7 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The store at a glance."""
+    """Counts of a whole store."""
 
     searches: dict[SearchState, int]
     """How many of each state, zeros included."""
@@ -90,23 +71,96 @@ class Usage:
     gpu_seconds: float
     """Devices x seconds of all profile runs ever."""
     oldest_queued_s: float
-    """How long the search that waits longest has been in the queue; 0: none waits."""
+    """Age of the oldest queued search; 0: the queue is empty."""
     expired_leases: int
     """Running searches that no worker has taken over from one that fell silent."""
     webhooks: dict[WebhookState, int]
-    """How many ends of searches are yet to be told, were told, and were given up."""
+    """Webhooks by state of their delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseState:
-    """A database that answers, as it was found."""
+    """Schema, clock and access of a reachable database."""
 
     revision: str | None
-    """Of its schema; None: there is none of ours."""
+    """Of its schema; None: it has no schema of hp_tool."""
     needed_revision: str
     """This version's."""
     clock_offset_s: float
     """The database's clock minus this host's; 0 for SQLite, which runs inside its users."""
     read_only: bool
     overdue_webhooks: int = 0
-    """Ends of searches that should have been told OVERDUE_S ago."""
+    """Deliveries that should have been made OVERDUE_S ago."""
+
+
+class AccessStore(Store, Protocol):
+    """The store with what only a service needs. Each method is one transaction, as all of a Store's."""
+
+    def add_key(
+        self,
+        *,
+        key_id: str,
+        owner: str,
+        scope: Scope,
+        secret_sha256: str,
+        lifetime_s: float | None = None,
+        requests_per_second: float | None = None,
+        gpu_seconds_per_day: float | None = None,
+    ) -> KeyRecord:
+        """Store a new key, which expires `lifetime_s` from now by the database's clock; None: never."""
+
+    def get_key(self, *, key_id: str) -> KeyRecord: ...
+
+    def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
+        """Newest first, revoked and expired ones too."""
+
+    def revoke_key(self, *, key_id: str) -> KeyRecord:
+        """Revoke it for good; revoking twice keeps the first instant."""
+
+    def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
+        """What ended runs took since midnight UTC, and what searches that have not ended may still take."""
+
+    def add_audit(
+        self,
+        *,
+        owner: str | None,
+        api_key_id: str | None,
+        action: str,
+        resource: str,
+        outcome: str,
+        request_id: str | None = None,
+    ) -> None: ...
+
+    def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
+        """Newest first."""
+
+    def prune(self, *, older_than_days: float) -> dict[str, int]:
+        """Forget what is older, in small steps: events of ended searches, audit rows, idempotency keys, ends of logs of failed
+        runs. Searches, runs, measurements and calibrations stay. How many of each.
+        """
+
+    def claim_webhook(self) -> tuple[WebhookRecord, SearchRecord] | None:
+        """Begin the next attempt that is due to tell of a search's end, and put off the one after; None: nothing is due.
+
+        Two callers never get the same attempt. One that is not settled is followed by the next.
+        """
+
+    def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
+        """What came of a claimed attempt; None: it was taken. Nothing, where a later attempt has begun."""
+
+    def engines_in_use(self) -> dict[str, JsonObject]:
+        """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had some in the last day."""
+
+    def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
+        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and those that were
+        abandoned on the cluster in the last day, which may have cost more than was known."""
+
+    def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
+        """What the job of a stray run took by its own account, where that is more than was booked. An open run of an ended
+        search is abandoned; one whose search was taken up again stays as it is."""
+
+    def usage(self) -> Usage:
+        """Searches and runs by state, GPU-seconds, and how long the queue is."""
+
+    def state(self) -> DatabaseState:
+        """Schema, clock, and whether writing works; StoreError where the database does not answer."""

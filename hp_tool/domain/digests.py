@@ -20,14 +20,14 @@ def configuration_digest(*, parallel: Configuration, fidelity: Fidelity | None =
     """SHA-256 (hex) of a configuration and how much of it is run; None is the whole of it."""
     if isinstance(parallel, ParallelConfig) and isinstance(parallel.recompute, str):  # a bare name is short for the mapping
         parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))
-    return _sha256({"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())})
+    return json_digest({"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())})
 
 
 def problem_digest(
     *, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload, trainer: TrainerCommand | None = None
 ) -> str:
     """SHA-256 (hex) of everything but the configuration that decides a step time; names and prices do not."""
-    return _sha256(
+    return json_digest(
         {
             **({} if trainer is None else {"trainer": _canonical(trainer)}),
             "model": _canonical(replace(model, name="")),
@@ -45,6 +45,12 @@ def problem_digest(
     )
 
 
+def json_digest(value: Any) -> str:
+    """SHA-256 (hex) of a JSON value, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _unusual(cluster: ClusterSpec) -> list[Any]:
     """What most clusters leave at its default, so that their digests stay as they are."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription", "rank_order")
@@ -53,23 +59,13 @@ def _unusual(cluster: ClusterSpec) -> list[Any]:
     return kinds + [[name, value] for name in names if (value := getattr(cluster, name)) != defaults[name]]
 
 
-def json_digest(value: Any) -> str:
-    """SHA-256 (hex) of a JSON value, whatever the order of its keys."""
-    return _sha256(value)
-
-
 def _canonical(value: Any) -> Any:
     """Only what differs from its default, so that a field added later leaves older digests as they are."""
     if is_dataclass(value) and not isinstance(value, type):
-        given = ((item, getattr(value, item.name)) for item in fields(value))
-        return {item.name: _canonical(x) for item, x in given if item.default is MISSING or x != item.default}
+        values = ((item, getattr(value, item.name)) for item in fields(value))
+        return {item.name: _canonical(x) for item, x in values if item.default is MISSING or x != item.default}
     if isinstance(value, dict):
         return {str(key): _canonical(x) for key, x in value.items()}
     if isinstance(value, (tuple, list)):
         return [_canonical(x) for x in value]
     return value
-
-
-def _sha256(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

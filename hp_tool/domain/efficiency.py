@@ -1,8 +1,4 @@
-"""How far real software stays below a datasheet: few physical constants per GPU and per framework.
-
-The numbers live in data files written by `python -m benchmarks.accuracy.fit_gpus` and `fit_frameworks`; each file says which
-rows it was fitted on.
-"""
+"""How far real software stays below a datasheet: few constants per GPU and framework, read from the catalogue's data files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What training frameworks do that changes bytes and the split of a model: facts from their sources, nothing fitted.
-
-How fast they do it is in their efficiency profile (`domain.efficiency`).
-"""
+"""What training frameworks do that changes bytes and the split of a model: facts from their sources, nothing fitted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What really ran: a profile run's request and the numbers it brought back.
-
-Kept apart on purpose: a candidate is a point of the space, a trial is Optuna's, a profile run is an execution,
-a measurement is its numbers.
-"""
+"""What really ran: a profile run's request and the numbers it brought back."""
 
 from __future__ import annotations
 
@@ -198,22 +194,33 @@ class Measurement(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest(Strict):
-    """All the profiler needs to run one configuration; written as JSON, read on the cluster."""
+class Request(Strict):
+    """What every request to the profiler names; written as JSON, read on the cluster."""
+
+    run_id: str
+    num_gpus: int
+    """World size of the run."""
+    gpu: str
+    """Catalogue name that the measurement is stored under; `cpu` runs gloo."""
+    timeout_s: float
+    seed: int = 0
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that torchrun starts."""
+        return self.num_gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest(Request):
+    """All the profiler needs to run one configuration: on t x p x c x data_parallel_size devices."""
 
     kind: Literal["training"] = "training"
-    run_id: str
     model: ModelSpec
     training: TrainingWorkload
     parallel: ParallelConfig
-    num_gpus: int
-    """World size: t x p x c x data_parallel_size."""
-    gpu: str
-    """Catalogue name the measurement will be filed under; `cpu` runs gloo."""
     steps: int
     warmup_steps: int
-    timeout_s: float
-    seed: int = 0
     fidelity: Fidelity = Fidelity()
     """What was reduced to get here (already applied to model, training and parallel)."""
     step_tolerance_fraction: float | None = None
@@ -224,11 +231,6 @@ class ProfileRequest(Strict):
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
     program: Program | None = None
     """What runs in place of the built-in profiler."""
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that torchrun starts."""
-        return self.num_gpus
 
 
 def interquartile_range(values: Sequence[float]) -> float:

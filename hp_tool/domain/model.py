@@ -36,14 +36,6 @@ class LayerKind:
     mlp: MlpKind = "dense"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRun:
-    """Neighbouring layers of one kind."""
-
-    kind: LayerKind
-    count: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Strict):
     """A transformer's shape. A value of None means "derived": read the property of that meaning below the fields, which is
@@ -175,13 +167,6 @@ class ModelSpec(Strict):
     def layer_kind(self, *, moe: bool) -> LayerKind:
         """The kind of a layer with experts, or of one without."""
         return LayerKind(attention=self.attention, mlp="experts" if moe else "dense")
-
-    @cached_property
-    def layer_runs(self) -> tuple[LayerRun, ...]:
-        """The layers from first to last, equal neighbours counted together; multi-token prediction's are not among them."""
-        dense = self.total_layers - self.moe_layers
-        runs = ((self.layer_kind(moe=False), dense), (self.layer_kind(moe=True), self.moe_layers))
-        return tuple(LayerRun(kind=kind, count=count) for kind, count in runs if count)
 
     @cached_property
     def moe_layers(self) -> int:

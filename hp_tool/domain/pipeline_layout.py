@@ -36,19 +36,11 @@ class LayoutChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineLayout:
-    """A layout, read and found well-formed; whether it is this model's, `check_layout` says."""
+    """A well-formed layout; `check_layout` compares it with a model."""
 
     text: str
     chunks: tuple[LayoutChunk, ...]
     """In the order in which a micro-batch passes them."""
-
-    @property
-    def layers(self) -> int:
-        return sum(chunk.layers for chunk in self.chunks)
-
-    @property
-    def mtp_layers(self) -> int:
-        return sum(chunk.mtp_layers for chunk in self.chunks)
 
     def stage(self, rank: int, *, stages: int) -> tuple[LayoutChunk, ...]:
         """The chunks of one rank of a pipeline of that many."""
@@ -57,7 +49,7 @@ class PipelineLayout:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> PipelineLayout:
-    """Raises InputError for what is not such a layout, or holds too much."""
+    """The layout that a text describes. Raises InputError if it describes none, or too large a one."""
     if len(text) > MAX_TEXT:
         raise InputError(f"a pipeline layout may be {MAX_TEXT:,} characters long, this is {len(text):,}", field=FIELD)
     written = _written_out(text.replace(",", ""))
@@ -72,17 +64,10 @@ def parse_layout(text: str) -> PipelineLayout:
             field=FIELD,
         )
     chunks, before = [], 0
-    for held in written.split("|"):
-        chunks.append(
-            LayoutChunk(
-                embedding=held.count("E"),
-                layers=held.count("t"),
-                mtp_layers=held.count("m"),
-                loss=held.count("L"),
-                layers_before=before,
-            )
-        )
-        before += chunks[-1].layers
+    for marks in written.split("|"):
+        embedding, layers, mtp_layers, loss = map(marks.count, "EtmL")
+        chunks.append(LayoutChunk(embedding=embedding, layers=layers, mtp_layers=mtp_layers, loss=loss, layers_before=before))
+        before += layers
     if sum(chunk.mtp_layers > 0 for chunk in chunks) > 1:
         raise InputError("all multi-token-prediction layers (m) must be in one model chunk", field=FIELD)
     return PipelineLayout(text=text, chunks=tuple(chunks))
@@ -90,19 +75,19 @@ def parse_layout(text: str) -> PipelineLayout:
 
 def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) -> None:
     """Raises InputError where it lays out another number of layers than the model has."""
-    for found, wanted, letter, name in (
-        (layout.layers, num_layers, "t", "num_hidden_layers"),
-        (layout.mtp_layers, mtp_layers, "m", "num_nextn_predict_layers"),
+    for count, wanted, letter, name in (
+        (sum(chunk.layers for chunk in layout.chunks), num_layers, "t", "num_hidden_layers"),
+        (sum(chunk.mtp_layers for chunk in layout.chunks), mtp_layers, "m", "num_nextn_predict_layers"),
     ):
-        if found != wanted:
-            raise InputError(f"{layout.text!r} has {found} x {letter}, the model's {name} is {wanted}", field=FIELD)
+        if count != wanted:
+            raise InputError(f"{layout.text!r} has {count} x {letter}, the model's {name} is {wanted}", field=FIELD)
 
 
 def _written_out(text: str) -> str:
     for pattern in _REPETITIONS:
         # Seven digits are too many of anything.
-        length = len(text) + sum(len(found[1]) * int(found[2].lstrip("0")[:7] or 0) for found in pattern.finditer(text))
+        length = len(text) + sum(len(match[1]) * int(match[2].lstrip("0")[:7] or 0) for match in pattern.finditer(text))
         if length > MAX_WRITTEN_OUT:
             raise InputError(f"a pipeline layout may stand for {MAX_WRITTEN_OUT:,} layers and marks at most", field=FIELD)
-        text = pattern.sub(lambda found: found[1] * int(found[2]), text)
+        text = pattern.sub(lambda match: match[1] * int(match[2]), text)
     return text

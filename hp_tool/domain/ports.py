@@ -1,8 +1,4 @@
-"""The ports through which the search reaches the outside: a cluster engine and a store.
-
-Adapters live in `launchers` and `store`; `app` wires them. Every launcher passes one contract test class, so does
-every database behind the store.
-"""
+"""The ports through which the search reaches the outside: a cluster engine and a store, in `launchers` and `store`."""
 
 from __future__ import annotations
 
@@ -12,17 +8,18 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.records import (
     CalibrationRecord,
     EventRecord,
+    GpuSecondsLimit,
     JsonObject,
     Lease,
     MeasuredCluster,
     MeasurementRecord,
     MeasurementSource,
     NewMeasurement,
+    OpenRunsLimit,
     Page,
     RegistrationKind,
     RegistrationRecord,

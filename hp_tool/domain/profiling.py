@@ -1,13 +1,10 @@
-"""What the built-in profiler cannot run, by name: a number measured on something else would be worse than none.
-
-A search checks before it pays for runs, and the profiler before it starts one.
-"""
+"""What the built-in profiler cannot run, by name; searches check before they pay for runs, the profiler before a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
 from hp_tool.domain.measurement import Runner
@@ -17,31 +14,8 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
 Unsupported = Iterator[tuple[str, str]]
-
-
-class Sizes(Protocol):
-    """A ParallelConfig, or the same fields of many candidates as arrays of shape (n,)."""
-
-    @property
-    def context_parallel_size(self) -> Any: ...
-    @property
-    def expert_parallel_size(self) -> Any: ...
-    @property
-    def expert_tensor_parallel_size(self) -> Any: ...
-    @property
-    def tensor_parallel_size(self) -> Any: ...
-    @property
-    def pipeline_parallel_size(self) -> Any: ...
-    @property
-    def virtual_pipeline_parallel_size(self) -> Any: ...
-    @property
-    def zero_stage(self) -> Any: ...
-    @property
-    def data_parallel_shard_size(self) -> Any: ...
-    @property
-    def pipeline_schedule(self) -> Any: ...
-
-
+Sizes: TypeAlias = Any
+"""A ParallelConfig, or the same fields of n candidates as arrays of shape (n,)."""
 ENGINES = ("megatron-core", "torch-fsdp")
 """Frameworks that the profiler has an engine for."""
 
@@ -82,15 +56,8 @@ _USUAL_FSDP: dict[str, tuple[Any, ...]] = {
 }
 """What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""
 _SERVED = (
-    "input_length",
-    "output_length",
-    "concurrency",
-    "engine",
-    "engine_version",
-    "load",
-    "precision",
-    "kv_cache_precision",
-)
+    "input_length", "output_length", "concurrency", "engine", "engine_version", "load", "precision", "kv_cache_precision"
+)  # fmt: skip
 """Fields of a serving load that a run follows, or that `unserved` looks at; any other must be left at its default."""
 
 
@@ -172,18 +139,12 @@ def unprofiled_sizes(
     """
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
     context = sizes.context_parallel_size > 1
-    gathered = communication == "all_gather"
-    yield (
-        context & (gpu == "cpu" and not gathered),
-        f"context parallelism by {communication or 'p2p'} on a CPU; all_gather is run",
-    )
+    by_engine = gpu == "cpu" and communication != "all_gather"
+    yield context & by_engine, f"context parallelism by {communication or 'p2p'} on a CPU; all_gather is run"
     yield context & (communication == "a2a+p2p"), "context parallelism by a2a+p2p"
     yield context & (training.attention == "unfused"), "context parallelism with unfused attention"
-    dense = model.num_experts is None
-    yield (
-        dense & ((sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)),
-        "expert parallelism of a dense model",
-    )
+    experts = (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)
+    yield (model.num_experts is None) & experts, "expert parallelism of a dense model"
     p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
     uneven = splits_unevenly(num_layers=layers, stages=p, chunks=v)
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
@@ -192,8 +153,7 @@ def unprofiled_sizes(
     if training.framework == "torch-fsdp":
         yield zero < 2, f"zero_stage: {zero} under torch-fsdp"
         yield context, "context parallelism under torch-fsdp"
-        tied = model.tie_word_embeddings
-        yield (sizes.pipeline_parallel_size > 1) & tied, "a pipeline whose ends share their weight under torch-fsdp"
+        yield (p > 1) & model.tie_word_embeddings, "a pipeline whose ends share their weight under torch-fsdp"
     else:
         yield zero > 1, f"zero_stage: {zero}"
         yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"

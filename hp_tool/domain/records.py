@@ -17,6 +17,8 @@ JsonObject = dict[str, Any]
 MeasurementSource = Literal["profile", "reported", "file"]
 RegistrationKind = Literal["cluster", "model"]
 T = TypeVar("T")
+ANY_KEY = None
+"""In a limit: it holds for all searches together."""
 REUSED = "reused_measurement_id"
 """In a run's prediction: the earlier measurement that stands for it; nothing was run."""
 
@@ -261,3 +263,22 @@ class Page(Generic[T]):
     items: tuple[T, ...]
     next_cursor: str | None
     """Opaque; None on the last page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSecondsLimit:
+    """GPU-seconds that profile runs may take in one day (UTC)."""
+
+    per_day: float
+    api_key_id: str | None = ANY_KEY
+    """Whose searches count; ANY_KEY: everybody's."""
+    cluster: str | None = None
+    """Only those on this registered cluster; None: wherever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRunsLimit:
+    """Profile runs that may be open at a time, of all searches on a registered cluster."""
+
+    cluster: str
+    runs: int

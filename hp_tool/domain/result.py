@@ -48,15 +48,8 @@ class MemoryEstimate:
     @property
     def parts_bytes(self) -> dict[str, float]:
         """By part; they sum to total_bytes."""
-        return {
-            "weights": self.weights_bytes,
-            "gradients": self.gradients_bytes,
-            "optimizer": self.optimizer_bytes,
-            "activations": self.activations_bytes,
-            "logits": self.logits_bytes,
-            "buffers": self.buffers_bytes,
-            "overhead": self.overhead_bytes,
-        }
+        parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+        return {name: getattr(self, f"{name}_bytes") for name in parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

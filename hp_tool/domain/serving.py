@@ -116,13 +116,8 @@ class ServingMemory:
     @property
     def parts_bytes(self) -> dict[str, float]:
         """By part; they sum to total_bytes."""
-        return {
-            "weights": self.weights_bytes,
-            "kv_cache": self.kv_cache_bytes,
-            "activations": self.activations_bytes,
-            "logits": self.logits_bytes,
-            "overhead": self.overhead_bytes,
-        }
+        parts = ("weights", "kv_cache", "activations", "logits", "overhead")
+        return {name: getattr(self, f"{name}_bytes") for name in parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, fit_machine, plan_operations
-from hp_tool.calibration.preflight import Outlier, find_outliers
+from hp_tool.calibration.microbenchmarks import ELEMENT_BYTES, Outlier, find_outliers, fit_machine, plan_operations
 from hp_tool.catalog.efficiency import MachineProfile, efficiency, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
-from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
+from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError
 from hp_tool.search.account import finite, open_runs, progress_of
 from hp_tool.search.fidelity import extrapolated, leader, num_gpus

@@ -2,7 +2,6 @@
 
 from hp_tool.serving.disaggregated import disaggregated, only_pools
 from hp_tool.serving.evaluate import estimate
-from hp_tool.serving.pareto import pareto_front
-from hp_tool.serving.recommend import recommend
+from hp_tool.serving.recommend import pareto_front, recommend
 
 __all__ = ["disaggregated", "estimate", "only_pools", "pareto_front", "recommend"]

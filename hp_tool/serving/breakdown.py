@@ -70,17 +70,13 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
     tokens = seen_tokens(problem.model, whole)
     room = float(parts.kv_capacity[row])
     used = min(float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
-    weights, activations, logits, overhead = (
-        float(column[row]) for column in (parts.weights, parts.activations, parts.logits, parts.overhead)
-    )
+    fixed = {f"{name}_bytes": float(getattr(parts, name)[row]) for name in ("weights", "activations", "logits", "overhead")}
     return ServingMemory(
-        total_bytes=weights + activations + logits + overhead + used,
+        total_bytes=sum(fixed.values()) + used,
         capacity_bytes=parts.capacity,
-        weights_bytes=weights,
+        worst_stage=0,
+        **fixed,
         kv_cache_bytes=used,
-        activations_bytes=activations,
-        logits_bytes=logits,
-        overhead_bytes=overhead,
         kv_cache_capacity_bytes=max(room, 0.0),
     )
 

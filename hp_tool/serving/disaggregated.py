@@ -96,35 +96,30 @@ def _refuse_unmodelled(problem: ServingProblem) -> None:
         )
 
 
-def _pairs(
-    query: Query, spec: DisaggregationSpec, cases: Sequence[ServingCase]
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """(t_p, t_d, n_p, n_d), each (n,): replicas of legal sizes that the devices suffice for."""
+def _pairs(query: Query, spec: DisaggregationSpec, cases: Sequence[ServingCase]) -> IntArray:
+    """(4, n): t_p, t_d, n_p and n_d of replicas of legal sizes that the devices suffice for."""
     shared = not catalogue_cluster(query.cluster).kinds
     room = [side.cluster.num_gpus for side in cases]
-    sizes = [
-        _legal(cases[0], spec.prefill_tensor_parallel_size),
-        _legal(cases[1], spec.decode_tensor_parallel_size),
-    ]
+    prefill_sizes = _legal(cases[0], spec.prefill_tensor_parallel_size)
+    decode_sizes = _legal(cases[1], spec.decode_tensor_parallel_size)
     axes = {
-        "prefill_tensor_parallel_size": len(sizes[0]),
-        "decode_tensor_parallel_size": len(sizes[1]),
+        "prefill_tensor_parallel_size": len(prefill_sizes),
+        "decode_tensor_parallel_size": len(decode_sizes),
         "prefill_replicas": 1 if spec.prefill_replicas else room[0],
         "decode_replicas": 1 if spec.decode_replicas or query.objective != "min_gpus" else room[1],
     }
     axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
     bounds.plan(pairs := math.prod(axes.values()), axes=axes, most=MAX_PAIRS)
     rows: list[tuple[int, int, int, int]] = []
-    for t_p in sizes[0]:
-        for t_d in sizes[1]:
+    for t_p in prefill_sizes:
+        for t_d in decode_sizes:
             for n_p in _replicas(spec.prefill_replicas, room[0] // t_p):
                 bounds.check()
                 most = (room[1] - (n_p * t_p if shared else 0)) // t_d
                 fewest = 1 if query.objective == "min_gpus" else max(most, 1)
                 rows += [(t_p, t_d, n_p, n_d) for n_d in _replicas(spec.decode_replicas, most, fewest=fewest)]
     bounds.check(done=pairs)
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    return columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4).T
 
 
 def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
@@ -194,17 +189,6 @@ def _cost_per_million(sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequ
 
 
 def _estimate(costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None) -> PoolEstimate:
-    return PoolEstimate(
-        feasible=True,
-        num_gpus=gpus,
-        ttft_s=float(costs.ttft_s[row]),
-        tpot_s=float(costs.tpot_s[row]),
-        request_latency_s=float(costs.request_latency_s[row]),
-        transfer_s=float(costs.transfer_s[row]),
-        output_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[row]),
-        prefill_busy=float(costs.prefill_busy[row]),
-        decode_batch=float(costs.decode_batch[row]),
-        max_decode_batch=float(costs.max_decode_batch[row]),
-        request_rate_per_second=float(costs.requests_per_second[row]),
-        cost_per_million_output_tokens=None if dollars is None else float(dollars[row]),
-    )
+    figures = {name: float(getattr(costs, name)[row]) for name in PoolEstimate.__slots__ if hasattr(costs, name)}
+    price = None if dollars is None else float(dollars[row])
+    return PoolEstimate(feasible=True, reasons=(), num_gpus=gpus, **figures, cost_per_million_output_tokens=price)

@@ -29,6 +29,8 @@ AXES = (
     "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "attention_data_parallel_size", *LIMITS,
 )  # fmt: skip
 """What is chosen; data_parallel_size follows from the devices."""
+FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
+"""What a fix shows of its estimate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +144,15 @@ def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus:
     """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
     after = estimate_row(near, row)
     assert infeasible.parallel is not None and after.parallel is not None and after.memory is not None
-    assert after.ttft_s is not None and after.tpot_s is not None and after.request_latency_s is not None
-    assert after.output_tokens_per_second_per_gpu is not None
-    before = infeasible.output_tokens_per_second_per_gpu
+    figures = {name: getattr(after, name) for name in FIGURES}
+    before, throughput = infeasible.output_tokens_per_second_per_gpu, figures["output_tokens_per_second_per_gpu"]
     return ServingMend(
         change=change_in_words(infeasible.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus)),
         changed=changed_fields(infeasible.parallel, after.parallel),
         parallel=after.parallel,
         num_gpus=near.problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,
-        ttft_s=after.ttft_s,
-        tpot_s=after.tpot_s,
-        request_latency_s=after.request_latency_s,
-        output_tokens_per_second_per_gpu=after.output_tokens_per_second_per_gpu,
-        throughput_change_fraction=after.output_tokens_per_second_per_gpu / before - 1.0 if before else None,
+        **figures,
+        throughput_change_fraction=throughput / before - 1.0 if before else None,
         remaining=after.reasons,
     )

@@ -1,10 +1,10 @@
-"""The best serving configurations: a query's space, costed chunk by chunk and ranked."""
+"""The best serving configurations: a query's space, costed chunk by chunk, ranked or cut down to its Pareto front."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,9 +20,12 @@ from hp_tool.errors import InputError
 from hp_tool.serving.breakdown import OVERLOADED, estimate_row
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.serving.targets import meets_targets
+from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
 
 MAX_TOP = 1_000
+STEPS_PER_DOUBLING = 2
+"""Concurrencies of a front between one and twice itself: coarser than this the front shows corners."""
 CHUNK = 12_288
 """Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
 
@@ -70,6 +73,38 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
         ),
         rejections=space.rejections,
     )
+
+
+def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
+    """Every (configuration, concurrency up to the query's) that fits, meets the targets, and that no other beats in both
+    tokens per second per user (1 / TPOT) and tokens per second per GPU; fastest for the user first.
+
+    The estimate's provenance names the concurrency. Needs inference.concurrency and an output of at least two tokens.
+    """
+    problem = resolve_serving(query)
+    if problem.concurrency is None:
+        raise InputError("a front needs inference.concurrency, the most it may use", field="inference.concurrency")
+    if problem.output_length < 2:
+        raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
+    steps = np.arange(int(np.log2(problem.concurrency) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
+    loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), problem.concurrency}))
+    candidates = serving_space(query=query.parallel, case=problem, concurrency=loads).candidates
+    n = len(candidates)
+    tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
+    for rows, costs, met in costed_chunks(candidates, problem=problem):
+        tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
+        good[rows] = costs.fits & met
+    kept = np.flatnonzero(good)
+    chosen = candidates.take(kept[undominated(tpot[kept], throughput[kept])])
+    if len(chosen) == 0:
+        return ()
+    costed = problem.costed(chosen)
+    front = []
+    for row in range(len(chosen)):
+        loaded = replace(problem, concurrency=int(chosen.concurrency[row]))
+        estimate = estimate_row(replace(costed, problem=loaded), row)
+        front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
+    return tuple(front)
 
 
 def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:

@@ -100,7 +100,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or (1,),
         micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
-        recompute=_recompute(query, _recomputations(workload)),
+        recompute=_recompute_values(query, workload),
         zero_stage=axis_values(query.zero_stage) or usual or known,
         known_zero_stages=known,
         data_parallel_shard_size=shards,
@@ -146,14 +146,10 @@ def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
     return any(layers % p and splits_unevenly(num_layers=layers, stages=p, chunks=chunks) for p in stages)
 
 
-def _recomputations(workload: TrainingWorkload) -> tuple[RecomputeName, ...]:
-    """What is tried where a query says nothing."""
-    if facts(workload.framework).balances_blocks:
-        return "none", "full"
-    # Merged passes cannot run whole layers again.
-    return ("none", "selective") if workload.merges_passes else ("none", "selective", "full")
-
-
-def _recompute(query: ParallelQuery, known: tuple[RecomputeName, ...]) -> tuple[tuple[int, int, int], ...]:
-    values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute) or known
+def _recompute_values(query: ParallelQuery, workload: TrainingWorkload) -> tuple[tuple[int, int, int], ...]:
+    values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute)
+    if not values and facts(workload.framework).balances_blocks:
+        values = ("none", "full")
+    elif not values:  # merged passes cannot run whole layers again
+        values = ("none", "selective") if workload.merges_passes else ("none", "selective", "full")
     return tuple(dict.fromkeys(recompute_codes(value) for value in values))

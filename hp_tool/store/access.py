@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import ANY_KEY, AuditRecord, KeyRecord, Scope
-from hp_tool.domain.records import Page
+from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
+from hp_tool.domain.records import ANY_KEY, Page
 from hp_tool.errors import InputError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, now

@@ -9,10 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, Page, RunFigures, RunRecord, RunState
+from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, OpenRunsLimit, Page, RunFigures, RunRecord, RunState
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables

@@ -8,9 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import GpuSecondsLimit
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, JsonObject, Page, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, GpuSecondsLimit, JsonObject, Page, SearchRecord, SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.base import (

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import ANY_KEY, GpuSecondsLimit, OpenRunsLimit, Usage
-from hp_tool.domain.records import JsonObject, RunState, SearchState
+from hp_tool.domain.access import Usage
+from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRunsLimit, RunState, SearchState
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import LimitError
 from hp_tool.store import tables

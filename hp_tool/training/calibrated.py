@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
-from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
@@ -36,76 +35,57 @@ class CalibratedPredictor:
         """Costs of n candidates after calibration: medians of time and memory, in parts that still sum to the totals.
         `residuals`: also apply what was learnt about similar configurations, which is slow for large n.
         """
-        return self._corrected(costs, self._predict(costs, candidates=candidates, problem=problem, residuals=residuals))
+        return self._calibrated(costs, candidates=candidates, problem=problem, residuals=residuals)[0]
 
     def estimate(self, index: int, *, costs: TrainingCosts, candidates: Candidates, problem: TrainingProblem) -> Estimate:
         """Row `index` in full after calibration, residuals included, from uncalibrated `costs`.
 
         Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what its measurements left
-        unknown, and what no factor explains.
+        unknown, and what no factor explains; memory outside the allocator adds no uncertainty.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
-        predicted = self._predict(alone, candidates=one, problem=problem, residuals=True)
-        estimate = estimate_row(0, case=problem, costs=self._corrected(alone, predicted), candidates=one)
-        return replace(
-            problem.with_missed_targets(estimate),
-            intervals=self._intervals(predicted, outside_bytes=float(alone.memory_parts[MEMORY_OVERHEAD][0])),
-            provenance={**estimate.provenance, "calibration": {**self.provenance, **self.calibration.summary()}},
+        calibrated, step, allocated = self._calibrated(alone, candidates=one, problem=problem, residuals=True)
+        estimate = estimate_row(0, case=problem, costs=calibrated, candidates=one)
+        shortest_s, longest_s = (float(bound[0]) for bound in step.interval(confidence=CONFIDENCE))
+        outside = alone.memory_parts[MEMORY_OVERHEAD]
+        least, most = (float((bound + outside)[0]) for bound in allocated.interval(confidence=CONFIDENCE))
+        intervals = Intervals(
+            confidence=CONFIDENCE,
+            step_s=(shortest_s, longest_s),
+            memory_total_bytes=(least, most),
+            source=f"{counted(len(self.calibration.measurement_ids), 'measurement')} on this cluster",
         )
+        provenance = {**estimate.provenance, "calibration": {**self.provenance, **self.calibration.summary()}}
+        return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
 
-    def _predict(
+    def _calibrated(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool
-    ) -> _Predicted:
-        features = residual_features(case=problem, candidates=candidates) if residuals else None
-        passes = layer_passes(case=problem, candidates=candidates)
-        return _Predicted(
-            layer_passes=passes,
-            step=self.calibration.step_time.predict(parts_s=costs.parts, layer_passes=passes, features=features),
-            allocated=self.calibration.memory.predict(memory_bytes=allocated_bytes(costs), features=features),
-        )
-
-    def _corrected(self, costs: TrainingCosts, predicted: _Predicted) -> TrainingCosts:
-        """Costs with time parts scaled by their group's factor, and overheads as a part of their own. Allocated memory is
-        scaled by one factor; bytes that every run needed on top join the overhead. Residuals scale both.
+    ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
+        """The costs with time parts scaled by their group's factor, and overheads as a part of their own; with what they are
+        made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
+        scale both.
         """
-        parts = self.calibration.step_time.calibrated_parts(
-            parts_s=costs.parts, layer_passes=predicted.layer_passes, step=predicted.step
-        )
-        fit, allocated = self.calibration.memory, predicted.allocated.median_bytes
-        shift = allocated / (fit.factor * allocated_bytes(costs) + fit.overhead_bytes)
+        features = residual_features(case=problem, candidates=candidates) if residuals else None
+        passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)
+        times, fit = self.calibration.step_time, self.calibration.memory
+        step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
+        allocated = fit.predict(memory_bytes=before, features=features)
+        parts = times.calibrated_parts(parts_s=costs.parts, layer_passes=passes, step=step)
+        shift = allocated.median_bytes / (fit.factor * before + fit.overhead_bytes)
         factor = fit.factor * shift
         memory = {name: size if name == MEMORY_OVERHEAD else size * factor for name, size in costs.memory_parts.items()}
         memory[MEMORY_OVERHEAD] = memory[MEMORY_OVERHEAD] + fit.overhead_bytes * shift
-        return replace(
+        calibrated = replace(
             costs,
             parts=parts,
             step_s=np.asarray(sum(parts.values())),
             memory_parts=memory,
-            memory_total_bytes=allocated + costs.memory_parts[MEMORY_OVERHEAD],
+            memory_total_bytes=allocated.median_bytes + costs.memory_parts[MEMORY_OVERHEAD],
             layer_activations_bytes=costs.layer_activations_bytes * factor,
         )
-
-    def _intervals(self, predicted: _Predicted, *, outside_bytes: float) -> Intervals:
-        """Intervals of a single row. Memory outside the allocator adds no uncertainty."""
-        step = predicted.step.interval(confidence=CONFIDENCE)
-        memory = predicted.allocated.interval(confidence=CONFIDENCE)
-        return Intervals(
-            confidence=CONFIDENCE,
-            step_s=(float(step[0][0]), float(step[1][0])),
-            memory_total_bytes=(float(memory[0][0]) + outside_bytes, float(memory[1][0]) + outside_bytes),
-            source=f"{counted(len(self.calibration.measurement_ids), 'measurement')} on this cluster",
-        )
+        return calibrated, step, allocated
 
 
 Calibrations = Callable[[TrainingProblem], CalibratedPredictor | None]
 """Finds what was learnt about a problem's cluster, software and model family; None if nothing was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Predicted:
-    """A calibration's predictions for n candidates."""
-
-    layer_passes: FloatArray
-    step: StepPrediction
-    allocated: MemoryPrediction

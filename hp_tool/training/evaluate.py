@@ -116,7 +116,12 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
             values[name] = value
     values.setdefault("zero_stage", facts(framework).default_zero_stage)
     if parallel.pipeline_layout is not None:
-        values = _with_layout_sizes(values, chunks=len(parse_layout(parallel.pipeline_layout).chunks))
+        laid_out = len(parse_layout(parallel.pipeline_layout).chunks)  # p v; if the query gives neither, each is a stage
+        p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
+        if p is None:
+            values["pipeline_parallel_size"] = max(laid_out // (v or 1), 1)
+        elif v is None:
+            values["virtual_pipeline_parallel_size"] = max(laid_out // p, 1)
     schedule = values.get("pipeline_schedule")
     chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule == "zbv" else 1)
     if schedule is not None:
@@ -136,13 +141,3 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
 def config_query(config: ParallelConfig) -> ParallelQuery:
     """The `parallel` of a query that describes exactly this configuration."""
     return ParallelQuery(**{name: getattr(config, name) for name in ParallelConfig.__slots__})
-
-
-def _with_layout_sizes(values: dict[str, Any], *, chunks: int) -> dict[str, Any]:
-    """The values with the number of stages, or of chunks per stage, that follows from the pipeline layout; if the query gives
-    neither, every chunk is a stage.
-    """
-    p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
-    if p is None:
-        return values | {"pipeline_parallel_size": max(chunks // (v or 1), 1)}
-    return values if v is not None else values | {"virtual_pipeline_parallel_size": max(chunks // p, 1)}

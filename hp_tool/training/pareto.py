@@ -7,24 +7,16 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hp_tool import bounds
-from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.space import default_axes
+from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import (
-    CostedRows,
-    CostedSpace,
-    cost_space,
-    costed_chunks,
-    recommendations,
-    with_residuals,
-)
+from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, recommendations, with_residuals
 
 Objective = Literal["memory", "gpus"]
 """What a Pareto front sets against step time."""
@@ -39,10 +31,15 @@ def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations
     problem = resolve_training(query)
     predictor = None if calibrations is None else calibrations(problem)
     if against == "memory":
-        front = memory_front(problem=problem, predictor=predictor)
+        front = _memory_front(problem, predictor)
         return recommendations(front.candidates, problem=problem, predictor=predictor)
-    spaces = devices_front(problem=problem, predictor=predictor)
-    rows = [row for smaller, space in spaces for row in recommendations(space.candidates, problem=smaller, predictor=predictor)]
+    rows: list[Recommendation] = []
+    best_s = float("inf")
+    for smaller in _possible(problem):
+        space = cost_space(problem=smaller, keep=1, predictor=predictor)
+        if space.feasible and space.step_s[0] < best_s:
+            best_s = float(space.step_s[0])
+            rows += recommendations(space.candidates, problem=smaller, predictor=predictor)
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
@@ -76,33 +73,20 @@ def fewest_devices(
     return problem, cost_space(problem=problem, keep=keep, predictor=predictor)
 
 
-def memory_front(*, problem: TrainingProblem, predictor: CalibratedPredictor | None = None) -> CostedRows:
+def _memory_front(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
     """Acceptable candidates that no other beats in both step time and memory, fastest first."""
-    front: CostedRows | None = None
+    front: list[CostedRows] = []
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-        both = rows if front is None else CostedRows.concatenate([front, rows])
-        front = _acceptable_front(both)
-    assert front is not None  # there is at least one chunk, if an empty one
-    if predictor is not None and len(front.candidates):
-        front = _acceptable_front(with_residuals(front.candidates, problem=problem, predictor=predictor)[0])
-    return front
+        front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
+    (rows,) = front  # there is at least one chunk, if an empty one
+    if predictor is not None and len(rows.candidates):
+        rows = _acceptable_front(with_residuals(rows.candidates, problem=problem, predictor=predictor)[0])
+    return rows
 
 
 def _acceptable_front(rows: CostedRows) -> CostedRows:
     acceptable = rows.take(np.flatnonzero(rows.acceptable))
     return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
-
-
-def devices_front(
-    *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
-) -> Iterator[tuple[TrainingProblem, CostedSpace]]:
-    """The best candidate of each of `device_counts` that is faster than those of all smaller ones, fewest devices first."""
-    best_s = float("inf")
-    for smaller in _possible(problem):
-        space = cost_space(problem=smaller, keep=1, predictor=predictor)
-        if space.feasible and space.step_s[0] < best_s:
-            best_s = float(space.step_s[0])
-            yield smaller, space
 
 
 def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
@@ -111,11 +95,3 @@ def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
         if smaller.least_step_s <= smaller.longest_step_s:
             yield smaller
-
-
-def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
-    """Indices of the points that no other beats in both, by rising cost; of equal points the first."""
-    order = np.lexsort((-gain, cost))
-    best_before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
-    chosen: NDArray[np.intp] = order[gain[order] > best_before]
-    return chosen

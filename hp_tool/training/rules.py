@@ -1,7 +1,4 @@
-"""What a training query may not say: fields that do not go together, and what this version does not model.
-
-Everything is refused by name; nothing a query says is silently ignored.
-"""
+"""What a training query may not say, refused by name: fields that do not go together, and what this version does not model."""
 
 from __future__ import annotations
 
@@ -13,14 +10,7 @@ from hp_tool.cost.lora import target_names
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import (
-    ParallelConfig,
-    ParallelQuery,
-    Recompute,
-    RecomputeModule,
-    RecomputeName,
-    axis_values,
-)
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeModule, RecomputeName, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
@@ -63,15 +53,17 @@ def first_case(*cases: tuple[object, str]) -> str | None:
     return next((name for holds, name in cases if holds), None)
 
 
+def _refuse(field: str, *cases: tuple[object, str], error: type[InputError] = InputError, code: str | None = None) -> None:
+    """Raise `error` with the message of the first case that holds."""
+    if message := first_case(*cases):
+        raise error(message, field=field, code=code)
+
+
 def _check_of_training(query: Query) -> None:
-    """Refuse what belongs to serving."""
-    if query.objective in ("throughput_per_gpu", "ttft", "tpot"):
-        raise InputError(
-            f"objective {query.objective} belongs to inference; choose throughput, days, cost or min_gpus", field="objective"
-        )
+    serves = query.objective in ("throughput_per_gpu", "ttft", "tpot")
+    _refuse("objective", (serves, f"objective {query.objective} is for inference; choose throughput, days, cost or min_gpus"))
     for name in ("inference", "targets"):
-        if getattr(query, name) is not None:
-            raise InputError(f"{name} belongs to queries of kind inference; leave it out", field=name)
+        _refuse(name, (getattr(query, name) is not None, f"{name} belongs to queries of kind inference; leave it out"))
     for name in ("attention_data_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(query.parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
@@ -79,20 +71,19 @@ def _check_of_training(query: Query) -> None:
 
 def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
     limits, tokens = query.constraints, query.training and query.training.total_tokens
-    if limits.max_days is not None and tokens is None:
-        raise InputError(
-            "constraints.max_days needs training.total_tokens", field="training.total_tokens", code="missing_field"
-        )
-    if limits.max_cost is not None and (tokens is None or cluster.price_per_gpu_hour is None):
-        raise InputError(
+    priced = cluster.price_per_gpu_hour is not None
+    _refuse(
+        "cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
+        (limits.max_days is not None and tokens is None, "constraints.max_days needs training.total_tokens"),
+        (
+            limits.max_cost is not None and (tokens is None or not priced),
             "constraints.max_cost needs training.total_tokens and cluster.price_per_gpu_hour",
-            field="cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
-            code="missing_field",
-        )
+        ),
+        code="missing_field",
+    )
 
 
 def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what is not modelled if cluster.stages names two kinds of GPU."""
     parallel = query.parallel
     if field := first_case(
         (model.architecture == "encoder_decoder", "model"),
@@ -110,7 +101,6 @@ def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload)
 
 
 def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what is not modelled of encoder-decoder models."""
     if field := first_case(
         (model.num_experts is not None, "model.num_experts"),
         (model.kv_lora_rank is not None, "model.kv_lora_rank"),
@@ -125,7 +115,6 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 
 def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Sequences of unequal length, packed or padded."""
     if workload.sequence_lengths is None:
         if workload.packed:
             raise InputError(
@@ -140,63 +129,49 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
             "sequence_length; leave sliding_window out to count full attention",
             field="model.sliding_window",
         )
-    if workload.packed and set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES:
-        raise UnsupportedError(
-            "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone",
-            field="parallel.pipeline_schedule",
-        )
-    if workload.packed and workload.attention == "unfused":
-        raise UnsupportedError(
-            "packed rows need attention: flash; unfused attention computes the scores between sequences too",
-            field="training.attention",
-        )
-    if workload.global_batch_size > MAX_BATCH:
-        raise InputError(
-            f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {workload.global_batch_size:,}",
-            field="training.global_batch_size",
-        )
+    if workload.packed:
+        splits = set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES
+        imbalance = "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone"
+        _refuse("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
+        unfused = "packed rows need attention: flash; unfused attention computes the scores between sequences too"
+        _refuse("training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError)
+    batch = workload.global_batch_size
+    too_large = f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
+    _refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
     stages, known = axis_values(parallel.zero_stage), facts(framework).zero_stages
-    if any(axis_values(parallel.data_parallel_shard_size)) and 0 in stages:
-        raise InputError(
-            "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3",
-            field="parallel.data_parallel_shard_size",
-        )
+    replicated = "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3"
+    _refuse(
+        "parallel.data_parallel_shard_size", (any(axis_values(parallel.data_parallel_shard_size)) and 0 in stages, replicated)
+    )
     for stage in stages:
-        if stage not in known:
-            raise InputError(
-                f"{framework} has no zero_stage {stage}; choose {' or '.join(map(str, known))}", field="parallel.zero_stage"
-            )
+        choices = " or ".join(map(str, known))
+        _refuse("parallel.zero_stage", (stage not in known, f"{framework} has no zero_stage {stage}; choose {choices}"))
 
 
 def _check_states(workload: TrainingWorkload) -> None:
-    if workload.fp8_recipe is not None and workload.precision != "fp8":
-        raise InputError(
-            f"fp8_recipe belongs to precision fp8, not {workload.precision}; leave it out", field="training.fp8_recipe"
-        )
-    if workload.parameter_precision == "fp8" and (workload.precision not in ("fp8", "mxfp8") or workload.lora is not None):
-        raise InputError(
-            "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want them, and all are trained",
-            field="training.parameter_precision",
-        )
-    if workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None:
-        raise InputError("optimizer sgd has no second state; leave it out", field="training.exp_avg_sq_precision")
+    precision = workload.precision
+    foreign = workload.fp8_recipe is not None and precision != "fp8"
+    _refuse("training.fp8_recipe", (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"))
+    trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
+    kept = "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want them, and all are trained"
+    _refuse("training.parameter_precision", (workload.parameter_precision == "fp8" and not trained_narrow, kept))
+    second = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
+    _refuse("training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out"))
     if workload.master_precision is None:
         return
-    wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
-    stored = workload.parameter_precision or ("fp32" if wide else "fp16" if workload.precision == "fp16" else "bf16")
-    if stored == "fp32":
-        raise InputError(
-            "parameters of 32 bits have no master copy; leave it out, or set parameter_precision",
-            field="training.master_precision",
-        )
-    if workload.master_precision == "remainder" and stored != "bf16":
-        raise InputError(
+    wide = precision == "fp32" or facts(workload.framework).wide_weights
+    stored = workload.parameter_precision or ("fp32" if wide else "fp16" if precision == "fp16" else "bf16")
+    _refuse(
+        "training.master_precision",
+        (stored == "fp32", "parameters of 32 bits have no master copy; leave it out, or set parameter_precision"),
+        (
+            workload.master_precision == "remainder" and stored != "bf16",
             f"only bf16 parameters are half of an fp32 number; parameters are {stored}, so choose fp32, fp16 or none",
-            field="training.master_precision",
-        )
+        ),
+    )
 
 
 def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
@@ -214,14 +189,11 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             "checkpoints of adapters are not modelled, so neither is goodput; leave training.reliability out",
             field="training.reliability",
         )
-    if lora.target_modules == ():
-        raise InputError("lora.target_modules is empty; name some, or leave it out", field="training.lora.target_modules")
+    field = "training.lora.target_modules"
+    _refuse(field, (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"))
     known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
     for name in lora.target_modules or ():
-        if name not in known:
-            raise InputError(
-                f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}", field="training.lora.target_modules"
-            )
+        _refuse(field, (name not in known, f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}"))
 
 
 def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
@@ -256,21 +228,17 @@ def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel:
         raise InputError("merged passes take at most one multi-token-prediction layer; leave it out", field=field)
     if workload.lora is not None or workload.packed:
         raise UnsupportedError("merged passes are not modelled under lora or with packed rows; leave it out", field=field)
-    recompute = axis_values(parallel.recompute)
-    if any((spec.granularity if isinstance(spec, Recompute) else spec) == "full" for spec in recompute):
-        raise InputError(
-            "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave one of them out",
-            field="parallel.recompute",
-        )
+    whole = any(
+        (spec.granularity if isinstance(spec, Recompute) else spec) == "full" for spec in axis_values(parallel.recompute)
+    )
+    both = "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave one of them out"
+    _refuse("parallel.recompute", (whole, both))
 
 
 def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
     if workload.offload in (None, "none"):
-        if workload.offload_fraction != 1.0:
-            raise InputError(
-                "offload_fraction says how much of offload: optimizer or activations; choose one, or leave it out",
-                field="training.offload_fraction",
-            )
+        alone = "offload_fraction says how much of offload: optimizer or activations; choose one, or leave it out"
+        _refuse("training.offload_fraction", (workload.offload_fraction != 1.0, alone))
         return
     if workload.offload != "optimizer":
         return
@@ -285,29 +253,32 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
         )
 
 
-_ALLOWED_TRAINING: dict[str, tuple[Any, ...]] = {
-    "precision": ("bf16",),
-    "parameter_precision": ("bf16",),
-    "gradient_precision": ("fp32",),
-    "optimizer_precision": ("fp32",),
-    "exp_avg_sq_precision": (),
-    "master_precision": ("fp32",),
-    "optimizer": ("adam",),
-    "attention": ("flash",),
-    "cross_entropy": ("unfused",),
-    "dropout": (0.0,),
-    "task": ("pretrain", "sft"),
-    "offload": ("none",),
+_NANOTRON: dict[str, dict[str, tuple[Any, ...]]] = {
+    "training": {
+        "precision": ("bf16",),
+        "parameter_precision": ("bf16",),
+        "gradient_precision": ("fp32",),
+        "optimizer_precision": ("fp32",),
+        "exp_avg_sq_precision": (),
+        "master_precision": ("fp32",),
+        "optimizer": ("adam",),
+        "attention": ("flash",),
+        "cross_entropy": ("unfused",),
+        "dropout": (0.0,),
+        "task": ("pretrain", "sft"),
+        "offload": ("none",),
+    },
+    "parallel": {
+        "virtual_pipeline_parallel_size": (1,),
+        "pipeline_schedule": ("1f1b",),
+        "context_parallel_size": (1,),
+        "expert_parallel_size": (1,),
+        "expert_tensor_parallel_size": (1,),
+        "data_parallel_shard_size": (0,),
+        "recompute": ("none", "full"),
+    },
 }
-_ALLOWED_PARALLEL: dict[str, tuple[Any, ...]] = {
-    "virtual_pipeline_parallel_size": (1,),
-    "pipeline_schedule": ("1f1b",),
-    "context_parallel_size": (1,),
-    "expert_parallel_size": (1,),
-    "expert_tensor_parallel_size": (1,),
-    "data_parallel_shard_size": (0,),
-    "recompute": ("none", "full"),
-}
+"""What its measured runs used."""
 
 
 def _check_nanotron(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
@@ -318,28 +289,23 @@ def _check_nanotron(model: ModelSpec, workload: TrainingWorkload, parallel: Para
             "prediction are not",
             field="model",
         )
-    for section, spec, allowed in (("training", workload, _ALLOWED_TRAINING), ("parallel", parallel, _ALLOWED_PARALLEL)):
-        for name, values in allowed.items():
+    for section, spec in (("training", workload), ("parallel", parallel)):
+        for name, values in _NANOTRON[section].items():
+            field, choices = f"{section}.{name}", " or ".join(map(str, values)) or "nothing"
             for value in axis_values(getattr(spec, name)):
-                if value not in values:
-                    known = " or ".join(map(str, values)) or "nothing"
-                    raise UnsupportedError(
-                        f"{section}.{name} {value} is not modelled for framework nanotron; choose {known}",
-                        field=f"{section}.{name}",
-                    )
+                message = f"{field} {value} is not modelled for framework nanotron; choose {choices}"
+                _refuse(field, (value not in values, message), error=UnsupportedError)
 
 
 def _check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what would mean nothing, or is not modelled."""
-    field = "parallel.recompute"
-    if spec.modules is not None and spec.granularity != "selective":
-        raise InputError(
-            f"recompute.modules belongs to granularity selective, not {spec.granularity}", field=f"{field}.modules"
-        )
-    if spec.granularity != "full" and (spec.method is not None or spec.num_layers is not None):
-        raise InputError(
-            f"recompute.method and num_layers belong to granularity full, not {spec.granularity}", field=f"{field}.method"
-        )
+    field, kind = "parallel.recompute", spec.granularity
+    selective, full = (
+        "recompute.modules belongs to granularity selective",
+        "recompute.method and num_layers belong to granularity full",
+    )
+    _refuse(f"{field}.modules", (spec.modules is not None and kind != "selective", f"{selective}, not {kind}"))
+    layered = spec.method is not None or spec.num_layers is not None
+    _refuse(f"{field}.method", (layered and kind != "full", f"{full}, not {kind}"))
     if spec.granularity == "per_op":
         _check_per_op(model, workload, field=field)
     if spec.modules is not None:
@@ -365,18 +331,20 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -
 
 def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
     """Each module must exist in the model: Megatron Core silently skips some of the missing ones."""
-    if not modules:
-        raise InputError("recompute.modules is an empty list; name modules, or choose recompute none", field=field)
+    _refuse(field, (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"))
     if set(modules) == {"core_attn"}:
         return
-    if workload.framework != "megatron-core":
-        raise UnsupportedError(
-            f"recompute.modules are Megatron Core's, not {workload.framework}'s; choose none, selective or full", field=field
-        )
-    if model.architecture == "encoder_decoder":
-        raise UnsupportedError("recompute.modules of encoder-decoder models are not modelled by this version", field=field)
-    if workload.lora is not None:
-        raise UnsupportedError("recompute.modules other than core_attn are not modelled under lora", field=field)
+    framework = workload.framework
+    _refuse(
+        field,
+        (
+            framework != "megatron-core",
+            f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or full",
+        ),
+        (model.architecture == "encoder_decoder", "recompute.modules of encoder-decoder models are not modelled"),
+        (workload.lora is not None, "recompute.modules other than core_attn are not modelled under lora"),
+        error=UnsupportedError,
+    )
     dense = model.num_hidden_layers > model.moe_layers
     missing: dict[RecomputeModule, tuple[bool, str]] = {
         "mlp": (dense, "a layer with a dense MLP"),
@@ -386,5 +354,4 @@ def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workl
         "mla_up_proj": (model.kv_lora_rank is not None, "a model with latent attention"),
     }
     for name, (there, wanted) in missing.items():
-        if name in modules and not there:
-            raise InputError(f"recompute.modules {name} needs {wanted}; leave it out", field=field)
+        _refuse(field, (name in modules and not there, f"recompute.modules {name} needs {wanted}; leave it out"))

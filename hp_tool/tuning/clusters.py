@@ -7,11 +7,10 @@ from typing import Any
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_name, cluster_runs
-from hp_tool.domain.access import GpuSecondsLimit, OpenRunsLimit
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, GpuSpec
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import JsonObject
+from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit
 from hp_tool.errors import InputError, MissingExtraError, UnsupportedError
 
 LOCAL = "local"

@@ -21,8 +21,8 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.fidelity import standing
+from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.pareto import undominated
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
 from hp_tool.training.recommend import NEAREST, nearest, nearest_recommendations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.errors import HpToolError, LauncherError

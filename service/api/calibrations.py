@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, status
 
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.learning import MadeCalibration, calibrate
 from service.api.dependencies import Cursor, StoreDep, SystemStoreDep, refuse_body
 from service.api.views import CalibrationView, PageView

@@ -17,7 +17,7 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.errors import InputError

@@ -11,8 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
-from hp_tool.domain.access_store import AccessStore
+from hp_tool.domain.access import AccessStore, AuditRecord, KeyRecord, Scope
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.units import SECONDS_PER_DAY
 from service import keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_tool.calibration.preflight import find_outliers, group_ranks
+from hp_tool.calibration.microbenchmarks import find_outliers, group_ranks
 from hp_tool.domain.measurement import Operation, OperationTimes
 
 HOSTS = [f"node{rank // 4}" for rank in range(16)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from hp_tool.calibration.fitting import Process, most_likely
+from hp_tool.calibration.fitting import Process
 
 PARAMETERS = (0.4, 1.3, 0.1)
 
@@ -55,18 +57,8 @@ def test_leaving_one_out_is_refitting_without_it():
 
 
 def test_parameters_leave_their_prior_as_far_as_the_data_say():
-    process = some_process(rows=80)
-    held, free = (
-        most_likely(
-            points=process.points,
-            values=process.values,
-            doubt=np.zeros(80),
-            start=PARAMETERS,
-            prior=PARAMETERS,
-            prior_log_sd=np.full(3, width),
-        )
-        for width in (1e-3, 2.0)
-    )
+    process = replace(some_process(rows=80), doubt=np.zeros(80), parameters=PARAMETERS)
+    held, free = (process.fitted(prior=PARAMETERS, prior_log_sd=np.full(3, width)).parameters for width in (1e-3, 2.0))
     np.testing.assert_allclose(held, PARAMETERS, rtol=0.01)
     assert free[0] > 0.5  # sin has a larger amplitude
     assert free[2] == pytest.approx(0.1, rel=0.35)

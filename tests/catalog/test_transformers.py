@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hp_tool import catalog
-from hp_tool.catalog import huggingface
+from hp_tool.catalog.huggingface.read import FAMILIES, REFUSED
 from hp_tool.cost.parameters import total_parameters
 from tests.catalog.published import PUBLISHED
 from tests.catalog.test_huggingface import RELEASED
@@ -223,12 +223,12 @@ def test_bert_is_pretrained_with_both_heads(transformers: Any) -> None:
 def test_every_type_that_is_read_is_counted() -> None:
     """Types without a configuration class of their own in transformers aside."""
     counted = {model_type for _, model_type, _ in CASES}
-    assert set(huggingface.known_types()) - counted == {"gpt-sw3", "kimi_k2"}
-    assert not counted & set(huggingface.refused_types())
+    assert set(FAMILIES) - counted == {"gpt-sw3", "kimi_k2"}
+    assert not counted & set(REFUSED)
     assert len(counted) >= 80
 
 
 def test_the_page_names_the_types_that_are_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| ")]
-    assert sorted(re.findall(r"`([^`]+)`", "".join(table))) == huggingface.known_types()
+    assert sorted(re.findall(r"`([^`]+)`", "".join(table))) == sorted(FAMILIES)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hp_tool import serving
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from hp_tool.training.pareto import undominated
+from hp_tool.space.pareto import undominated
 from tests.serving.test_serving_answers import query
 
 points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)

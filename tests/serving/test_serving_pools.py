@@ -38,24 +38,26 @@ def costs(setup: Serving, *, prefill: int, decode: int, load: int, rate: float |
 def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(prefill: int, decode: int, load: int) -> None:
     setup = case_of()
     found = costs(setup, prefill=prefill, decode=decode, load=load)
-    assert found.requests_per_second * found.request_latency_s == pytest.approx(load)  # Little's law
+    assert found.request_rate_per_second * found.request_latency_s == pytest.approx(load)  # Little's law
     assert found.prefill_busy <= 1.0 + 1e-6 and found.decode_batch <= found.max_decode_batch * (1 + 1e-9)
     output = setup.case.output_length
     assert found.request_latency_s == pytest.approx(found.ttft_s + (output - 1) * found.tpot_s)
     one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
     least = prompt_seconds(setup.case, one) + transfer_seconds(setup.case, setup.case, one, one)
     assert found.ttft_s >= least * (1 - 1e-6)
-    assert found.output_tokens_per_second_per_gpu * 2 * (prefill + decode) == pytest.approx(found.requests_per_second * output)
+    assert found.output_tokens_per_second_per_gpu * 2 * (prefill + decode) == pytest.approx(
+        found.request_rate_per_second * output
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(counts, counts, loads)
 def test_more_replicas_never_complete_fewer_requests(prefill: int, decode: int, load: int) -> None:
     setup = case_of()
-    base = costs(setup, prefill=prefill, decode=decode, load=load).requests_per_second
-    assert costs(setup, prefill=prefill + 1, decode=decode, load=load).requests_per_second >= base * (1 - 1e-6)
-    assert costs(setup, prefill=prefill, decode=decode + 1, load=load).requests_per_second >= base * (1 - 1e-6)
-    assert costs(setup, prefill=prefill, decode=decode, load=load + 50).requests_per_second >= base * (1 - 1e-6)
+    base = costs(setup, prefill=prefill, decode=decode, load=load).request_rate_per_second
+    assert costs(setup, prefill=prefill + 1, decode=decode, load=load).request_rate_per_second >= base * (1 - 1e-6)
+    assert costs(setup, prefill=prefill, decode=decode + 1, load=load).request_rate_per_second >= base * (1 - 1e-6)
+    assert costs(setup, prefill=prefill, decode=decode, load=load + 50).request_rate_per_second >= base * (1 - 1e-6)
 
 
 def test_a_faster_network_only_shortens_the_transfer() -> None:
@@ -65,14 +67,14 @@ def test_a_faster_network_only_shortens_the_transfer() -> None:
     quick = replace(setup, case=replace(setup.case, cluster=fast))
     slow, found = (costs(one, prefill=1, decode=1, load=4) for one in (setup, quick))
     assert found.transfer_s < 0.2 * slow.transfer_s and found.ttft_s < slow.ttft_s
-    assert found.requests_per_second >= slow.requests_per_second
+    assert found.request_rate_per_second >= slow.request_rate_per_second
 
 
 def test_at_a_rate_the_queue_grows_until_the_pools_no_longer_keep_up() -> None:
     waits = [costs(case_of(), prefill=1, decode=2, load=1, rate=rate) for rate in (0.5, 2.0, 6.0, 1000.0)]
     firsts = [float(found.ttft_s[0]) for found in waits[:3]]
     assert firsts == sorted(firsts) and all(found.sustained[0] for found in waits[:3]) and not waits[3].sustained[0]
-    np.testing.assert_allclose([float(found.requests_per_second[0]) for found in waits[:3]], (0.5, 2.0, 6.0))
+    np.testing.assert_allclose([float(found.request_rate_per_second[0]) for found in waits[:3]], (0.5, 2.0, 6.0))
 
 
 def test_an_answer_ranks_pools_beside_shared_replicas() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.access import OpenRunsLimit
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Lease, RunState, SearchState
+from hp_tool.domain.records import Lease, OpenRunsLimit, RunState, SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store.coordination import MOST_LOST_CLAIMS
 from tests.store.acting import LONG_S, SHORT_S, claimed, intended

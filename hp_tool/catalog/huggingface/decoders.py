@@ -8,53 +8,39 @@ from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
 
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 QKV_BIAS = {"attention_output_bias": False, "mlp_bias": False}
+NARROW = "embeddings narrower than the layers are not modelled"
 UNTIED = {"tie_word_embeddings": False}
 TIED = {"tie_word_embeddings": True}
 LLAMA_BLOCK = {"gated_mlp": True, "normalization": "rmsnorm", "position_embedding": "rotary"}
 PLAIN = Family(fixed={**LLAMA_BLOCK, **NO_BIAS}, defaults=UNTIED)
 """No biases, whatever the file says."""
-LLAMA = Family(fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias", "mlp_bias"))
+LLAMA = Family(fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias mlp_bias"))
 QWEN3 = LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False}, defaults={"head_dim": 128})
 GEMMA = LLAMA.but(defaults={**TIED, "head_dim": 256}, fixed={"mlp_bias": False})
-MLA_NAMES = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-LATENT = PLAIN.but(keys={**same(*MLA_NAMES), "head_dim": ""})
+LATENT = PLAIN.but(
+    keys={**same("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"), "head_dim": ""},
+    required={"attention_bias": (False, "biases of latent attention, which are on the latents, are not modelled")},
+)
 """Latent attention. The head_dim that some files carry is not a head's width there."""
-
-
-def latent_biases(config: Config) -> dict[str, Any]:
-    """Biases of latent attention would stand on the latents, which ModelSpec cannot say."""
-    refuse(config, "attention_bias", unless=False, why="biases of latent attention are not modelled")
-    return {}
-
-
-def _cohere(config: Config) -> dict[str, Any]:
-    return {"query_key_norm": "all_heads"} if config.get("use_qk_norm") else {}
+D_MODEL = {
+    "num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+}  # fmt: skip
 
 
 def _phi(config: Config) -> dict[str, Any]:
     return {"query_key_norm": "head"} if config.get("qk_layernorm") else {}
 
 
-def _stablelm(config: Config) -> dict[str, Any]:
-    refuse(config, "qk_layernorm", unless=False, why="norms of queries and keys with a weight for each head are not modelled")
-    return {"norms_per_layer": 1} if config.get("use_parallel_residual") else {}
-
-
-def _hyperclovax(config: Config) -> dict[str, Any]:
-    return {"norms_per_layer": 4 if config.get("use_post_norm", True) else 2}
-
-
 _COHERE = LLAMA.but(
     fixed={"normalization": "layernorm", "norm_vectors": "weight", "norms_per_layer": 1, "mlp_bias": False},
     defaults=TIED,
-    derive=_cohere,
+    derive=lambda config: {"query_key_norm": "all_heads"} if config.get("use_qk_norm") else {},
 )
 _GLM = LLAMA.but(fixed=QKV_BIAS, defaults={"attention_bias": True})
-_PHI_BLOCK = {"gated_mlp": False, "normalization": "layernorm", "attention_bias": True, "mlp_bias": True}
-
-
 _BLOCK = {"gated_mlp": False, "normalization": "layernorm"}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
+_PHI_BLOCK = {**_BLOCK, **_BIASES, "position_embedding": "rotary"}
 _NAMES = {
     "num_hidden_layers": "n_layer num_layers num_hidden_layers",
     "hidden_size": "n_embd hidden_size",
@@ -73,25 +59,14 @@ _GPTJ = Family(
 )  # fmt: skip
 
 
-def _bigcode(config: Config) -> dict[str, Any]:
-    return {"num_key_value_heads": 1} if config.get("multi_query", True) else {}
-
-
 def _gpt_neo(config: Config) -> dict[str, Any]:
     kinds = [kind for pattern, times in config.get("attention_types", []) for kind in pattern * times]
-    windows: dict[str, Any] = {}
-    if local := kinds.count("local"):
-        windows = {"sliding_window": config.get("window_size", 256), "sliding_window_layers": local}
-    return windows
+    local = kinds.count("local")
+    return {"sliding_window": config.get("window_size", 256), "sliding_window_layers": local} if local else {}
 
 
 def _opt(config: Config) -> dict[str, Any]:
-    refuse(
-        config,
-        "word_embed_proj_dim",
-        unless=config.get("hidden_size"),
-        why="embeddings narrower than the layers are not modelled",
-    )
+    refuse(config, "word_embed_proj_dim", unless=config.get("hidden_size"), why=NARROW)
     bias = config.get("enable_bias", True)
     final = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
     norms = {} if config.get("layer_norm_elementwise_affine", True) else {"norm_vectors": "none"}
@@ -116,7 +91,6 @@ def _falcon(config: Config) -> dict[str, Any]:
 def _mpt(config: Config) -> dict[str, Any]:
     attention = config.get("attn_config", {})
     refuse(attention, "qk_ln", unless=False, why="norms of queries and keys before the heads are split are not modelled")
-    refuse(config, "no_bias", unless=True, why="the transformers class has no biases")
     # The class has ALiBi alone, whatever attn_config says of learned or rotary positions.
     fields: dict[str, Any] = {"intermediate_size": config.get("expansion_ratio", 4) * config["d_model"]}
     if attention.get("kv_n_heads"):
@@ -145,21 +119,21 @@ FAMILIES: dict[str, Family] = {
     "granite": LLAMA,
     "helium": LLAMA.but(fixed={"attention_output_bias": False}),
     "hunyuan_v1_dense": LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False}),
-    "hyperclovax": LLAMA.but(derive=_hyperclovax),
+    "hyperclovax": LLAMA.but(derive=lambda config: {"norms_per_layer": 4 if config.get("use_post_norm", True) else 2}),
     "jais2": LLAMA.but(
-        fixed={"gated_mlp": False, "normalization": "layernorm"}, defaults={"attention_bias": True, "mlp_bias": True}
+        fixed=_BLOCK, defaults=_BIASES
     ),
-    "minicpm3": LATENT.but(defaults=TIED, derive=latent_biases),
+    "minicpm3": LATENT.but(defaults=TIED),
     "nanochat": LLAMA.but(fixed={"gated_mlp": False, "norm_vectors": "none", "mlp_bias": False}),
-    "nemotron": LLAMA.but(fixed={"gated_mlp": False, "normalization": "layernorm"}),
+    "nemotron": LLAMA.but(fixed=_BLOCK),
     "olmo": LLAMA.but(fixed={"normalization": "layernorm", "norm_vectors": "none", "mlp_bias": False}),
     "olmo2": LLAMA.but(fixed={"query_key_norm": "all_heads", "mlp_bias": False}),
     "olmo3": LLAMA.but(fixed={"query_key_norm": "all_heads", "mlp_bias": False}, full_attention_every=4),
     "persimmon": Family(
-        fixed={**_PHI_BLOCK, "position_embedding": "rotary"}, defaults={**UNTIED, "query_key_norm": "head"}, derive=_phi
+        fixed=_PHI_BLOCK, defaults={**UNTIED, "query_key_norm": "head"}, derive=_phi
     ),
     "phi": Family(
-        fixed={**_PHI_BLOCK, "position_embedding": "rotary", "norms_per_layer": 1, "output_bias": True},
+        fixed={**_PHI_BLOCK, "norms_per_layer": 1, "output_bias": True},
         defaults=UNTIED,
         derive=_phi,
     ),
@@ -168,17 +142,20 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": LLAMA.but(keys={"attention_output_bias": "attention_out_bias"}, defaults={"attention_bias": True}),
     "smollm3": LLAMA.but(defaults=TIED),
     "stablelm": LLAMA.but(
-        keys={"attention_bias": "use_qkv_bias"}, fixed={**QKV_BIAS, "normalization": "layernorm"}, derive=_stablelm
+        keys={"attention_bias": "use_qkv_bias"},
+        fixed={**QKV_BIAS, "normalization": "layernorm"},
+        required={"qk_layernorm": (False, "norms of queries and keys with a weight for each head are not modelled")},
+        derive=lambda config: {"norms_per_layer": 1} if config.get("use_parallel_residual") else {},
     ),
     "starcoder2": LLAMA.but(
         keys={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
-        fixed={"gated_mlp": False, "normalization": "layernorm"},
-        defaults={**TIED, "attention_bias": True, "mlp_bias": True},
+        fixed=_BLOCK,
+        defaults={**TIED, **_BIASES},
     ),
-    "youtu": LATENT.but(defaults=TIED, derive=latent_biases),
+    "youtu": LATENT.but(defaults=TIED),
     "gpt2": _GPT2,
     "gpt-sw3": _GPT2,
-    "gpt_bigcode": _GPT2.but(derive=_bigcode),
+    "gpt_bigcode": _GPT2.but(derive=lambda config: {"num_key_value_heads": 1} if config.get("multi_query", True) else {}),
     "gpt_neo": _GPT2.but(fixed={"attention_bias": False, "attention_output_bias": True}, derive=_gpt_neo),
     "openai-gpt": _GPT2.but(fixed={"final_norm": False}),
     "ctrl": _GPT2.but(
@@ -208,12 +185,8 @@ FAMILIES: dict[str, Family] = {
         derive=_opt,
     ),
     "mpt": Family(
-        keys={
-            "num_hidden_layers": "n_layers",
-            "hidden_size": "d_model",
-            "num_attention_heads": "n_heads",
-            "max_position_embeddings": "max_seq_len",
-        },
+        keys=D_MODEL,
+        required={"no_bias": (True, "the transformers class has no biases")},
         fixed={
             **_BLOCK, "norm_vectors": "weight", "position_embedding": "none", "attention_bias": False, "mlp_bias": False,
         },

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.catalog.huggingface.decoders import LLAMA, NO_BIAS, TIED
-from hp_tool.catalog.huggingface.family import Config, Family, equal_sides, refuse, same
+from hp_tool.catalog.huggingface.decoders import LLAMA, NARROW, NO_BIAS, TIED
+from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
 
 _ENCODER = {"architecture": "encoder", "gated_mlp": False, "normalization": "layernorm", "position_embedding": "learned"}
 _MASKED = Family(
@@ -26,21 +26,11 @@ def _heads(config: Config) -> dict[str, Any]:
 
 
 def _electra(config: Config) -> dict[str, Any]:
-    refuse(
-        config, "embedding_size", unless=config.get("hidden_size"), why="embeddings narrower than the layers are not modelled"
-    )
-    return {}
-
-
-def _ernie(config: Config) -> dict[str, Any]:
-    refuse(config, "use_task_id", unless=False, why="task-type embeddings are not modelled")
+    refuse(config, "embedding_size", unless=config.get("hidden_size"), why=NARROW)
     return {}
 
 
 def _modernbert(config: Config) -> dict[str, Any]:
-    refuse(config, "norm_bias", unless=False, why="norms with biases in its head alone are not modelled")
-    refuse(config, "attention_bias", unless=False, why="biases of this class are not modelled")
-    refuse(config, "mlp_bias", unless=False, why="biases of this class are not modelled")
     layers, every = config.get("num_hidden_layers", 0), config.get("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types")
     windowed = kinds.count("sliding_attention") if kinds else layers - (layers + every - 1) // every
@@ -54,17 +44,10 @@ def _modernbert(config: Config) -> dict[str, Any]:
     }
 
 
-_BOTH = {"architecture": "encoder_decoder"}
-
-
-def _t5(config: Config) -> dict[str, Any]:
-    return {"gated_mlp": str(config.get("feed_forward_proj", "relu")).startswith("gated")}
-
-
 def _bart(config: Config) -> dict[str, Any]:
-    equal_sides(config, ("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads"))
-    refuse(config, "share_encoder_decoder_embeddings", unless=True, why="two vocabularies are not modelled")
-    refuse(config, "use_prompt", unless=False, why="trained prompts are not modelled")
+    for ours in ("encoder_ffn_dim", "encoder_attention_heads"):
+        why = f"another size than {ours} {config.get(ours)!r} is not modelled"
+        refuse(config, ours.replace("encoder", "decoder"), unless=config.get(ours), why=why)
     return {}
 
 
@@ -78,9 +61,9 @@ _T5 = Family(
         "intermediate_size": "d_ff",
         **same("relative_attention_num_buckets"),
     },
-    fixed={**_BOTH, "normalization": "rmsnorm", "position_embedding": "relative", **NO_BIAS},
+    fixed={"architecture": "encoder_decoder", "normalization": "rmsnorm", "position_embedding": "relative", **NO_BIAS},
     defaults=TIED,
-    derive=_t5,
+    derive=lambda config: {"gated_mlp": str(config.get("feed_forward_proj", "relu")).startswith("gated")},
 )
 _MARIAN = Family(
     keys={
@@ -91,10 +74,14 @@ _MARIAN = Family(
         "intermediate_size": "encoder_ffn_dim",
     },
     fixed={
-        **_BOTH, "gated_mlp": False, "normalization": "layernorm", "attention_bias": True, "mlp_bias": True,
-        "position_embedding": "learned", "position_tables": 2, "final_norm": False,
+        "architecture": "encoder_decoder", "gated_mlp": False, "normalization": "layernorm", "attention_bias": True,
+        "mlp_bias": True, "position_embedding": "learned", "position_tables": 2, "final_norm": False,
     },
     defaults=TIED,
+    required={
+        "share_encoder_decoder_embeddings": (True, "two vocabularies are not modelled"),
+        "use_prompt": (False, "trained prompts are not modelled"),
+    },
     derive=_bart,
 )  # fmt: skip
 """Post-norm, no norm behind the embeddings; its sinusoidal positions are kept as a table like learned ones."""
@@ -108,7 +95,7 @@ FAMILIES: dict[str, Family] = {
     "camembert": _MASKED,
     "data2vec-text": _MASKED,
     "electra": _MASKED.but(derive=_electra),
-    "ernie": _MASKED.but(derive=_ernie),
+    "ernie": _MASKED.but(required={"use_task_id": (False, "task-type embeddings are not modelled")}),
     "distilbert": _MASKED.but(
         keys={"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "dim",
               "intermediate_size": "hidden_dim"},
@@ -130,6 +117,11 @@ FAMILIES: dict[str, Family] = {
             "mlp_bias": False, "final_norm": True, "sentence_head": False, "type_vocab_size": 0,
         },
         defaults=TIED,
+        required={
+            "norm_bias": (False, "norms with biases in its head alone are not modelled"),
+            "attention_bias": (False, "biases of this class are not modelled"),
+            "mlp_bias": (False, "biases of this class are not modelled"),
+        },
         derive=_modernbert,
     ),
     "t5": _T5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_tool.catalog.huggingface.decoders import LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED, latent_biases
+from hp_tool.catalog.huggingface.decoders import D_MODEL, LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
 
 _DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
@@ -13,13 +13,8 @@ _ROUTED = {
     "num_experts": "n_routed_experts num_local_experts",
     "num_experts_per_tok": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
-    **same("moe_intermediate_size", "n_group", "topk_group", "first_k_dense_replace"),
+    **same("moe_intermediate_size n_group topk_group first_k_dense_replace"),
 }
-
-
-def _deepseek(config: Config) -> dict[str, Any]:
-    refuse(config, "moe_layer_freq", unless=1, why=_DENSE_BETWEEN)
-    return latent_biases(config)
 
 
 def _leading_dense(config: Config) -> dict[str, Any]:
@@ -31,10 +26,6 @@ def _leading_dense(config: Config) -> dict[str, Any]:
 
 def _qwen2(config: Config) -> dict[str, Any]:
     return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_leading_dense(config)}
-
-
-def _glm4(config: Config) -> dict[str, Any]:
-    return {"query_key_norm": "head"} if config.get("use_qk_norm") else {}
 
 
 def _granite_shared(config: Config) -> dict[str, Any]:
@@ -60,7 +51,7 @@ def _dbrx(config: Config) -> dict[str, Any]:
     }
 
 
-_DEEPSEEK = LATENT.but(keys={**_ROUTED, **same("num_nextn_predict_layers")}, derive=_deepseek)
+_DEEPSEEK = LATENT.but(keys={**_ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
 _GRANITE = LLAMA.but(keys=_LOCAL, fixed={"mlp_bias": False})
 _OLMOE = LLAMA.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
 
@@ -68,7 +59,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": PLAIN.but(keys=_LOCAL),
     "minimax_m2": PLAIN.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads"}),
     "qwen2_moe": LLAMA.but(
-        keys={**_LOCAL, **same("moe_intermediate_size", "shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
+        keys={**_LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
         defaults={"attention_bias": True},
         fixed={**QKV_BIAS, "shared_expert_gate": True},
         derive=_qwen2,
@@ -87,7 +78,10 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": _DEEPSEEK,
     "dots1": QWEN3.but(keys=_ROUTED, defaults={"head_dim": None}),
     "glm4_moe": LLAMA.but(
-        keys={**_ROUTED, **same("num_nextn_predict_layers")}, fixed=QKV_BIAS, defaults=UNTIED, derive=_glm4
+        keys={**_ROUTED, **same("num_nextn_predict_layers")},
+        fixed=QKV_BIAS,
+        defaults=UNTIED,
+        derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
     ),
     "ernie4_5_moe": LLAMA.but(
         keys={
@@ -109,8 +103,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE.but(derive=_granite_shared),
     "dbrx": Family(
-        keys={"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads",
-              "max_position_embeddings": "max_seq_len"},
+        keys=D_MODEL,
         fixed={**LLAMA_BLOCK, "normalization": "layernorm", "norm_vectors": "weight", "attention_bias": False,
                "mlp_bias": False},
         defaults=UNTIED,

@@ -12,10 +12,6 @@ Config = Mapping[str, Any]
 """A config.json without its nulls."""
 
 
-def nothing(config: Config) -> dict[str, Any]:
-    return {}
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A model_type: how its file calls things, and what its code fixes."""
@@ -26,55 +22,41 @@ class Family:
     """What the architecture's code decides."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What its configuration class assumes for keys the file leaves out."""
-    derive: Callable[[Config], dict[str, Any]] = nothing
+    required: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    """Config key -> the only value that ModelSpec can hold, and why no other; the file may leave the key out."""
+    derive: Callable[[Config], dict[str, Any]] = lambda config: {}
     """What follows from several keys; raises UnsupportedError for layouts that ModelSpec cannot hold."""
     full_attention_every: int | None = None
     """Every how many layers one sees all keys, where a sliding window is given and the file names no layer_types."""
 
-    def but(
-        self,
-        *,
-        keys: Mapping[str, str] | None = None,
-        fixed: Mapping[str, Any] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-        derive: Callable[[Config], dict[str, Any]] | None = None,
-        full_attention_every: int | None = None,
-    ) -> Family:
-        """The same family with some entries added or replaced."""
-        return Family(
-            keys={**self.keys, **(keys or {})},
-            fixed={**self.fixed, **(fixed or {})},
-            defaults={**self.defaults, **(defaults or {})},
-            derive=derive or self.derive,
-            full_attention_every=full_attention_every or self.full_attention_every,
-        )
+    def but(self, **changes: Any) -> Family:
+        """The same family with other fields; of mappings the entries given are added or replaced."""
+        return dataclasses.replace(self, **{name: _merged(getattr(self, name), new) for name, new in changes.items()})
 
 
-def same(*names: str) -> dict[str, str]:
-    """Keys that ModelSpec calls as config.json does."""
-    return {name: name for name in names}
+def _merged(old: Any, new: Any) -> Any:
+    return {**old, **new} if isinstance(new, Mapping) else new
+
+
+def same(names: str) -> dict[str, str]:
+    """Keys that ModelSpec calls as config.json does, separated by spaces."""
+    return {name: name for name in names.split()}
 
 
 def refuse(config: Config, key: str, *, unless: Any, why: str) -> None:
-    """Raise UnsupportedError where the file says something else of `key`."""
+    """Raise UnsupportedError if the file has `key` with another value than `unless`."""
     if key in config and config[key] != unless:
         raise UnsupportedError(f"{key} {config[key]!r}: {why}", field=f"model.{key}")
-
-
-def equal_sides(config: Config, *keys: tuple[str, str]) -> None:
-    """Raise UnsupportedError where encoder and decoder differ in what ModelSpec has one field for."""
-    for ours, theirs in keys:
-        refuse(config, theirs, unless=config.get(ours), why=f"another size than {ours} {config.get(ours)!r} is not modelled")
 
 
 _KINDS = {"full_attention", "sliding_attention"}
 
 
 def sliding_window(config: Config, *, layers: int, full_attention_every: int | None) -> dict[str, Any]:
-    """ModelSpec's sliding_window and sliding_window_layers; nothing where all layers see all keys.
+    """ModelSpec's sliding_window and sliding_window_layers; empty if all layers see all keys.
 
-    `layer_types` says it layer by layer (transformers 4.54 and later write it); older files give a pattern, or rely on the
-    class's. UnsupportedError for layers of other kinds.
+    `layer_types` names the kind of each layer (transformers 4.54 and later write it); older files give a pattern, or rely on
+    the class's. Raises UnsupportedError for layers of other kinds.
     """
     kinds = config.get("layer_types") or []
     if foreign := set(kinds) - _KINDS:

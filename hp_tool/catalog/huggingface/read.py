@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hp_tool.catalog.huggingface import decoders, encoders, experts
-from hp_tool.catalog.huggingface.family import Config, Family, same, sliding_window
+from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
 
-_FAMILIES: dict[str, Family] = {**decoders.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES}
+FAMILIES: dict[str, Family] = {**decoders.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES}
 _SAME = same(
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "tie_word_embeddings",
+    "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size "
+    "max_position_embeddings tie_word_embeddings"
 )
 
 
@@ -29,31 +20,20 @@ def is_config(mapping: Config) -> bool:
     return "model_type" in mapping or "architectures" in mapping
 
 
-def known_types() -> list[str]:
-    """The model_types that are read, sorted."""
-    return sorted(_FAMILIES)
-
-
-def refused_types() -> dict[str, str]:
-    """model_types that are known and not read, with the reason."""
-    return dict(REFUSED)
-
-
-def read_config(config: Config, *, name: str | None = None) -> ModelSpec:
+def read_config(config: Config) -> ModelSpec:
     """The model that a config.json describes.
 
     UnsupportedError names a model_type or layout that cannot be read, with the reason or the known types; InputError names a
     value that is missing or of the wrong type.
     """
     model_type = _model_type(config)
-    family = _FAMILIES[model_type]
+    family = FAMILIES[model_type]
     given = {key: value for key, value in config.items() if value is not None}
-    fields: dict[str, Any] = {}
-    for ours, theirs in {**_SAME, **family.keys}.items():
-        found = next((key for key in theirs.split() if key in given), None)
-        if found is not None:
-            fields[ours] = given[found]
-    name = name or given.get("name") or str(given.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
+    for key, (value, why) in family.required.items():
+        refuse(given, key, unless=value, why=why)
+    names = {**_SAME, **family.keys}
+    fields = {ours: given[key] for ours, theirs in names.items() for key in reversed(theirs.split()) if key in given}
+    name = given.get("name") or str(given.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(given)}
     if isinstance(layers := known.get("num_hidden_layers"), int):
         windows = sliding_window(given, layers=layers, full_attention_every=family.full_attention_every)
@@ -67,14 +47,14 @@ def _model_type(config: Config) -> str:
         architectures = config.get("architectures")
         first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         stem = first.split("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower()
-        types = (*_FAMILIES, *REFUSED)
+        types = (*FAMILIES, *REFUSED)
         model_type = next((known for known in types if known.replace("_", "").replace("-", "") == stem), first)
     if model_type in REFUSED:
         raise UnsupportedError(f"model_type {model_type!r} cannot be read: {REFUSED[model_type]}", field="model.model_type")
-    if model_type not in _FAMILIES:
+    if model_type not in FAMILIES:
         raise UnsupportedError(
-            f"model_type {model_type!r} cannot be read{nearest(str(model_type), _FAMILIES)}; "
-            f"known: {', '.join(sorted(_FAMILIES))}. Any other model can be given by its fields",
+            f"model_type {model_type!r} cannot be read{nearest(str(model_type), FAMILIES)}; "
+            f"known: {', '.join(sorted(FAMILIES))}. Any other model can be given by its fields",
             field="model.model_type",
         )
     return str(model_type)

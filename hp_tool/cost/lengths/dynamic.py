@@ -210,8 +210,7 @@ class MicroBatchClock:
         """
         columns = {name: np.full(len(sizes), value) for name, value in dataclasses.asdict(self._alone).items()}
         candidates = Candidates(**columns | {"context_parallel_size": sizes})
-        plain = shapes(case=self.case, candidates=candidates)
-        s = dataclasses.replace(plain, tokens=tokens / sizes, attended=squares / tokens)
+        s = shapes(case=self.case, candidates=candidates, tokens=tokens / sizes, attended=squares / tokens)
         layer = layer_time(case=self.case, candidates=candidates, s=s)
         layers = self.case.model.num_hidden_layers / candidates.pipeline_parallel_size
         whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, where
 from hp_tool.cost.attention import core_seconds
-from hp_tool.cost.block import Shapes, shapes
+from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import CORE_ATTN, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.sequences import SEED, Rows
@@ -102,11 +102,9 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
 def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
     """Seconds that one more token of attended length adds to a micro-batch on a stage: forward, backward and recomputation."""
     model = case.model
-    s = shapes(case=case, candidates=candidates)
 
     def core(attended: float) -> tuple[Floats, Floats]:
-        sizes: Shapes = dataclasses.replace(s, attended=attended)
-        return core_seconds(case=case, s=sizes)
+        return core_seconds(case=case, s=shapes(case=case, candidates=candidates, attended=attended))
 
     # Fused attention is linear in the attended length: the difference is exact.
     (none, none_backward), (one, one_backward) = core(0.0), core(1.0)

@@ -38,7 +38,7 @@ class PoolCosts:
     tpot_s: FloatArray
     request_latency_s: FloatArray
     transfer_s: FloatArray
-    requests_per_second: FloatArray
+    request_rate_per_second: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
     """Share of the time that a prefill replica works; near 1 prefill limits the rate."""
@@ -116,7 +116,7 @@ def pool_costs(
         tpot_s=token,
         request_latency_s=latency,
         transfer_s=travel,
-        requests_per_second=completed,
+        request_rate_per_second=completed,
         output_tokens_per_second_per_gpu=completed * output / gpus,
         prefill_busy=completed * service / n_p,
         decode_batch=batch,
