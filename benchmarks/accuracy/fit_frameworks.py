@@ -2,9 +2,9 @@
 
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
 of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense fp8 recipes and
-MLPerf pre-training on H100, and cut models on B200. With them come the clocks that fp8 sustains on H100, and 16 bits and fp8 on
-B200 (`efficiency/clocks`), and what accumulation in fp32 costs on A100; B200's is taken as H100's, of fit_nanotron, and 16 bits
-on A100 and H100 are of fit_fsdp: run these two first. Priors keep them physical; `fit(..., leave_out=MODEL)` and the
+MLPerf pre-training on H100, and cut models on B200. With them come the clocks that trainings sustain (`efficiency/clocks`): 16
+bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and what accumulation in fp32 costs there, and
+by assumption on B200, of fit_nanotron: run these two first. Priors keep them physical; `fit(..., leave_out=MODEL)` and the
 functions named left_out fit without a model's, a layout's or a card's rows.
 """
 
@@ -29,7 +29,7 @@ from benchmarks.accuracy.heldout import b200_cases, bridge_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases, newest
-from benchmarks.accuracy.prepared import ACCUMULATION, Prepared, Shares, clocks, write_clocks
+from benchmarks.accuracy.prepared import Prepared, Shares, clocks, write_clocks
 from benchmarks.accuracy.recipe_runs import recipe_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
@@ -45,7 +45,7 @@ PRIORS = {
     "tensor_parallel_overlap": (0.5, 0.4, 0.0, 1.0),
     "optimizer_traffic_factor": (1.3, 0.3, 0.5, 5.0),
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
-    ACCUMULATION: (1.2, 0.2, 1.0, 3.0),  # on A100, whose clocks are of fit_fsdp
+    "clocks": (0.9, 0.05, 0.4, 1.0),  # of 16-bit matmuls on A100
 }
 NOISE = 0.03
 """Relative scatter taken for one published figure; it sets the figures against the priors."""
@@ -74,7 +74,7 @@ FIXED = FrameworkEfficiency(
 def profile_2022(x: Floats) -> EfficiencyProfile:
     """The profile with the fitted constants in the order of PRIORS."""
     values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
-    shares: Shares = {("a100", ACCUMULATION): values.pop(ACCUMULATION)}
+    shares: Shares = {("a100", "bf16"): values.pop("clocks")}
     link = dataclasses.replace(FIXED.network, bandwidth_fraction=values.pop("network_bandwidth_fraction"))
     kernels = sustained(gpu_efficiency(gpu(GPU)), gpu=gpu(GPU), clocks=clocks("a100", shares))
     return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(FIXED, network=link, **values))  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ def main() -> None:
     write("default", modern)
     write("cpu", dataclasses.replace(FIXED, fitted_on="nothing: processes on a CPU hide nothing, and each search calibrates"))
     by = "by python -m benchmarks.accuracy.fit_frameworks"
-    write_clocks({("a100", ACCUMULATION): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
+    write_clocks({("a100", "bf16"): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
     write_clocks(today.shares, fitted_on=f"{rows}; {by}")
     amd = fit_amd(amd_runs(folder), modern)
     write_clocks(amd, fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}")

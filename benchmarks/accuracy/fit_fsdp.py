@@ -1,7 +1,7 @@
 """Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: seven constants on 139 MPT runs on A100 of 40 and 80 GB and
-43 on H100, and with them the clocks that 16-bit matmuls sustain on both dies. The attention kernels of these runs were written
+43 on H100, and with them the clocks that 16-bit matmuls sustain on H100. The attention kernels of these runs were written
 for A100: their slowdown against the best of a die is fitted by die. Kernels come from ops/. `leave_one_model_out` and
 `across_gpus` predict every run by constants that never saw its model, or its GPU.
 """
@@ -32,7 +32,6 @@ PRIORS = {
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
     "a100 attention": (1.2, 0.4, 0.7, 5.0),
     "h100 attention": (1.8, 0.6, 0.7, 5.0),
-    "a100 clocks": (0.9, 0.1, 0.4, 1.0),
     "h100 clocks": (0.85, 0.1, 0.4, 1.0),
 }
 NOISE = 0.04
@@ -61,7 +60,7 @@ def constants(x: Iterable[float]) -> Fitted:
     values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
     link = dataclasses.replace(START.network, bandwidth_fraction=values.pop("network_bandwidth_fraction"))
     attention = {die: values.pop(f"{die} attention") for die in ("a100", "h100")}
-    shares: Shares = {(die, "bf16"): values.pop(f"{die} clocks") for die in ("a100", "h100")}
+    shares: Shares = {("h100", "bf16"): values.pop("h100 clocks")}
     shared = dataclasses.replace(START, network=link, **values)  # type: ignore[arg-type]
     return Fitted({die: dataclasses.replace(shared, attention_slowdown=slow) for die, slow in attention.items()}, shares)
 

@@ -63,9 +63,10 @@ def gradient_seconds(
     written for by much (`fp32_accumulation`).
     """
     seconds = matmul_seconds(n, k, tokens, machine=case, precision=precision, batch=batch, output_bytes=8.0)
-    workload = case.workload
-    wide = workload.gradient_precision in (None, "fp32") and facts(workload.framework).accumulates_in_fp32
-    return case.profile.gpu.fp32_accumulation * seconds if wide and ELEMENT_BYTES[precision] == 2.0 else seconds
+    slowdown, workload = case.profile.gpu.fp32_accumulation, case.workload
+    if slowdown == 1.0 or ELEMENT_BYTES[precision] != 2.0 or workload.gradient_precision not in (None, "fp32"):
+        return seconds
+    return slowdown * seconds if facts(workload.framework).accumulates_in_fp32 else seconds
 
 
 def weight_matmuls(
