@@ -21,6 +21,7 @@ import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, robust_fit, short
 from hp_tool.catalog import gpu
+from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import GpuSpec, Precision
 
 Floats = NDArray[np.float64]
@@ -55,7 +56,7 @@ def peak(cards: list[GpuSpec], precision: Precision) -> Floats:
 
 
 def peer_bandwidth(cards: list[GpuSpec]) -> Floats:
-    return np.array([card.peer_bandwidth_bytes_per_second for card in cards])
+    return np.array([local_bandwidth(card) for card in cards])
 
 
 def fit_matmul(rows: list[Row], die: str, precision: Precision) -> tuple[dict[str, float], dict[str, float]]:

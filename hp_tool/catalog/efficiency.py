@@ -59,7 +59,7 @@ def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks | None = N
     if clocks is None:
         known = _profiles(FOLDER / "clocks")
         clocks = _clocks(known.get(_die(gpu), known[_GENERIC]))
-    reference = gpu if clocks.gpu == gpu.name else hardware.gpu(clocks.gpu) if clocks.gpu is not None else None
+    reference = hardware.gpu(clocks.gpu) if clocks.gpu is not None else None
     return at_sustained_clocks(kernels, clocks=clocks, gpu=gpu, reference=reference)
 
 

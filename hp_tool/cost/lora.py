@@ -104,12 +104,10 @@ def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     return dense + sparse * each
 
 
-def added_launches(model: ModelSpec, lora: LoraSpec | None, candidates: Candidates) -> tuple[float, float]:
+def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
     """(forward, backward) kernels that adapters add to a dense layer's: of each pair two matmuls, a scaling and an addition,
     and twice as many matmuls in the backward pass; the frozen matrices' weight gradients fall away.
     """
-    if lora is None:
-        return 0.0, 0.0
     matrices = rank_matrices(model, candidates, moe=False)
     pairs = sum(1 for matrix in matrices for _ in adapters(matrix, lora))
     return 4.0 * pairs, 6.0 * pairs - len(matrices)

@@ -16,7 +16,7 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, maximum, min
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Link
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.errors import InputError
 
 
@@ -136,6 +136,13 @@ def _in_block(axis: Axis, block: int) -> Ints:
 # traffic at the same time. All groups of a kind communicate at once; so do all ranks that send.
 
 
+def local_bandwidth(gpu: GpuSpec) -> float:
+    """Per-direction bandwidth to a device of the same host: NVLink, else PCIe; half of PCIe without peer-to-peer, because
+    messages are first written to the host's memory and then read.
+    """
+    return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (1.0 if gpu.peer_to_peer else 0.5)
+
+
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Factor (at least 1) by which oversubscription slows a ring across leaves.
 
@@ -243,7 +250,7 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     size = group_size(group)
     k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.nvlink, profile.framework.network
-    fast = inside.bandwidth_fraction * cluster.gpu.peer_bandwidth_bytes_per_second
+    fast = inside.bandwidth_fraction * local_bandwidth(cluster.gpu)
     latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (k - 1.0)
     crosses = k < size
     if not anywhere(crosses):
@@ -271,7 +278,7 @@ def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machi
     """
     cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
-    near = _transfer(message_bytes, inside, cluster.gpu.peer_bandwidth_bytes_per_second)
+    near = _transfer(message_bytes, inside, local_bandwidth(cluster.gpu))
     network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
     hop = cluster.inter_node_latency_s + detour_latency(line(2, distance), cluster, inside)
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
@@ -295,7 +302,7 @@ def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, ma
     k = sharing(group, block=cluster.nvlink_domain_size)
     inside, outside = profile.gpu.all_to_all, profile.framework.network
     near = (near_bytes + forwarded_bytes(away_bytes, in_domain=k, cluster=cluster)) / (
-        inside.bandwidth_fraction * cluster.gpu.peer_bandwidth_bytes_per_second
+        inside.bandwidth_fraction * local_bandwidth(cluster.gpu)
     )
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network

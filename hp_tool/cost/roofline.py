@@ -54,19 +54,14 @@ def matmul_seconds(
     return profile.framework.matmul_slowdown * seconds
 
 
-def gradient_seconds(
-    n: Floats, k: Floats, tokens: Floats, *, case: TrainingCase, precision: Precision, batch: Floats = 1.0
-) -> Floats:
-    """Seconds of the weight gradient of (n, k) weights over `tokens` rows, added to a buffer: 4 bytes read and 4 written.
-
-    Kernels that add 16-bit products to an fp32 buffer are slower than those that write 16 bits, on dies after those they were
-    written for by much (`fp32_accumulation`).
+def accumulation_slowdown(case: TrainingCase, precision: Precision) -> float:
+    """Factor on weight-gradient matmuls: kernels that add 16-bit products to an fp32 buffer are slower than those that write 16
+    bits, on dies after those they were written for by much.
     """
-    seconds = matmul_seconds(n, k, tokens, machine=case, precision=precision, batch=batch, output_bytes=8.0)
     slowdown, workload = case.profile.gpu.fp32_accumulation, case.workload
     if slowdown == 1.0 or ELEMENT_BYTES[precision] != 2.0 or workload.gradient_precision not in (None, "fp32"):
-        return seconds
-    return slowdown * seconds if facts(workload.framework).accumulates_in_fp32 else seconds
+        return 1.0
+    return slowdown if facts(workload.framework).accumulates_in_fp32 else 1.0
 
 
 def weight_matmuls(
@@ -75,14 +70,15 @@ def weight_matmuls(
     """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
     each.
 
-    Input gradients take as long as the forward pass.
+    Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer: one read and one write of 4
+    bytes.
     """
     forward: Floats = 0.0
     gradient: Floats = 0.0
     for n, k in matrices:
         forward = forward + matmul_seconds(tokens, n, k, machine=case, precision=precision, batch=batch)
-        gradient = gradient + gradient_seconds(n, k, tokens, case=case, precision=precision, batch=batch)
-    return forward, gradient
+        gradient = gradient + matmul_seconds(n, k, tokens, machine=case, precision=precision, batch=batch, output_bytes=8.0)
+    return forward, accumulation_slowdown(case, precision) * gradient
 
 
 def roofline_seconds(flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> Floats:

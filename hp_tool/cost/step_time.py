@@ -334,7 +334,7 @@ def host_waits(
         tensor_parallel_size=t,
         moe_fraction=moe_fraction,
         recomputed_fraction=recomputed_fraction,
-        added=added_launches(case.model, case.workload.lora, candidates),
+        added=added_launches(case.model, case.workload.lora, candidates) if case.workload.lora is not None else (0.0, 0.0),
     )
     return maximum(each * forward - forward_s, 0.0), maximum(each * backward - backward_s, 0.0)
 

@@ -62,15 +62,6 @@ class GpuSpec(Strict):
     source: str = ""
     """Where the figures come from."""
 
-    @property
-    def peer_bandwidth_bytes_per_second(self) -> float:
-        """Per direction, to a device of the same host: NVLink, else PCIe; half of PCIe without peer-to-peer, because messages
-        are first written to the host's memory and then read.
-        """
-        if self.nvlink_bandwidth_bytes_per_second:
-            return self.nvlink_bandwidth_bytes_per_second
-        return self.pcie_bandwidth_bytes_per_second * (1.0 if self.peer_to_peer else 0.5)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(Strict):

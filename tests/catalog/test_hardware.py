@@ -9,6 +9,7 @@ import pytest
 
 from hp_tool import catalog
 from hp_tool.catalog import library
+from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import ClusterQuery, StageGpus
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
@@ -77,7 +78,7 @@ def test_a_device_is_plausible_and_sourced(name: str) -> None:
             assert 1.98 <= rates[narrow] / rates[wide] <= 1.02 * most
     if gpu.nvlink_bandwidth_bytes_per_second is None:
         host = gpu.pcie_bandwidth_bytes_per_second
-        assert gpu.peer_bandwidth_bytes_per_second == (host if gpu.peer_to_peer else host / 2)
+        assert local_bandwidth(gpu) == (host if gpu.peer_to_peer else host / 2)
     else:
         assert gpu.memory_bandwidth_bytes_per_second > gpu.nvlink_bandwidth_bytes_per_second
         assert gpu.nvlink_bandwidth_bytes_per_second > gpu.inter_node_bandwidth_bytes_per_second

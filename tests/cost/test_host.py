@@ -75,4 +75,3 @@ def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
     two = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
     # Two pairs of A and B, each with a scaling and an addition; four weight gradients less.
     assert added_launches(model("llama-3-8b"), two, alone) == (8.0, 8.0)
-    assert added_launches(model("llama-3-8b"), None, alone) == (0.0, 0.0)

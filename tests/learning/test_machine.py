@@ -49,7 +49,7 @@ def _step_s(cluster: object) -> float:
 def test_a_measured_profile_serves_its_cluster_and_no_other(own: Path) -> None:
     lab = {"name": "My lab/../x", "gpu": "h100-sxm-80gb", "num_gpus": 16}
     before, other = _step_s(lab), _step_s({**lab, "name": "other"})
-    slower = dataclasses.replace(gpu_efficiency(catalog.gpu("h100-sxm-80gb")), nvlink=SLOW_LINK)
+    slower = dataclasses.replace(gpu_efficiency(catalog.gpu("h100-sxm-80gb")), gpu="h100-sxm-80gb", nvlink=SLOW_LINK)
     path = save_machine_profile("My lab/../x", MachineProfile(gpu=slower, network=SLOW_LINK))
     assert path.parent == own / "efficiency" and path.name == "my-lab-x.yaml"
     assert machine_profile("My lab/../x") == MachineProfile(gpu=slower, network=SLOW_LINK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, line, ring
+from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, line, local_bandwidth, ring
 from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
@@ -132,7 +132,7 @@ def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_si
     seconds = ring(machine=case, group_size=n, stride=1).seconds(wire)
     small = case.profile.gpu.small_all_reduce
     if small is not None and case.cluster.gpu.peer_to_peer:
-        bandwidth = small.bandwidth_fraction * case.cluster.gpu.peer_bandwidth_bytes_per_second
+        bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
         direct = small.latency_s + small.latency_per_peer_s * (n - 1.0) + wire / bandwidth
         seconds = np.where(n <= case.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds)
     return case.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
@@ -151,7 +151,7 @@ def exchange_seconds(case: ServingCase, bytes_per_rank: FloatArray, *, group_siz
     near = near + forwarded_bytes(far, in_domain=inside, cluster=case.cluster)
     far = far * exchange_slowdown(line(n, 1), in_domain=inside, cluster=case.cluster)
     local = near + np.sqrt(near * link.ramp_bytes)
-    peers = link.bandwidth_fraction * case.cluster.gpu.peer_bandwidth_bytes_per_second
+    peers = link.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
     seconds = link.latency_s + link.latency_per_peer_s * (n - 1.0) + local / peers
     port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
     remote = network.latency_s + case.cluster.inter_node_latency_s + far / port
