@@ -59,8 +59,12 @@ def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks | None = N
     if clocks is None:
         known = _profiles(FOLDER / "clocks")
         clocks = _clocks(known.get(_die(gpu), known[_GENERIC]))
-    reference = hardware.gpu(clocks.gpu) if clocks.gpu is not None else None
+    reference = _reference(clocks.gpu) if clocks.gpu is not None else None
     return at_sustained_clocks(kernels, clocks=clocks, gpu=gpu, reference=reference)
+
+
+_reference = functools.lru_cache(maxsize=64)(hardware.gpu)
+library.on_change(_reference.cache_clear)
 
 
 @functools.lru_cache(maxsize=64)
