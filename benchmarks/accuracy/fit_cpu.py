@@ -1,7 +1,7 @@
 """Measure this machine's `cpu` constants, one process with one thread: `python -m benchmarks.accuracy.fit_cpu` (needs torch).
 
-Writes hp_tool/catalog/data/efficiency/gpus/cpu.yaml: matmuls, an elementwise kernel, and gloo collectives between two processes
-over loopback. Fractions are of the catalogue's `cpu` entry. Searches correct what differs on another host.
+Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml: matmuls, an elementwise kernel, and gloo collectives between two
+processes over loopback. Fractions are of the catalogue's `cpu` entry. Searches correct what differs on another host.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """Fit what a framework adds to isolated kernels: `python -m benchmarks.accuracy.fit_frameworks --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml, by GPU because software and GPU changed together:
-A100 (and older) five constants on the 19 figures of arXiv 2205.05198's Tables 4 and 5, software of 2022 that waits for most
-of its communication; every other GPU six constants on NVIDIA's dense fp8 recipes for H100, software that hides it. Priors
-keep them physical; `fit(..., leave_out=MODEL)` and `modern_leave_one_out` fit without one model's rows.
+Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
+of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense fp8 recipes and
+MLPerf pre-training on H100, and cut models on B200. With them come the clocks that trainings sustain (`efficiency/clocks`): 16
+bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and what accumulation in fp32 costs there, and
+by assumption on B200, of fit_nanotron: run these two first. Priors keep them physical; `fit(..., leave_out=MODEL)` and the
+functions named left_out fit without a model's, a layout's or a card's rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +25,15 @@ from scipy.optimize import least_squares
 import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from benchmarks.accuracy.fsdp_memory import scatter_above
-from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases
+from benchmarks.accuracy.heldout import b200_cases, bridge_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, table5
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases, newest
-from hp_tool.catalog.efficiency import gpu_efficiency
-from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.step_time import without_host
+from benchmarks.accuracy.prepared import Prepared, Shares, clocks, write_clocks
+from benchmarks.accuracy.recipe_runs import recipe_cases
+from hp_tool.catalog import gpu
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
-from hp_tool.training.evaluate import resolve_config
-from hp_tool.training.problem import resolve_training
 
 Floats = NDArray[np.float64]
 
@@ -38,19 +41,17 @@ OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/frameworks"
 
 PRIORS = {
     # name: (mean, standard deviation, lowest, highest)
-    "matmul_slowdown": (1.05, 0.08, 0.8, 2.0),
     "elementwise_traffic_factor": (1.2, 0.3, 0.5, 4.0),
     "tensor_parallel_overlap": (0.5, 0.4, 0.0, 1.0),
     "optimizer_traffic_factor": (1.3, 0.3, 0.5, 5.0),
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
+    "clocks": (0.9, 0.05, 0.4, 1.0),  # of 16-bit matmuls on A100
 }
 NOISE = 0.03
 """Relative scatter taken for one published figure; it sets the figures against the priors."""
 
 FIXED = FrameworkEfficiency(
     framework="megatron-core",
-    matmul_slowdown=1.0,
-    narrow_matmul_slowdown=1.0,
     elementwise_traffic_factor=1.0,
     attention_backward_slowdown=1.25,  # FlashAttention-2 and -3 reach 1.2 to 1.3 times their backward FLOP/s forward
     tensor_parallel_overlap=0.0,
@@ -70,11 +71,13 @@ FIXED = FrameworkEfficiency(
 """What these rows do not tell, and where the values come from."""
 
 
-def framework(x: Floats) -> FrameworkEfficiency:
+def profile_2022(x: Floats) -> EfficiencyProfile:
     """The profile with the fitted constants in the order of PRIORS."""
     values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
+    shares: Shares = {("a100", "bf16"): values.pop("clocks")}
     link = dataclasses.replace(FIXED.network, bandwidth_fraction=values.pop("network_bandwidth_fraction"))
-    return dataclasses.replace(FIXED, network=link, **values)
+    kernels = sustained(gpu_efficiency(gpu(GPU)), gpu=gpu(GPU), clocks=clocks("a100", shares))
+    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(FIXED, network=link, **values))  # type: ignore[arg-type]
 
 
 def compare(rows4: list[Row], rows5: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
@@ -83,17 +86,20 @@ def compare(rows4: list[Row], rows5: list[Row], profile: EfficiencyProfile) -> l
 
 def fit(folder: Path, *, leave_out: str | None = None) -> EfficiencyProfile:
     """Maximum a posteriori fit; `leave_out` names a model of Table 5 whose rows are not seen."""
+    return profile_2022(fitted_2022(folder, leave_out=leave_out))
+
+
+def fitted_2022(folder: Path, *, leave_out: str | None = None) -> Floats:
+    """The constants in the order of PRIORS."""
     rows4 = read(folder, "korthikanti2022_table4.csv")
     rows5 = [row for row in read(folder, "korthikanti2022_table5.csv") if row["model"].split()[0] != leave_out]
-    device = gpu_efficiency(GPU)
     mean, sd, low, high = (np.array(column) for column in zip(*PRIORS.values(), strict=True))
 
     def residuals(x: Floats) -> Floats:
-        found = compare(rows4, rows5, EfficiencyProfile(gpu=device, framework=framework(x)))
+        found = compare(rows4, rows5, profile_2022(x))
         return np.concatenate([[np.log1p(c.error) / NOISE for c in found], (x - mean) / sd])
 
-    x = least_squares(residuals, mean, bounds=(low, high), diff_step=1e-3).x
-    return EfficiencyProfile(gpu=device, framework=framework(x))
+    return least_squares(residuals, mean, bounds=(low, high), diff_step=1e-3).x
 
 
 def leave_one_out(folder: Path) -> list[Comparison]:
@@ -108,98 +114,144 @@ def leave_one_out(folder: Path) -> list[Comparison]:
 
 OVERLAPS = ("tensor_parallel_overlap", "tensor_parallel_forward_overlap", "pipeline_overlap", "data_parallel_overlap")
 MODERN_PRIORS = {
-    "narrow_matmul_slowdown": (1.1, 0.15, 0.8, 2.0),
     "elementwise_traffic_factor": (1.2, 0.4, 0.5, 4.0),
-} | dict.fromkeys(OVERLAPS, (0.7, 0.3, 0.0, 1.0))
+    **dict.fromkeys(OVERLAPS, (0.7, 0.3, 0.0, 1.0)),
+    "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
+    "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
+    "expert_overhead_s": (1e-3, 2e-3, 0.0, 1e-2),
+}
+CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
+    ("h100", "fp8"): (0.85, 0.1, 0.4, 1.0),
+    ("b200", "bf16"): (0.8, 0.15, 0.3, 1.0),
+    ("b200", "fp8"): (0.85, 0.1, 0.4, 1.0),
+}
 MODERN_NOISE = 0.04
+AUDITED_WEIGHT = 0.5
+"""Of MLPerf's rows: a few layouts of one model each, submitted many times."""
 SPREAD = {
     "2022": 0.065,  # the twelve rows of 2020 on V100 and A100, never fitted; Table 5 leaving one model out scatters by 0.024
-    "today": 0.1,  # H100 recipes leaving one model out scatter by 0.055; 16-bit matmuls there are interpolated
-    "b200": 0.1,  # dense cut models leaving one layout out scatter by 0.05, on one node
+    "today": 0.08,  # recipes on H100 leaving one model out, B200 leaving one layout out and GB200, never fitted: 0.05 to 0.07
 }
 """Standard deviations of log(measured / predicted) behind the stated intervals; `python -m benchmarks.accuracy` prints them."""
 
 
-def step_ratio(case: Case, framework: FrameworkEfficiency) -> float:
-    """Predicted over published step time under these constants."""
-    problem = resolve_training(case.query)
-    training = case.query.training
-    assert training is not None
-    framework = with_overlap(framework, overlap=training.overlap, newest=framework)
-    if training.cuda_graphs:
-        framework = without_host(framework)
-    problem = dataclasses.replace(problem, profile=EfficiencyProfile(gpu=problem.profile.gpu, framework=framework))
-    candidate = Candidates.alone(resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus))
-    return float(problem.costs(candidate).step_s) / case.step_s
+@dataclasses.dataclass(frozen=True)
+class Today:
+    """Today's Megatron Core, and the clocks fitted with it."""
+
+    framework: FrameworkEfficiency
+    shares: Shares
+
+    def compare(self, run: Prepared) -> Comparison:
+        return run.compare(self.framework, self.shares)
 
 
-def fit_modern(cases: list[Case], start: FrameworkEfficiency) -> FrameworkEfficiency:
-    """Today's Megatron Core, which hides most of its communication: six constants on dense fp8 recipes."""
-    mean, sd, low, high = (np.array(column) for column in zip(*MODERN_PRIORS.values(), strict=True))
-
-    def constants(x: Floats) -> FrameworkEfficiency:
-        return dataclasses.replace(start, **{n: float(f"{v:.4g}") for n, v in zip(MODERN_PRIORS, x, strict=True)})
-
-    def residuals(x: Floats) -> Floats:
-        found = [math.log(step_ratio(case, constants(x))) / MODERN_NOISE for case in cases]
-        return np.concatenate([found, (x - mean) / sd])
-
-    return constants(least_squares(residuals, mean, bounds=(low, high), diff_step=1e-3).x)
+@functools.cache
+def today_runs(folder: Path) -> tuple[Prepared, ...]:
+    """Every row that today's constants may be fitted on."""
+    audited = [case for case in mlperf_cases(folder) if "lora" not in case.name and " v3.0" not in case.what]
+    return tuple(map(Prepared.of, [*bridge_cases(folder), *audited, *b200_cases(folder), *newest(moe_cases(folder))]))
 
 
-HOST_PRIORS = {
-    # name: (mean, standard deviation, lowest, highest); nanotron's hosts take 4 ms a layer
-    "matmul_slowdown": (1.3, 0.3, 0.8, 3.0),
-    "host_layer_s": (4e-3, 2e-3, 0.0, 2e-2),
-    "expert_overhead_s": (1e-3, 2e-3, 0.0, 1e-2),
-}
-
-
-def fit_host(cases: list[Case], start: FrameworkEfficiency) -> FrameworkEfficiency:
-    """16-bit matmul slowdown and the host's two constants, on runs whose overlap is known (cut models) and on recipes with
-    experts: layers that are small enough tell the host's pace.
+def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
+    """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all rows at once. A few
+    rows out of line must not bend them.
     """
-    mean, sd, low, high = (np.array(column) for column in zip(*HOST_PRIORS.values(), strict=True))
+    chosen = list(runs)
+    weights = np.array([AUDITED_WEIGHT if " v" in run.case.what else 1.0 for run in chosen]) / MODERN_NOISE
+    priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values())
+    mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
 
-    def constants(x: Floats) -> FrameworkEfficiency:
-        found = zip(HOST_PRIORS, (float(f"{v:.4g}") for v in x * sd), strict=True)
-        return dataclasses.replace(start, **dict(found))  # type: ignore[arg-type]
+    def constants(z: Floats, *, digits: int = 16) -> Today:
+        values = [float(f"{value:.{digits}g}") for value in mean + z * sd]
+        named = dict(zip(MODERN_PRIORS, values, strict=False))
+        link = dataclasses.replace(start.network, bandwidth_fraction=named.pop("network_bandwidth_fraction"))
+        framework = dataclasses.replace(start, network=link, **named)  # type: ignore[arg-type]
+        return Today(framework, dict(zip(CLOCK_PRIORS, values[len(MODERN_PRIORS) :], strict=True)))
 
-    def residuals(x: Floats) -> Floats:
-        found = [math.log(step_ratio(case, constants(x))) / MODERN_NOISE for case in cases]
-        return np.concatenate([found, x - mean / sd])
+    def residuals(z: Floats) -> Floats:
+        found = constants(z)
+        errors = np.log([run.ratio(found.framework, found.shares) for run in chosen])
+        return np.concatenate([errors * weights, z])
 
-    bounds = (low / sd, high / sd)
-    return constants(least_squares(residuals, mean / sd, bounds=bounds, loss="soft_l1", diff_step=1e-3).x)
+    bounds = ((low - mean) / sd, (high - mean) / sd)
+    near = np.full(len(mean), 1e-2)
+    fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
+    return constants(fitted.x, digits=4)
+
+
+def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
+    """These runs, each predicted by constants that saw no row of its key."""
+    start, found = fit(folder).framework, []
+    for group, members in _grouped(runs, key).items():
+        constants = fit_today([run for run in today_runs(folder) if key(run) != group], start)
+        found += map(constants.compare, members)
+    return found
+
+
+def _grouped(runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> dict[str, list[Prepared]]:
+    grouped: dict[str, list[Prepared]] = {}
+    for run in runs:
+        grouped.setdefault(key(run), []).append(run)
+    return grouped
 
 
 def modern_leave_one_out(folder: Path) -> list[Comparison]:
-    """Every dense H100 recipe, predicted by constants that never saw its model."""
-    cases = dense_h100(folder)
-    found = []
-    for name in dict.fromkeys(case.name for case in cases):
-        constants = fit_modern([case for case in cases if case.name != name], fit(folder).framework)
-        found += [compare_step(case, constants) for case in cases if case.name == name]
-    return found
+    """Every dense recipe and MLPerf pre-training on H100, by constants that never saw its model."""
+    dense = [run for run in today_runs(folder) if run.gpu.silicon == "h100" and run.problem.model.num_experts is None]
+    return _left_out(folder, dense, lambda run: run.case.name)
 
 
 def b200_leave_one_out(folder: Path) -> list[Comparison]:
-    """Every dense cut model on B200, predicted by a slowdown and a host that never saw its layout (its three batch sizes go
-    together); runs with experts tell of the host.
-    """
-    cases, others = dense_b200(folder), sparse_b200(folder) + newest(moe_cases(folder))
-    start = fit_modern(dense_h100(folder), fit(folder).framework)
+    """Every dense cut model on B200, by constants that never saw its layout (its three batch sizes go together)."""
+    dense = [run for run in today_runs(folder) if run.case.name == "llama-3-70b cut"]
+    return _left_out(folder, dense, lambda run: run.case.layout)
+
+
+def gb200_left_out(folder: Path) -> list[Comparison]:
+    """Dense recipes on GB200, by the shipped constants of B200's die, which saw none of its rows."""
+    runs = [Prepared.of(case) for case in recipe_cases(folder) if case.what.startswith("GB200")]
+    constants = efficiency(gpu=gpu("gb200-nvl72"), framework="megatron-core").framework
+    return [run.compare(constants) for run in runs]
+
+
+def amd_runs(folder: Path) -> list[Prepared]:
+    """LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
+    return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
+
+
+def fit_amd(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
+    """What matmuls of MI300X's die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
+
+    def residuals(x: Floats) -> Floats:
+        return np.log([run.ratio(framework, {("mi300x", "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
+
+    return {("mi300x", "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+
+
+def amd_left_out(folder: Path) -> list[Comparison]:
+    """Every AMD row, by what the other card's rows say of the die."""
+    runs = amd_runs(folder)
+    framework = efficiency(gpu=gpu("mi300x"), framework="megatron-core").framework
     found = []
-    for layout in dict.fromkeys(case.layout for case in cases):
-        constants = fit_host([case for case in cases if case.layout != layout] + others, start)
-        found += [compare_step(case, constants) for case in cases if case.layout == layout]
+    for card, members in _grouped(runs, lambda run: run.gpu.name).items():
+        shares = fit_amd([run for run in runs if run.gpu.name != card], framework)
+        found += [run.compare(framework, shares) for run in members]
     return found
+
+
+def adapters_unseen(folder: Path) -> list[Comparison]:
+    """MLPerf's LoRA on NVIDIA's GPUs by the shipped constants, which saw no run with adapters."""
+    runs = [Prepared.of(case) for case in mlperf_cases(folder) if "lora" in case.name and not case.what.startswith("MI3")]
+    return [run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework) for run in runs]
 
 
 def moe_left_out(folder: Path) -> list[Comparison]:
     """Recipes with experts, predicted by constants that saw none of them."""
-    constants = fit_host(dense_b200(folder) + sparse_b200(folder), fit_modern(dense_h100(folder), fit(folder).framework))
-    return [compare_step(case, constants) for case in moe_cases(folder)]
+    recipes = [Prepared.of(case) for case in moe_cases(folder)]
+    names = {run.case.name for run in recipes}
+    constants = fit_today([run for run in today_runs(folder) if run.case.name not in names], fit(folder).framework)
+    return [constants.compare(run) for run in recipes]
 
 
 def widths(folder: Path) -> dict[str, float]:
@@ -214,24 +266,6 @@ def widths(folder: Path) -> dict[str, float]:
         "earlier_expert_time_log_sd": float(f"{math.sqrt(np.square(earlier).mean()):.2g}"),
         "reserved_log_sd": scatter_above(folder),
     }
-
-
-def compare_step(case: Case, constants: FrameworkEfficiency) -> Comparison:
-    """A case beside the step time these constants predict, whether or not layers divide as our rules want."""
-    predicted = step_ratio(case, constants) * case.step_s
-    return Comparison(source="run", model=case.name, what=case.what, published=case.step_s, predicted=predicted)
-
-
-def dense_b200(folder: Path) -> list[Case]:
-    return [case for case in b200_cases(folder) if case.name.startswith("llama")]
-
-
-def sparse_b200(folder: Path) -> list[Case]:
-    return [case for case in b200_cases(folder) if not case.name.startswith("llama")]
-
-
-def dense_h100(folder: Path) -> list[Case]:
-    return [case for case in bridge_cases(folder) if case.what.startswith("H100")]
 
 
 def write(name: str, constants: FrameworkEfficiency, *, command: str = "benchmarks.accuracy.fit_frameworks") -> None:
@@ -249,41 +283,35 @@ def main() -> None:
     if folder is None:
         return
     command = "by python -m benchmarks.accuracy.fit_frameworks; see FIXED there for what those rows do not tell"
-    ampere = fit(folder).framework
-    ampere = dataclasses.replace(
-        ampere,
-        narrow_matmul_slowdown=ampere.matmul_slowdown,
+    old = fit(folder).framework
+    today = fit_today(today_runs(folder), old)
+    rows = (
+        "dense fp8 recipes of Megatron Bridge and NeMo and MLPerf pre-training from v3.1 on, on H100; dense models and "
+        "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of Qwen3-30B-A3B"
+    )
+    shared = widths(folder)
+    old = dataclasses.replace(
+        old,
+        host_launch_s=today.framework.host_launch_s,
         time_log_sd=SPREAD["2022"],
-        fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022) {command}",
+        fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
+        **shared,  # type: ignore[arg-type]
     )
-    ampere = dataclasses.replace(ampere, **widths(folder))  # type: ignore[arg-type]
-    modern = fit_modern(dense_h100(folder), ampere)
-    blackwell = fit_host(dense_b200(folder) + sparse_b200(folder) + newest(moe_cases(folder)), modern)
-    between = float(f"{math.sqrt(ampere.matmul_slowdown * blackwell.matmul_slowdown):.4g}")
-    cut = "dense cut models on 8 B200, 12 step times"
-    hosts = "hosts: those, DeepSeek-V2 cut to fit 8 B200 (6 step times), today's recipes of Qwen3-30B-A3B"
-    recipes = "dense fp8 recipes of Megatron Bridge and NeMo on H100 (overlaps, narrow matmuls, elementwise kernels)"
     modern = dataclasses.replace(
-        modern,
-        matmul_slowdown=between,
-        host_layer_s=blackwell.host_layer_s,
-        expert_overhead_s=blackwell.expert_overhead_s,
+        today.framework,
         time_log_sd=SPREAD["today"],
-        fitted_on=f"{recipes}; 16-bit matmuls: the geometric mean of A100's slowdown and B200's ({cut}); {hosts}; {command}",
+        fitted_on=f"{rows}; {command}",
+        **shared,  # type: ignore[arg-type]
     )
-    for name in ("a100-sxm-80gb", "a100-sxm-40gb", "v100-sxm-32gb"):
-        write(name, ampere)
+    for name in ("a100", "v100"):
+        write(name, old)
     write("default", modern)
     write("cpu", dataclasses.replace(FIXED, fitted_on="nothing: processes on a CPU hide nothing, and each search calibrates"))
-    write(
-        "b200-sxm-180gb",
-        dataclasses.replace(
-            modern,
-            matmul_slowdown=blackwell.matmul_slowdown,
-            time_log_sd=SPREAD["b200"],
-            fitted_on=f"{recipes}; 16-bit matmuls: {cut}; {hosts}; {command}",
-        ),
-    )
+    by = "by python -m benchmarks.accuracy.fit_frameworks"
+    write_clocks({("a100", "bf16"): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
+    write_clocks(today.shares, fitted_on=f"{rows}; {by}")
+    amd = fit_amd(amd_runs(folder), modern)
+    write_clocks(amd, fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}")
     for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):
         errors = [abs(c.error) for c in found]
         print(f"{title} leaving one model out: mean {np.mean(errors):.2%}, worst {max(errors):.2%}")

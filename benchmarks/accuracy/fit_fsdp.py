@@ -1,8 +1,9 @@
 """Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: six constants on 139 MPT runs on A100 of 40 and 80 GB.
-Kernels come from ops/. `leave_one_model_out` and `across_gpus` predict every run by constants that never saw its model, or
-its GPU.
+Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: seven constants on 139 MPT runs on A100 of 40 and 80 GB and
+43 on H100, and with them the clocks that 16-bit matmuls sustain on H100. The attention kernels of these runs were written
+for A100: their slowdown against the best of a die is fitted by die. Kernels come from ops/. `leave_one_model_out` and
+`across_gpus` predict every run by constants that never saw its model, or its GPU.
 """
 
 from __future__ import annotations
@@ -18,22 +19,20 @@ from scipy.optimize import least_squares
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_frameworks import FIXED, Floats, write
 from benchmarks.accuracy.fsdp_memory import scatter_above
-from benchmarks.accuracy.fsdp_runs import mpt_cases
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.korthikanti import Comparison
-from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
-from hp_tool.training.evaluate import resolve_config
-from hp_tool.training.problem import TrainingProblem, resolve_training
+from benchmarks.accuracy.prepared import Prepared, Shares, write_clocks
+from hp_tool.domain.efficiency import FrameworkEfficiency
 
 PRIORS = {
     # name: (mean, standard deviation, lowest, highest)
-    "matmul_slowdown": (1.1, 0.15, 0.8, 2.0),
     "elementwise_traffic_factor": (1.5, 0.5, 0.5, 6.0),
-    "attention_slowdown": (1.2, 0.4, 0.7, 4.0),
     "data_parallel_overlap": (0.8, 0.2, 0.0, 1.0),
     "optimizer_traffic_factor": (1.4, 0.4, 0.5, 8.0),
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
+    "a100 attention": (1.2, 0.4, 0.7, 5.0),
+    "h100 attention": (1.8, 0.6, 0.7, 5.0),
+    "h100 clocks": (0.85, 0.1, 0.4, 1.0),
 }
 NOISE = 0.04
 """Relative scatter taken for one published run; it sets the runs against the priors."""
@@ -43,36 +42,27 @@ TIME_SPREAD = 0.08
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A case whose names are looked up once, however often it is predicted."""
+class Fitted:
+    """The framework's constants on each die, and the clocks fitted with them."""
 
-    case: Case
-    problem: TrainingProblem
-    candidate: Candidates
+    by_die: dict[str, FrameworkEfficiency]
+    shares: Shares
 
-    @classmethod
-    def of(cls, case: Case) -> Prepared:
-        problem = resolve_training(case.query)
-        config = resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus)
-        return cls(case=case, problem=problem, candidate=Candidates.alone(config))
+    def step_s(self, run: Prepared) -> float:
+        return run.step_s(self.by_die[str(run.gpu.silicon)], self.shares)
 
-    def step_s(self, framework: FrameworkEfficiency) -> float:
-        """Predicted by these constants."""
-        profile = EfficiencyProfile(gpu=self.problem.profile.gpu, framework=framework)
-        return float(dataclasses.replace(self.problem, profile=profile).costs(self.candidate).step_s)
-
-    def compare(self, framework: FrameworkEfficiency) -> Comparison:
-        case = self.case
-        return Comparison(
-            source="run", model=case.name, what=case.what, published=case.step_s, predicted=self.step_s(framework)
-        )
+    def compare(self, run: Prepared) -> Comparison:
+        return run.compare(self.by_die[str(run.gpu.silicon)], self.shares)
 
 
-def constants(x: Iterable[float]) -> FrameworkEfficiency:
-    """The profile with the fitted constants in the order of PRIORS."""
+def constants(x: Iterable[float]) -> Fitted:
+    """The profiles with the fitted constants in the order of PRIORS."""
     values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
     link = dataclasses.replace(START.network, bandwidth_fraction=values.pop("network_bandwidth_fraction"))
-    return dataclasses.replace(START, network=link, **values)  # type: ignore[arg-type]
+    attention = {die: values.pop(f"{die} attention") for die in ("a100", "h100")}
+    shares: Shares = {("h100", "bf16"): values.pop("h100 clocks")}
+    shared = dataclasses.replace(START, network=link, **values)  # type: ignore[arg-type]
+    return Fitted({die: dataclasses.replace(shared, attention_slowdown=slow) for die, slow in attention.items()}, shares)
 
 
 def fit(runs: Sequence[Prepared], *, start: Floats | None = None) -> Floats:
@@ -81,7 +71,7 @@ def fit(runs: Sequence[Prepared], *, start: Floats | None = None) -> Floats:
 
     def residuals(x: Floats) -> Floats:
         found = constants(x)
-        errors = [np.log(run.step_s(found) / run.case.step_s) / NOISE for run in runs]
+        errors = [np.log(found.step_s(run) / run.case.step_s) / NOISE for run in runs]
         return np.concatenate([errors, (x - mean) / sd])
 
     near = mean if start is None else start
@@ -89,7 +79,7 @@ def fit(runs: Sequence[Prepared], *, start: Floats | None = None) -> Floats:
 
 
 def mpt_runs(folder: Path) -> list[Prepared]:
-    return [Prepared.of(case) for case in mpt_cases(folder)]
+    return [Prepared.of(case) for case in (*mpt_cases(folder), *mpt_h100_cases(folder))]
 
 
 def leave_one_model_out(runs: Sequence[Prepared]) -> list[Comparison]:
@@ -106,7 +96,7 @@ def _leaving_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> li
     found, everything = [], fit(runs)
     for group in dict.fromkeys(key(run) for run in runs):
         fitted = constants(fit([run for run in runs if key(run) != group], start=everything))
-        found += [run.compare(fitted) for run in runs if key(run) == group]
+        found += [fitted.compare(run) for run in runs if key(run) == group]
     return found
 
 
@@ -117,18 +107,19 @@ def main() -> None:
     if folder is None:
         return
     runs = mpt_runs(folder)
-    fitted = dataclasses.replace(
-        constants(fit(runs)),
-        time_log_sd=TIME_SPREAD,
-        reserved_log_sd=scatter_above(folder),
-        fitted_on=f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB by python -m benchmarks.accuracy.fit_fsdp; "
-        "see START there for what those rows do not tell",
-    )
-    fitted = dataclasses.replace(fitted, narrow_matmul_slowdown=fitted.matmul_slowdown)
-    for name in ("a100-sxm-40gb", "a100-sxm-80gb", "default"):
-        write(name, fitted, command="benchmarks.accuracy.fit_fsdp")
-    for title, found in (("one model", leave_one_model_out(runs)), ("one GPU", across_gpus(runs))):
-        errors = np.array([abs(c.error) for c in found])
+    fitted = constants(fit(runs))
+    rows = f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB and on H100 by python -m benchmarks.accuracy.fit_fsdp"
+    for name, framework in {"a100": fitted.by_die["a100"], "default": fitted.by_die["h100"]}.items():
+        found = dataclasses.replace(
+            framework,
+            time_log_sd=TIME_SPREAD,
+            reserved_log_sd=scatter_above(folder),
+            fitted_on=f"{rows}; see START there for what those rows do not tell",
+        )
+        write(name, found, command="benchmarks.accuracy.fit_fsdp")
+    write_clocks(fitted.shares, fitted_on=rows)
+    for title, comparisons in (("one model", leave_one_model_out(runs)), ("one GPU", across_gpus(runs))):
+        errors = np.array([abs(c.error) for c in comparisons])
         print(f"MPT leaving {title} out: mean {errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}")
 
 

@@ -1,8 +1,8 @@
-"""Fit each GPU's kernel and collective constants on isolated measurements: `python -m benchmarks.accuracy.fit_gpus --data DIR`.
+"""Fit each die's kernel and collective constants on isolated measurements: `python -m benchmarks.accuracy.fit_gpus --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/gpus/*.yaml. Per GPU: a roofline of three constants per matmul precision for
-training shapes and one for all shapes, one each for fused attention and for decoding, and four constants each for ring
-collectives, all-to-all and small all-reduces. Nothing of a whole training or serving run is read here.
+Writes hp_tool/catalog/data/efficiency/silicon/*.yaml, each over all measured cards of a die: a roofline of three constants per
+matmul precision for training shapes and one for all shapes, one each for fused attention and for decoding, and four constants
+each for ring collectives, all-to-all and small all-reduces. Nothing of a whole training or serving run is read here.
 """
 
 from __future__ import annotations
@@ -21,30 +21,45 @@ import hp_tool
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, robust_fit, short
 from hp_tool.catalog import gpu
-from hp_tool.domain.hardware import GpuSpec
+from hp_tool.cost.network import local_bandwidth
+from hp_tool.domain.hardware import GpuSpec, Precision
 
 Floats = NDArray[np.float64]
 
 SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb"}
-SAME_SILICON = {"a100-sxm-40gb": "a100-sxm-80gb"}
-PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+BORROWED = {"b300": "b200", "v100": "generic", "mi300x": "generic"}
+"""Dies that nobody measured, and whose constants they get: the die before them, or those typical of all."""
+PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
 CONTEXT_BYTES = float(2**30)
 """Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context alone; not fitted."""
-OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/gpus"
+OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/silicon"
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
 
 
-def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats]:
-    """(shapes (n, keys), seconds (n,)): the median over kernels and repeats of each shape."""
-    grouped: dict[tuple[float, ...], list[float]] = defaultdict(list)
+def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats, list[GpuSpec]]:
+    """(shapes (keys, n), seconds (n,), cards): the median over kernels and repeats of each shape on each card of a die."""
+    grouped: dict[tuple[str, tuple[float, ...]], list[float]] = defaultdict(list)
     for row in rows:
-        grouped[tuple(float(row[key]) for key in keys)].append(float(row["latency_ms"]) * 1e-3)
-    return np.array(list(grouped)), np.array([np.median(times) for times in grouped.values()])
+        grouped[row["system"], tuple(float(row[key]) for key in keys)].append(float(row["latency_ms"]) * 1e-3)
+    shapes = np.array([shape for _, shape in grouped])
+    return shapes.T, np.array([np.median(times) for times in grouped.values()]), [gpu(SYSTEMS[name]) for name, _ in grouped]
 
 
-def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[str, float], dict[str, float]]:
+def memory_bandwidth(cards: list[GpuSpec]) -> Floats:
+    return np.array([card.memory_bandwidth_bytes_per_second for card in cards])
+
+
+def peak(cards: list[GpuSpec], precision: Precision) -> Floats:
+    return np.array([card.peak_flops_per_second[precision] for card in cards])
+
+
+def peer_bandwidth(cards: list[GpuSpec]) -> Floats:
+    return np.array([local_bandwidth(card) for card in cards])
+
+
+def fit_matmul(rows: list[Row], die: str, precision: Precision) -> tuple[dict[str, float], dict[str, float]]:
     """(constants for the shapes of a training run, constants over all shapes for serving).
 
     Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m >= 1024, so that the
@@ -52,13 +67,11 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
     together with the quantisation of x, m k elements in passes over memory; their number is fitted and left out here,
     because training's cost model counts casts apart; serving's do not, and its constants hold the quantisation.
     """
-    shapes, seconds = medians(rows, ("m", "n", "k"))
-    keep = (shapes[:, 1] >= 1024) & (shapes[:, 2] >= 1024)
-    (m, n, k), seconds = shapes[keep].T, seconds[keep]
-    flops = 2 * m * n * k / device.peak_flops_per_second[precision]
-    traffic = (INPUT_BYTES[precision] * (m * k + n * k) + 2 * m * n) / device.memory_bandwidth_bytes_per_second
-
-    quantised = 0.0 if precision == "bf16" else 3.0 * m * k / device.memory_bandwidth_bytes_per_second
+    wide = [row for row in rows if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
+    (m, n, k), seconds, cards = medians(wide, ("m", "n", "k"))
+    flops, bandwidth = 2 * m * n * k / peak(cards, precision), memory_bandwidth(cards)
+    traffic = (INPUT_BYTES[precision] * (m * k + n * k) + 2 * m * n) / bandwidth
+    quantised = 0.0 if precision == "bf16" else 3.0 * m * k / bandwidth
 
     def residuals(x: Floats) -> Floats:
         return np.log((x[2] + np.maximum(flops / x[0], traffic / x[1]) + x[3] * quantised) / seconds)
@@ -69,10 +82,10 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
     def of_large(x: Floats) -> Floats:
         return residuals(np.array([x[0], everywhere[1], x[1], x[2]]))[large]
 
-    peak, overhead, passes = robust_fit(of_large, [0.7, 5e-6, 1.0], [0.05, 1e-7, 0.0], [1.2, 1e-4, 10.0])
-    errors = np.abs(np.expm1(of_large(np.array([peak, overhead, passes]))))
+    reached, overhead, passes = robust_fit(of_large, [0.7, 5e-6, 1.0], [0.05, 1e-7, 0.0], [1.2, 1e-4, 10.0])
+    errors = np.abs(np.expm1(of_large(np.array([reached, overhead, passes]))))
     print(
-        f"{device.name:16} matmul {precision:6} peak {peak:.3f} bandwidth {everywhere[1]:.3f} "
+        f"{die:16} matmul {precision:6} peak {reached:.3f} bandwidth {everywhere[1]:.3f} "
         f"overhead {overhead * 1e6:.1f} us, {passes:.1f} passes; {large.sum()} shapes, "
         f"median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
     )
@@ -81,64 +94,61 @@ def fit_matmul(rows: list[Row], device: GpuSpec, precision: str) -> tuple[dict[s
         return residuals(np.array([*x, 0.0]))
 
     serving = robust_fit(of_serving, [0.7, 0.7, 5e-6], [0.05, 0.05, 1e-7], [1.2, 1.2, 1e-4])
-    return roofline(peak, everywhere[1], overhead), roofline(*serving)
+    return roofline(reached, everywhere[1], overhead), roofline(*serving)
 
 
-def fit_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
+def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
     """Causal prefill: half of the full attention's FLOPs; memory traffic and arithmetic add up."""
-    shapes, seconds = medians(rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"))
-    b, s, a, k, d = shapes.T
-    flops = 2 * b * a * s**2 * d / device.peak_flops_per_second["bf16"]
-    traffic = 2 * b * s * d * (2 * a + 2 * k) / device.memory_bandwidth_bytes_per_second
+    (b, s, a, k, d), seconds, cards = medians(rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"))
+    flops = 2 * b * a * s**2 * d / peak(cards, "bf16")
+    traffic = 2 * b * s * d * (2 * a + 2 * k) / memory_bandwidth(cards)
     found, errors = fit_additive_roofline(flops, traffic, seconds, bounds=ATTENTION)
-    print(f"{device.name:16} attention     {found}; {len(errors)} shapes, median error {np.median(errors):.1%}")
+    print(f"{die:16} attention     {found}; {len(errors)} shapes, median error {np.median(errors):.1%}")
     return asdict(found)
 
 
-def fit_decode_attention(rows: list[Row], device: GpuSpec) -> dict[str, float]:
+def fit_decode_attention(rows: list[Row], die: str) -> dict[str, float]:
     """One new token over step + 1 cached ones: the bytes of keys and values, and a fixed cost. Every query head of a group
     reads the same keys, so arithmetic stays far below the peak; the peak is the prefill kernel's.
     """
-    shapes, seconds = medians(rows, ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim"))
-    b, step, _, k, d = shapes.T
-    traffic = 4 * b * (step + 1) * k * d / device.memory_bandwidth_bytes_per_second
+    (b, step, _, k, d), seconds, cards = medians(rows, ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim"))
+    traffic = 4 * b * (step + 1) * k * d / memory_bandwidth(cards)
 
     def residuals(x: Floats) -> Floats:
         return np.log((x[1] + traffic / x[0]) / seconds)
 
     x = robust_fit(residuals, [0.7, 1e-5], [0.05, 1e-6], [1.2, 1e-4])
     errors = np.abs(np.expm1(residuals(x)))
-    print(f"{device.name:16} decode attention bandwidth {x[0]:.3f} overhead {x[1] * 1e6:.1f} us; {len(errors)} shapes, "
+    print(f"{die:16} decode attention bandwidth {x[0]:.3f} overhead {x[1] * 1e6:.1f} us; {len(errors)} shapes, "
           f"median error {np.median(errors):.1%}")  # fmt: skip
     return {"bandwidth_fraction": short(x[0]), "overhead_s": short(x[1])}
 
 
-def fit_small_all_reduce(rows: list[Row], device: GpuSpec) -> dict[str, float]:
+def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
     """The one-kernel all-reduces that engines capture in CUDA graphs, up to 8 MiB; medians over the libraries."""
     kernels = [r for r in rows if r["kernel_source"] != "vLLM_custom_eager" and float(r["message_size"]) <= 2**22]
-    shapes, seconds = medians(kernels, ("num_gpus", "message_size"))
-    n, elements = shapes.T
-    wire = 2 * 2 * elements * (n - 1) / n / (device.nvlink_bandwidth_bytes_per_second or device.pcie_bandwidth_bytes_per_second)
+    (n, elements), seconds, cards = medians(kernels, ("num_gpus", "message_size"))
+    wire = 2 * 2 * elements * (n - 1) / n / peer_bandwidth(cards)
 
     def residuals(x: Floats) -> Floats:
         return np.log((x[0] + x[1] * (n - 1) + wire / x[2]) / seconds)
 
     latency, per_peer, bandwidth = robust_fit(residuals, [4e-6, 2e-7, 0.5], [1e-7, 0, 0.05], [1e-4, 1e-4, 1.5])
     errors = np.abs(np.expm1(residuals(np.array([latency, per_peer, bandwidth]))))
-    print(f"{device.name:16} small all-reduce {bandwidth:.3f} of the link, {latency * 1e6:.1f} us; {len(errors)} shapes, "
+    print(f"{die:16} small all-reduce {bandwidth:.3f} of the link, {latency * 1e6:.1f} us; {len(errors)} shapes, "
           f"median error {np.median(errors):.1%}")  # fmt: skip
     return {"bandwidth_fraction": short(bandwidth), "latency_s": short(latency),
             "latency_per_peer_s": short(per_peer), "ramp_bytes": 0.0}  # fmt: skip
 
 
-def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> dict[str, float]:
+def fit_link(rows: list[Row], die: str, operations: tuple[str, ...]) -> dict[str, float]:
     """Collectives of 256 KiB and more inside one NVLink domain; message_size counts elements of 2 bytes."""
     chosen = [r for r in rows if r["op_name"] in operations and float(r["message_size"]) >= 2**17 and float(r["num_gpus"]) <= 8]
     n = np.array([float(r["num_gpus"]) for r in chosen])
     size = np.array([2 * float(r["message_size"]) for r in chosen])
     wire = size * (n - 1) / n * np.array([RING_SHARE[r["op_name"]] for r in chosen])
     seconds = np.array([float(r["latency_ms"]) * 1e-3 for r in chosen])
-    bandwidth = device.nvlink_bandwidth_bytes_per_second or device.pcie_bandwidth_bytes_per_second
+    bandwidth = peer_bandwidth([gpu(SYSTEMS[r["system"]]) for r in chosen])
 
     def residuals(x: Floats) -> Floats:
         return np.log((x[1] + x[2] * (n - 1) + (wire + np.sqrt(wire * x[3])) / (x[0] * bandwidth)) / seconds)
@@ -146,8 +156,7 @@ def fit_link(rows: list[Row], device: GpuSpec, operations: tuple[str, ...]) -> d
     x = robust_fit(residuals, [0.8, 5e-6, 1e-6, 1e6], [0.1, 0, 0, 0], [1.5, 1e-4, 1e-4, 1e9])
     errors = np.abs(np.expm1(residuals(x)))
     print(
-        f"{device.name:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, "
-        f"median error {np.median(errors):.1%}"
+        f"{die:16} {'+'.join(operations):40} {x[0]:.3f} of the link; {len(errors)} rows, median error {np.median(errors):.1%}"
     )
     return {
         "bandwidth_fraction": short(x[0]),
@@ -161,37 +170,37 @@ def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]
     return {"peak_fraction": short(peak), "bandwidth_fraction": short(bandwidth), "overhead_s": short(overhead)}
 
 
-def fit_gpu(folder: Path, system: str) -> dict[str, object]:
-    """All constants of one GPU."""
-    device = gpu(SYSTEMS[system])
-    of_system = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] == system]
-                 for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
+def fit_die(folder: Path, die: str) -> dict[str, object]:
+    """All constants of one die."""
+    systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
+    of_die = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] in systems]
+              for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
     fits = {
-        PRECISIONS[kind]: fit_matmul([r for r in of_system["gemm"] if r["gemm_dtype"] == kind], device, PRECISIONS[kind])
-        for kind in dict.fromkeys(r["gemm_dtype"] for r in of_system["gemm"])
+        PRECISIONS[kind]: fit_matmul([r for r in of_die["gemm"] if r["gemm_dtype"] == kind], die, PRECISIONS[kind])
+        for kind in dict.fromkeys(r["gemm_dtype"] for r in of_die["gemm"])
     }
     thin = fits["bf16"][1]
-    attention = fit_attention(of_system["context_attention"], device)
-    decode = fit_decode_attention(of_system["generation_attention"], device)
+    attention = fit_attention(of_die["context_attention"], die)
+    decode = fit_decode_attention(of_die["generation_attention"], die)
     return {
-        "gpu": device.name,
+        "gpu": die,
         "matmul": {precision: fit[0] for precision, fit in fits.items()},
         "attention": attention,
         "memory_fraction": thin["bandwidth_fraction"],
         "kernel_overhead_s": thin["overhead_s"],
         "context_bytes": CONTEXT_BYTES,
-        "nvlink": fit_link(of_system["nccl"], device, ("all_gather", "reduce_scatter", "all_reduce")),
-        "all_to_all": fit_link(of_system["nccl"], device, ("alltoall",)),
+        "nvlink": fit_link(of_die["nccl"], die, ("all_gather", "reduce_scatter", "all_reduce")),
+        "all_to_all": fit_link(of_die["nccl"], die, ("alltoall",)),
         "thin_matmul": {precision: fit[1] for precision, fit in fits.items()},
         "decode_attention": {"peak_fraction": attention["peak_fraction"], **decode},
-        "small_all_reduce": fit_small_all_reduce(of_system["custom_allreduce"], device),
-        "fitted_on": f"ops/*.csv, system {system}, "
+        "small_all_reduce": fit_small_all_reduce(of_die["custom_allreduce"], die),
+        "fitted_on": f"ops/*.csv, systems {', '.join(systems)}, "
         "by python -m benchmarks.accuracy.fit_gpus; memory_fraction and kernel_overhead_s are those of matmuls of all shapes",
     }
 
 
 def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
-    """Geometric means over the fitted GPUs, for one that nobody measured."""
+    """Geometric means over the fitted dies, for one that nobody measured."""
 
     def mean(values: list[object]) -> object:
         if isinstance(values[0], dict):
@@ -217,15 +226,13 @@ def main() -> None:
     folder = data_folder(parser.parse_args())
     if folder is None:
         return
-    fitted = {SYSTEMS[system]: fit_gpu(folder, system) for system in SYSTEMS}
-    for twin, original in SAME_SILICON.items():
-        fitted[twin] = fitted[original] | {
-            "gpu": twin,
-            "fitted_on": f"same silicon as {original}: {fitted[original]['fitted_on']}",
-        }
+    dies = dict.fromkeys(str(gpu(card).silicon) for card in SYSTEMS.values())
+    fitted = {die: fit_die(folder, die) for die in dies}
+    fitted["generic"] = generic(list(fitted.values()))
+    for die, origin in BORROWED.items():
+        fitted[die] = fitted[origin] | {"gpu": die, "measured": False, "fitted_on": f"nobody measured it: as {origin}"}
     for name, constants in fitted.items():
         write(name, constants)
-    write("generic", generic([fitted[name] for name in SYSTEMS.values()]))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ KERNELS = "ops/ and the MPT runs of the other"
 
 
 def sections(folder: Path) -> list[Section]:
-    """MPT on A100: each run by constants that never saw its model, and by constants that never saw its GPU; other models
-    under other FSDP software by the shipped constants.
+    """MPT on A100 and H100: each run by constants that never saw its model, and by constants that never saw its GPU; other
+    models under other FSDP software by the shipped constants.
     """
     runs = mpt_runs(folder)
     if not runs:
@@ -26,12 +26,12 @@ def sections(folder: Path) -> list[Section]:
     constants = efficiency(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
     return [
         Section(
-            title="MPT under FSDP on A100, leaving one model out (s)", role="headline", comparisons=leave_one_model_out(runs),
-            fitted_on=f"{KERNELS} eight models", stated_log_sd=constants.time_log_sd,
+            title="MPT under FSDP on A100 and H100, leaving one model out (s)", role="headline",
+            comparisons=leave_one_model_out(runs), fitted_on=f"{KERNELS} eight models", stated_log_sd=constants.time_log_sd,
         ),
         Section(
-            title="MPT under FSDP on A100, leaving one GPU out (s)", role="headline", comparisons=across_gpus(runs),
-            fitted_on=f"{KERNELS} GPU (40 and 80 GB)", stated_log_sd=constants.time_log_sd,
+            title="MPT under FSDP on A100 and H100, leaving one GPU out (s)", role="headline", comparisons=across_gpus(runs),
+            fitted_on=f"{KERNELS} GPUs (A100 of 40 and 80 GB, H100)", stated_log_sd=constants.time_log_sd,
         ),
         Section(
             title="Llama under FSDP on A100, eager torchtitan (s)", role="headline", fitted_on=constants.fitted_on,

@@ -14,7 +14,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.training.problem import resolve_training
 
-GPUS_MPT = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb"}
+GPUS_MPT = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb", "h100_80gb": "h100-sxm-80gb"}
 GPUS_TITAN = {"A100-80GB": "a100-sxm-80gb", "H200": "h200-sxm-141gb"}
 """Not in it: an H100 of 96 GB and 2.4 TB/s with its power limited to 500 W."""
 MODELS_TITAN = {
@@ -56,6 +56,21 @@ def _mpt(row: Row) -> Case:
         query=query,
         step_s=batch * sequence / float(row["tokens_per_s"]),
     )
+
+
+def mpt_h100_cases(folder: Path) -> list[Case]:
+    """MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
+    return [_mpt_h100(row) for row in read(folder, "training_llm_foundry_h100.csv")]
+
+
+def _mpt_h100(row: Row) -> Case:
+    recompute = "True" if row["activation_checkpointing"] == "True" else "False"
+    same = {"gpu": "h100_80gb", "seq": row["seq_tokens"], "activation_ckpt": recompute, "tokens_per_s": row["tokens_s"]}
+    case = _mpt({**row, **same})
+    if "fp8" not in row["precision"]:
+        return case
+    training = dataclasses.replace(case.query.training, precision="fp8")  # type: ignore[type-var]
+    return dataclasses.replace(case, what=f"{case.what}, fp8", query=dataclasses.replace(case.query, training=training))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

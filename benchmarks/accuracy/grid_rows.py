@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.data import Row
-from hp_tool.catalog import cluster
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
+from hp_tool.catalog import cluster, gpu
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
@@ -62,7 +62,7 @@ class Group:
 
     def predict(self, constants: FrameworkEfficiency) -> TrainingCosts:
         """Predictions for the rows."""
-        profile = EfficiencyProfile(gpu=gpu_efficiency(GPU), framework=constants)
+        profile = EfficiencyProfile(gpu=sustained(gpu_efficiency(gpu(GPU)), gpu=gpu(GPU)), framework=constants)
         return training_costs(case=self._case(profile), candidates=self.candidates)
 
     def _case(self, profile: EfficiencyProfile) -> TrainingCase:

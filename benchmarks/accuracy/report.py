@@ -8,11 +8,14 @@ from typing import Any
 from benchmarks.accuracy import activations, coverage, days, feasible, fsdp_report, grid, heldout, moe_runs
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import (
+    adapters_unseen,
+    amd_left_out,
     b200_leave_one_out,
-    compare_step,
+    gb200_left_out,
     leave_one_out,
     modern_leave_one_out,
     moe_left_out,
+    today_runs,
 )
 from benchmarks.accuracy.korthikanti import GPU, Comparison, table4, table5
 from benchmarks.accuracy.sections import Role, Section
@@ -25,14 +28,14 @@ NOTHING = "nothing: formulas alone"
 RECIPES_LEFT_OUT = "ops/, Tables 4 and 5, and the other models' recipes; priors for the rest"
 
 LAYOUTS_LEFT_OUT = "ops/, Tables 4 and 5, H100 recipes, and the other layouts' rows"
-NO_RECIPES = "ops/, Tables 4 and 5, dense recipes on H100, models cut to fit 8 B200"
+NO_RECIPES = "ops/, Tables 4 and 5, dense runs on H100 and B200, models cut to fit 8 B200"
+AMD = "dense runs on H100 and B200, and the other card's rows"
 
 
 def sections(folder: Path) -> list[Section]:
     """Every figure beside its prediction: by constants that did not see it where that is possible, and by the shipped ones."""
     old = efficiency(gpu=gpu(GPU), framework="megatron-core")
     modern = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
-    blackwell = efficiency(gpu=gpu("b200-sxm-180gb"), framework="megatron-core").framework
     rows4, rows5 = read(folder, "korthikanti2022_table4.csv"), read(folder, "korthikanti2022_table5.csv")
     found = [
         *_paper(folder, rows4, rows5, old),
@@ -47,17 +50,17 @@ def sections(folder: Path) -> list[Section]:
         _section(
             "Dense models cut to fit 8 B200, leaving one layout out (s)",
             "held out",
-            blackwell,
+            modern,
             left_out,
             fitted_on=LAYOUTS_LEFT_OUT,
         ),
-        _section("Dense models cut to fit 8 B200, shipped constants (s)", "in sample", blackwell, _steps(dense)),
-        _section("Mixtures of experts cut to fit 8 B200 (s)", "in sample", blackwell, _steps(sparse)),
+        _section("Dense models cut to fit 8 B200, shipped constants (s)", "in sample", modern, _steps(dense)),
+        _section("Mixtures of experts cut to fit 8 B200 (s)", "in sample", modern, _steps(sparse)),
     ]
     for name, runs in (("Dense models", dense), ("Mixtures of experts", sparse)):
         allocated = _once([run.memory("B200") for run in runs])
         title = f"{name} cut to fit 8 B200, allocated (GiB)"
-        found.append(_section(title, "held out", blackwell, allocated, log_sd=blackwell.memory_log_sd, fitted_on=NOTHING))
+        found.append(_section(title, "held out", modern, allocated, log_sd=modern.memory_log_sd, fitted_on=NOTHING))
     found += fsdp_report.sections(folder)
     return [section for section in found if section.comparisons]
 
@@ -78,18 +81,18 @@ def _paper(folder: Path, rows4: list[Row], rows5: list[Row], profile: Efficiency
 
 
 def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> list[Section]:
-    """NVIDIA's published fp8 recipes: H100's leaving one model out and in sample, and B200's."""
-    cases = heldout.bridge_cases(folder)
-    on_h100 = [case for case in cases if case.what.startswith("H100")]
-    elsewhere = [case for case in cases if case not in on_h100]
+    """Today's Megatron Core: recipes and audited runs on H100 and B200, on GB200, with adapters, on AMD, with experts."""
     left_out = modern_leave_one_out(folder) if with_fits else []
     sparse = moe_left_out(folder) if with_fits else []
     recent = {case.what for case in moe_runs.newest(moe_runs.moe_cases(folder))}
     today, earlier = ([c for c in sparse if (c.what in recent) == wanted] for wanted in (True, False))
-    shipped = [compare_step(case, modern) for case in on_h100]
+    shipped = [run.compare(modern) for run in today_runs(folder) if run.problem.model.num_experts is None]
     return [
-        _section("Recipes on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
-        _section("Recipes on H100, shipped constants (s)", "in sample", modern, shipped),
+        _section("Dense runs on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
+        _section("Dense runs on H100 and B200, shipped constants (s)", "in sample", modern, shipped),
+        _section("Dense recipes on GB200 (s)", "headline", modern, gb200_left_out(folder)),
+        _section("LoRA of MLPerf (s)", "held out", modern, adapters_unseen(folder)),
+        _section("LoRA of MLPerf on AMD, leaving one card out (s)", "held out", modern, amd_left_out(folder), fitted_on=AMD),
         _section(
             "Mixtures of experts, recipes of today's software (s)",
             "held out",
@@ -106,7 +109,6 @@ def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> l
             fitted_on=NO_RECIPES,
             log_sd=modern.earlier_expert_time_log_sd,
         ),
-        _section("Recipes on B200 (s)", "held out", modern, [compare_step(case, modern) for case in elsewhere]),
     ]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.measurement import Collective, LocalOperation, Operation, OperationTimes
@@ -80,7 +81,7 @@ def fit_machine(times: Sequence[OperationTimes], *, cluster: ClusterSpec, start:
     bounds = CPU if gpu.kind == "cpu" else GPU
     fits = _Fits(times=times, gpu=gpu, bounds=bounds)
     matmul = fits.matmuls()
-    local = gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second
+    local = local_bandwidth(gpu)
     node_link = fits.link("inside a node", _RING, across=False, bandwidth=local)
     exchange = fits.link("all-to-all inside a node", {"all_to_all": 1.0}, across=False, bandwidth=local)
     network = fits.link("across nodes", _RING, across=True, bandwidth=cluster.inter_node_bandwidth_bytes_per_second)

@@ -1,4 +1,4 @@
-"""Efficiency profiles, the fitted constants of GPUs, frameworks, engines and clusters: a file each."""
+"""Efficiency profiles, the fitted constants of dies, frameworks, engines and clusters: a file each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from hp_tool import documents
-from hp_tool.catalog import library, records
+from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.roofline import at_sustained_clocks
 from hp_tool.cost.step_time import without_host
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
+from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import OverlapSpec
-from hp_tool.errors import UnsupportedError
+from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 _GENERIC = "generic"
-"""Constants for GPUs nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, FrameworkEfficiency, EngineEfficiency)
+"""Constants for dies nobody measured: those typical of the measured ones."""
+P = TypeVar("P", GpuEfficiency, Clocks, FrameworkEfficiency, EngineEfficiency)
 
 
 def efficiency(
@@ -34,22 +35,41 @@ def efficiency(
     cuda_graphs: bool = False,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
-    """The profile the cost model wants; a GPU without measurements gets generic constants, marked `measured: false`.
+    """The profile the cost model wants: constants of the GPU's die, or generic ones, marked `measured: false`.
 
     `cluster`: its name; where `hp-tool calibrate --cluster` measured it, its own constants stand before its GPU's.
 
     UnsupportedError for a framework without a profile, and for an overlap that nobody measured.
     """
-    constants = _framework(framework, gpu.name)
+    constants = _framework(framework, _die(gpu))
     if overlap is not None:
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:
         constants = without_host(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
-        return EfficiencyProfile(gpu=gpu_efficiency(gpu.name if gpu.kind == "gpu" else "cpu"), framework=constants)
+        return EfficiencyProfile(gpu=sustained(gpu_efficiency(gpu), gpu=gpu), framework=constants)
     network = machine.network or constants.network
-    return EfficiencyProfile(gpu=machine.gpu, framework=dataclasses.replace(constants, network=network))
+    kernels = sustained(machine.gpu, gpu=gpu)
+    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(constants, network=network))
+
+
+def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks | None = None) -> GpuEfficiency:
+    """Constants of isolated kernels, at the clocks of a long training on this GPU: those of its die, or typical ones."""
+    if clocks is None:
+        known = _profiles(FOLDER / "clocks")
+        clocks = _clocks(known.get(_die(gpu), known[_GENERIC]))
+    reference = _reference(clocks.gpu) if clocks.gpu is not None else None
+    return at_sustained_clocks(kernels, clocks=clocks, gpu=gpu, reference=reference)
+
+
+_reference = functools.lru_cache(maxsize=64)(hardware.gpu)
+library.on_change(_reference.cache_clear)
+
+
+@functools.lru_cache(maxsize=64)
+def _clocks(path: Path) -> Clocks:
+    return _build(Clocks, path)
 
 
 def frameworks() -> list[str]:
@@ -57,24 +77,35 @@ def frameworks() -> list[str]:
     return sorted(path.parent.name for path in (FOLDER / "frameworks").glob("*/default.yaml"))
 
 
-@functools.lru_cache(maxsize=256)
-def gpu_efficiency(name: str) -> GpuEfficiency:
-    """What kernels reach on this GPU; the generic profile, marked `measured: false`, where nobody measured it."""
-    path = _profiles(FOLDER / "gpus").get(name)
-    if path is None:
-        return dataclasses.replace(gpu_efficiency(_GENERIC), gpu=_GENERIC, measured=False)
-    return _build(GpuEfficiency, path)
+def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
+    """What kernels reach on this GPU's die; generic constants, marked `measured: false`, where it names none."""
+    return _of_die(_die(gpu))
+
+
+def _die(gpu: GpuSpec) -> str:
+    return gpu.silicon or (_GENERIC if gpu.kind == "gpu" else "cpu")
 
 
 @functools.lru_cache(maxsize=256)
-def _framework(name: str, gpu: str) -> FrameworkEfficiency:
-    """The framework's constants on this GPU, else those of its newest measured software."""
+def _of_die(name: str) -> GpuEfficiency:
+    known = _profiles(FOLDER / "silicon")
+    if name not in known:
+        hint = records.nearest(name, known) or f"; known: {', '.join(sorted(known))}"
+        raise InputError(
+            f"no constants of silicon {name[:100]!r}{hint}; leave it out for typical ones", field="cluster.gpu.silicon"
+        )
+    return _build(GpuEfficiency, known[name])
+
+
+@functools.lru_cache(maxsize=256)
+def _framework(name: str, silicon: str) -> FrameworkEfficiency:
+    """The framework's constants on this die, else those of its newest measured software."""
     if name not in frameworks():
         raise UnsupportedError(
             f"no efficiency profile for framework {name!r}; known: {', '.join(frameworks())}", field="training.framework"
         )
     profiles = _profiles(FOLDER / "frameworks" / name)
-    return _build(FrameworkEfficiency, profiles.get(gpu, profiles["default"]))
+    return _build(FrameworkEfficiency, profiles.get(silicon, profiles["default"]))
 
 
 def _build(kind: type[P], path: Path) -> P:

@@ -200,6 +200,7 @@ def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
         idle_power_w=_device_mean(kinds, idle),
         host_power_w=_device_mean(kinds, [gpu.host_power_w for gpu in gpus]),
         price_per_hour=None,
+        predict_only=any(gpu.predict_only for gpu in gpus),
         source="means over the devices of both kinds",
     )
 

@@ -111,9 +111,10 @@ def _benchmark(name: str, *, launcher: str | None, precisions: Sequence[str] | N
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import save_machine_profile
     from hp_tool.learning import machine
-    from hp_tool.tuning.clusters import cluster_launcher
+    from hp_tool.tuning.clusters import check_profiled, cluster_launcher
 
     cluster = catalog.cluster(name)
+    check_profiled(cluster.gpu)
     cpu = cluster.gpu.kind == "cpu"
     chosen = machine.checked_precisions(precisions or (("fp32",) if cpu else ("bf16",)), gpu=cluster.gpu)
     engine = cluster_launcher(name, name=launcher)

@@ -43,7 +43,7 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool import catalog
 
     specs = [catalog.gpu(each) for each in ([name] if name else catalog.names("gpus"))]
-    heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h")
+    heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h", "tune")
     _print(specs, single=name is not None, as_json=as_json, kind="gpus", heads=heads, rows=map(_gpu_row, specs))
 
 
@@ -73,6 +73,7 @@ def _gpu_row(spec: GpuSpec) -> Sequence[str]:
         _scaled(spec.nvlink_bandwidth_bytes_per_second, 1e9),
         _scaled(spec.inter_node_bandwidth_bytes_per_second, 1e9),
         _scaled(spec.price_per_hour, 1.0),
+        "predict-only" if spec.predict_only else "",
     )
 
 

@@ -79,7 +79,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
     core, core_backward = core_seconds(case=case, s=s)
     context, context_backward = context_seconds(case=case, candidates=candidates, s=s, core_s=core)
     qk = model.qk_head_size
@@ -144,7 +144,8 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     """(forward, backward) exposed seconds of context-parallel communication per layer and micro-batch.
 
     - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden behind the attention of the
-      step before; the backward pass also sends their gradients.
+      step before; the backward pass also sends their gradients. Each step is an attention kernel of its own, with its fixed
+      cost.
     - all_gather: keys and values are gathered first, and nothing hides that; the backward pass gathers them again and
       reduce-scatters the gradients.
     - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head shards, in four all-to-alls of 1/c
@@ -177,9 +178,10 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     if kind == "all_gather":
         return passing, 2.0 * passing
     overlap = case.profile.framework.context_parallel_overlap
+    kernels = case.profile.gpu.attention.overhead_s * (c - 1.0)
     forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
     backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
-    return exchange + forward, exchange + backward
+    return exchange + kernels + forward, exchange + kernels + backward
 
 
 def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:

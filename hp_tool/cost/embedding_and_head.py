@@ -8,7 +8,7 @@ from hp_tool.cost.arrays import Floats, minimum, where
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
+from hp_tool.cost.roofline import accumulation_slowdown, elementwise_seconds, matmul_seconds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -96,14 +96,15 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     moved = 2.0 * e if workload.freezes_embedding else 4.0 * e + 8.0
     embedding = elementwise_seconds(tokens * h * moved / shards, machine=case, kernels=4.0)
     precision = workload.precision
+    added = accumulation_slowdown(case, precision)
     passes = 3.0 if workload.cross_entropy == "chunked" else 2.0
     output = passes * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
     if not frozen:
-        output = output + matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
+        output = output + added * matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
     if model.head_dense_vectors:
         output = output + 2.0 * matmul_seconds(tokens / shards, h, h, machine=case, precision=precision)
         if not frozen:
-            output = output + matmul_seconds(h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision)
+            output = output + added * matmul_seconds(h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision)
         # Activation and norm: forward reads and writes each, backward reads two and writes one.
         output = output + elementwise_seconds(tokens * h * 10.0 * e / shards, machine=case, kernels=6.0)
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]

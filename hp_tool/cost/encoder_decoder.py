@@ -159,8 +159,8 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     fused, output = attention_matrices(model, tensor=s.t)
     queries, keys, values = fused.outputs
     own, read = [(queries, s.h), output.shape], [(keys + values, s.h)]
-    forward, gradient = weight_matmuls(s.tokens, own, machine=case, precision=precision)
-    forward_read, gradient_read = weight_matmuls(ratio * s.tokens, read, machine=case, precision=precision)
+    forward, gradient = weight_matmuls(s.tokens, own, case=case, precision=precision)
+    forward_read, gradient_read = weight_matmuls(ratio * s.tokens, read, case=case, precision=precision)
     core, core_backward = core_seconds(case=case, s=s, keys_per_query=ratio, causal=False)
     cast, cast_backward = cast_traffic(workload, own)
     cast_read, cast_read_backward = cast_traffic(workload, read)

@@ -104,6 +104,15 @@ def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     return dense + sparse * each
 
 
+def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
+    """(forward, backward) kernels that adapters add to a dense layer's: of each pair two matmuls, a scaling and an addition,
+    and twice as many matmuls in the backward pass; the frozen matrices' weight gradients fall away.
+    """
+    matrices = rank_matrices(model, candidates, moe=False)
+    pairs = sum(1 for matrix in matrices for _ in adapters(matrix, lora))
+    return 4.0 * pairs, 6.0 * pairs - len(matrices)
+
+
 def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockBytes:
     """The layer's saved bytes if only adapters are trained.
 
@@ -168,7 +177,7 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
             widened = elementwise_seconds(moved, machine=case, kernels=1.0)
             forward, backward = forward + widened, backward + widened
         for one in adapters(matrix, workload.lora):
-            both, both_gradient = weight_matmuls(tokens, one.matrices, machine=case, precision=wide_precision(workload))
+            both, both_gradient = weight_matmuls(tokens, one.matrices, case=case, precision=wide_precision(workload))
             matmul, gradient = matmul + both, gradient + both_gradient
             forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0)
             backward = backward + elementwise_seconds(3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0)

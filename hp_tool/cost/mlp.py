@@ -37,7 +37,7 @@ def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)
     matrices = shapes(mlp_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, machine=case, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
     backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0) * s.e * hidden + cast_backward)

@@ -77,12 +77,12 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     width = model.expert_size / etp
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
     forward, gradient = weight_matmuls(
-        routed / local_experts, matrices, machine=case, precision=workload.precision, batch=local_experts
+        routed / local_experts, matrices, case=case, precision=workload.precision, batch=local_experts
     )
     cast, cast_backward = cast_traffic(workload, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(
-            s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), machine=case, precision=workload.precision
+            s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), case=case, precision=workload.precision
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 

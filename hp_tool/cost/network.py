@@ -16,7 +16,7 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, lcm, maximum
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Link
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.errors import InputError
 
 
@@ -202,9 +202,11 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
 # traffic at the same time. All groups of a kind communicate at once; so do all ranks that send.
 
 
-def local_bandwidth(cluster: ClusterSpec) -> float:
-    """Per-direction bandwidth to a neighbour in the domain: NVLink, or PCIe without NVLink."""
-    return cluster.gpu.nvlink_bandwidth_bytes_per_second or cluster.gpu.pcie_bandwidth_bytes_per_second
+def local_bandwidth(gpu: GpuSpec) -> float:
+    """Per-direction bandwidth to a device of the same host: NVLink, else PCIe; half of PCIe without peer-to-peer, because
+    messages are first written to the host's memory and then read.
+    """
+    return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (1.0 if gpu.peer_to_peer else 0.5)
 
 
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
@@ -321,7 +323,7 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain
     inside, outside = profile.gpu.nvlink, profile.framework.network
-    fast = inside.bandwidth_fraction * local_bandwidth(cluster)
+    fast = inside.bandwidth_fraction * local_bandwidth(cluster.gpu)
     peers = minimum(k, MEASURED_PEERS) if group.domain.of_several_nodes else k
     latency = (size > 1) * inside.latency_s + inside.latency_per_peer_s * (peers - 1.0)
     crosses = k < size
@@ -352,7 +354,7 @@ def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machi
     """
     cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
-    near = _transfer(message_bytes, inside, local_bandwidth(cluster))
+    near = _transfer(message_bytes, inside, local_bandwidth(cluster.gpu))
     network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
     hop = cluster.inter_node_latency_s + detour_latency(neighbours(2, stride=distance, cluster=cluster), cluster, inside)
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
@@ -374,7 +376,7 @@ def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, ma
     size, k = group.size, group.in_domain
     inside, outside = profile.gpu.all_to_all, profile.framework.network
     near = (near_bytes + forwarded_bytes(away_bytes, in_domain=k, cluster=cluster)) / (
-        inside.bandwidth_fraction * local_bandwidth(cluster)
+        inside.bandwidth_fraction * local_bandwidth(cluster.gpu)
     )
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network

@@ -187,7 +187,7 @@ def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
     """Seconds to compute queries, keys and values from the latents and rotate their parts."""
     matrices = shapes(_up_projections(case.model, s.t))
-    matmul, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
+    matmul, _ = weight_matmuls(s.tokens, matrices, case=case, precision=case.workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
     return matmul + elementwise_seconds(rotated, machine=case, kernels=1.0)
 
@@ -201,7 +201,7 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Float
     if not model.num_shared_experts:
         return 0.0, activation
     matrices = shapes(shared_expert_matrices(model, tensor=s.t))
-    shared, _ = weight_matmuls(s.tokens, matrices, machine=case, precision=case.workload.precision)
+    shared, _ = weight_matmuls(s.tokens, matrices, case=case, precision=case.workload.precision)
     traffic = (gates + 1.0) * s.e * s.tokens * matrices[1][1]
     return shared + elementwise_seconds(traffic, machine=case, kernels=1.0), activation
 
@@ -234,7 +234,7 @@ def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, secon
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
     again = [(kv_heads * model.head_size, s.h), (s.h, heads * model.head_size), (hidden, s.h)]
-    matmul, _ = weight_matmuls(s.tokens, again, machine=case, precision=case.workload.precision)
+    matmul, _ = weight_matmuls(s.tokens, again, case=case, precision=case.workload.precision)
     return matmul + attention.elementwise + second.elementwise + region
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, maximum
-from hp_tool.cost.case import Machine
-from hp_tool.domain.efficiency import EfficiencyProfile, Roofline
+from hp_tool.cost.case import Machine, TrainingCase
+from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, GpuEfficiency, Roofline
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import FrozenPrecision, TrainingWorkload
 from hp_tool.errors import InputError
@@ -49,12 +51,21 @@ def matmul_seconds(
     flops = 2.0 * batch * m * n * k
     traffic = batch * (element * (m * k + n * k) + output_bytes * m * n)
     seconds = roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak_flops(gpu, precision=precision))
-    framework = profile.framework
-    return seconds * (framework.matmul_slowdown if element >= 2.0 else framework.narrow_matmul_slowdown)
+    return profile.framework.matmul_slowdown * seconds
+
+
+def accumulation_slowdown(case: TrainingCase, precision: Precision) -> float:
+    """Factor on weight-gradient matmuls: kernels that add 16-bit products to an fp32 buffer are slower than those that write 16
+    bits, on dies after those they were written for by much.
+    """
+    slowdown, workload = case.profile.gpu.fp32_accumulation, case.workload
+    if slowdown == 1.0 or ELEMENT_BYTES[precision] != 2.0 or workload.gradient_precision not in (None, "fp32"):
+        return 1.0
+    return slowdown if facts(workload.framework).accumulates_in_fp32 else 1.0
 
 
 def weight_matmuls(
-    tokens: Floats, matrices: Iterable[tuple[Floats, Floats]], *, machine: Machine, precision: Precision, batch: Floats = 1.0
+    tokens: Floats, matrices: Iterable[tuple[Floats, Floats]], *, case: TrainingCase, precision: Precision, batch: Floats = 1.0
 ) -> tuple[Floats, Floats]:
     """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output n, input k), `batch` of
     each.
@@ -65,9 +76,9 @@ def weight_matmuls(
     forward: Floats = 0.0
     gradient: Floats = 0.0
     for n, k in matrices:
-        forward = forward + matmul_seconds(tokens, n, k, machine=machine, precision=precision, batch=batch)
-        gradient = gradient + matmul_seconds(n, k, tokens, machine=machine, precision=precision, batch=batch, output_bytes=8.0)
-    return forward, gradient
+        forward = forward + matmul_seconds(tokens, n, k, machine=case, precision=precision, batch=batch)
+        gradient = gradient + matmul_seconds(n, k, tokens, machine=case, precision=precision, batch=batch, output_bytes=8.0)
+    return forward, accumulation_slowdown(case, precision) * gradient
 
 
 def roofline_seconds(flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> Floats:
@@ -90,6 +101,26 @@ def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) ->
     moved = traffic * profile.framework.elementwise_traffic_factor
     reached = profile.gpu.memory_fraction * machine.cluster.gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
+
+
+def at_sustained_clocks(kernels: GpuEfficiency, *, clocks: Clocks, gpu: GpuSpec, reference: GpuSpec | None) -> GpuEfficiency:
+    """The constants with matmul peaks at the clocks that a long training sustains on `gpu`.
+
+    Power above the idle grows with the cube of the clock, which voltage follows: a card of the same die sustains the FLOP/s of
+    the `reference` card, on which `clocks` holds, times the cube root of the ratio of their power limits, and never more than
+    its own boost clocks give. So cut-down cards, whose arithmetic needs less than their limit, run at boost. Without a
+    reference the shares hold as they are.
+    """
+    matmul = {}
+    for precision, roof in kernels.matmul.items():
+        narrow = clocks.share.get("fp8") if ELEMENT_BYTES[precision] < 2.0 else None
+        share = clocks.share.get(precision) or narrow or clocks.share["bf16"]
+        peak = gpu.peak_flops_per_second.get(precision)
+        if reference is not None and peak is not None:
+            power = (gpu.power_w / reference.power_w) ** (1.0 / 3.0)
+            share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
+        matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
+    return replace(kernels, matmul=matmul, fp32_accumulation=clocks.fp32_accumulation)
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:

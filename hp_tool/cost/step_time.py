@@ -6,11 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from hp_tool.cost import attention, mlp, moe
-from hp_tool.cost.arrays import Floats, maximum, minimum, where, zeros_like
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where, zeros_like
 from hp_tool.cost.block import Kernels, LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
+from hp_tool.cost.lora import added_launches
 from hp_tool.cost.network import dense_group, send_seconds
 from hp_tool.cost.optimizer import activation_seconds
 from hp_tool.cost.pipeline_stages import Pipeline
@@ -91,7 +92,7 @@ def time_parts(
     stalled, stalled_once = message_stalls(case=case, candidates=c)
     nothing = zeros_like(p)
     overhead = nothing + framework.step_overhead_s
-    if framework.host_layer_s:
+    if framework.host_launch_s:
         overhead = overhead + m * stage.host_waits
     return {
         "compute": m * (stage.compute + ends.critical - ends.communication),
@@ -125,8 +126,8 @@ def _offload_seconds(
     if workload.offload == "optimizer":
         return states.offload_s
     if workload.offload == "activations":
-        backward = stage.total - stage.forward
-        return micro_batches * activation_seconds(offloaded, forward=stage.forward, backward=backward, gpu=case.cluster.gpu)
+        forward, backward = stage.occupied_forward, stage.occupied - stage.occupied_forward
+        return micro_batches * activation_seconds(offloaded, forward=forward, backward=backward, gpu=case.cluster.gpu)
     return 0.0
 
 
@@ -181,13 +182,13 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     forward = layers * forward_layer
     waits: Floats = 0.0
     occupied, occupied_forward = total, forward
-    if case.profile.framework.host_layer_s:
+    if case.profile.framework.host_launch_s:
         # A pass takes at least as long as its host; communication continues meanwhile.
-        launched = launched_layers(layers, moe_fraction=pipeline.critical.expert_share, recomputed_fraction=whole)
         in_forward, in_backward = host_waits(
             case=case,
             candidates=candidates,
-            layers=launched,
+            layers=layers,
+            moe_fraction=pipeline.critical.expert_share,
             recomputed_fraction=whole,
             forward_s=forward,
             backward_s=total - forward,
@@ -269,25 +270,40 @@ def _launches(second: Kernels) -> Kernels:
 
 
 _DENSE, _EXPERTS = _launches(mlp.KERNELS), _launches(moe.KERNELS)
-MOE_LAUNCHES = (_EXPERTS.forward + _EXPERTS.backward) / (_DENSE.forward + _DENSE.backward)
-"""Kernels of a layer with experts over those of a dense one, both passes."""
-FORWARD_LAUNCHES = _DENSE.forward / (_DENSE.forward + _DENSE.backward)
-"""Share of a dense layer's kernels in the forward pass: recomputing it launches them again."""
+_COLLECTIVES = Kernels(forward=4.0, backward=6.0)
+"""Of the two tensor-parallel regions of a layer, as with sequence parallelism."""
+DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
+"""Kernels of a dense layer on one rank, both passes."""
 
 
 def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
     """The constants with recorded CUDA graphs: no device waits for its host."""
     return dataclasses.replace(
-        framework, host_layer_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0
+        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0
     )
 
 
-def launched_layers(layers: Floats, *, moe_fraction: Floats, recomputed_fraction: Floats) -> Floats:
-    """Dense layers without recomputation that have as many kernels as `layers` layers.
+def launches(
+    layers: Floats,
+    *,
+    tensor_parallel_size: Ints,
+    moe_fraction: Floats = 0.0,
+    recomputed_fraction: Floats = 0.0,
+    added: tuple[float, float] = (0.0, 0.0),
+) -> tuple[Floats, Floats]:
+    """(forward, backward) kernels and collectives that one micro-batch launches on `layers` layers.
 
-    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed whole.
+    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed whole, which launches the
+    forward pass again; `added` are a layer's further kernels by pass.
     """
-    return layers * (1.0 + (MOE_LAUNCHES - 1.0) * moe_fraction) * (1.0 + FORWARD_LAUNCHES * recomputed_fraction)
+    spread = tensor_parallel_size > 1
+
+    def of_layer(dense: float, experts: float, collectives: float) -> Floats:
+        return dense + (experts - dense) * moe_fraction + collectives * spread
+
+    forward = layers * (added[0] + of_layer(_DENSE.forward, _EXPERTS.forward, _COLLECTIVES.forward))
+    backward = layers * (added[1] + of_layer(_DENSE.backward, _EXPERTS.backward, _COLLECTIVES.backward))
+    return forward, backward + recomputed_fraction * forward
 
 
 def host_waits(
@@ -295,17 +311,17 @@ def host_waits(
     case: TrainingCase,
     candidates: Candidates,
     layers: Floats,
+    moe_fraction: Floats,
     recomputed_fraction: Floats,
     forward_s: Floats,
     backward_s: Floats,
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds per micro-batch that a device waits for its host.
+    """(forward, backward) seconds per micro-batch that a device waits for its host: max(0, launches x seconds each - pass).
 
-    max(0, f l (h + t s) - forward_s) for l = `layers` (of `launched_layers`) and f the forward pass's share of the launches;
-    the same for the backward pass, which repeats what is recomputed. h launches one layer's kernels, whatever their size. s is
-    added for each of the t ranks of a tensor-parallel group, whose collectives wait for the slowest rank, if hosts also serve a
-    network: the group itself, or the pipeline, on several nodes. Launching the embedding, the output layer and the loss is not
-    counted.
+    A launch takes `host_launch_s` whatever its kernel's size, so large kernels hide it. Stalls of a layer, spread over its
+    launches, are added for each of the t ranks of a tensor-parallel group, whose collectives wait for the slowest rank, if
+    hosts also serve a network: the group itself, or the pipeline, on several nodes. Launching the embedding, the output layer
+    and the loss is not counted.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -313,9 +329,15 @@ def host_waits(
     stall = framework.host_tensor_stall_s * (t > domain)
     if cluster.num_gpus > domain:
         stall = stall + framework.host_pipeline_stall_s * (candidates.pipeline_parallel_size > 1)
-    host_s = layers * (framework.host_layer_s + t * stall)
-    forward = FORWARD_LAUNCHES / (1.0 + FORWARD_LAUNCHES * recomputed_fraction) * host_s
-    return maximum(forward - forward_s, 0.0), maximum(host_s - forward - backward_s, 0.0)
+    each = framework.host_launch_s + t * stall / DENSE_LAUNCHES
+    forward, backward = launches(
+        layers,
+        tensor_parallel_size=t,
+        moe_fraction=moe_fraction,
+        recomputed_fraction=recomputed_fraction,
+        added=added_launches(case.model, case.workload.lora, candidates) if case.workload.lora is not None else (0.0, 0.0),
+    )
+    return maximum(each * forward - forward_s, 0.0), maximum(each * backward - backward_s, 0.0)
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:

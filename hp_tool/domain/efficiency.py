@@ -60,8 +60,24 @@ class GpuEfficiency(Strict):
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None
     """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring; None: the ring."""
+    fp32_accumulation: float = 1.0
+    """Training: as in Clocks."""
     measured: bool = True
     """False: borrowed from another GPU; results carry wider intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks(Strict):
+    """Clocks that long trainings sustain under a card's power limit, against the boost clocks of isolated kernels."""
+
+    gpu: str | None = None
+    """Card under whose power limit the shares hold; None: typical ones, for any card."""
+    share: dict[Precision, float]
+    """Matmul arithmetic sustained over that at boost, by input precision."""
+    fp32_accumulation: float = 1.0
+    """Seconds of a 16-bit matmul that adds its product to an fp32 buffer, against one that writes 16 bits."""
+    fitted_on: dict[str, str]
+    """Rows and command that gave each share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +85,8 @@ class FrameworkEfficiency(Strict):
     """What a training framework adds to, or hides from, the sum of isolated kernels."""
 
     framework: str
-    matmul_slowdown: float
-    """Matmuls of 16 bits and more in a training step against the same matmul timed alone (clocks, strides, cold caches)."""
-    narrow_matmul_slowdown: float
-    """The same of matmuls with inputs below 16 bits."""
+    matmul_slowdown: float = 1.0
+    """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     attention_slowdown: float = 1.0
@@ -115,11 +129,11 @@ class FrameworkEfficiency(Strict):
     fragmentation_fraction: float
     """Reserved over allocated memory, minus one."""
     fitted_on: str
-    host_layer_s: float = 0.0
-    """Host: launching the kernels of one layer's forward and backward pass, for one micro-batch. Counts where devices are
-    done sooner; 0: they never are."""
+    host_launch_s: float = 0.0
+    """Host: launching one kernel, with the framework's own code around it. Counts where devices are done sooner."""
     host_tensor_stall_s: float = 0.0
-    """The same, added for each rank of a tensor-parallel group that spans nodes: every collective waits for the slowest."""
+    """Host: added to a layer's launches for each rank of a tensor-parallel group that spans nodes: every collective waits for
+    the slowest."""
     host_pipeline_stall_s: float = 0.0
     """The same, added for each tensor-parallel rank where pipeline stages are on different nodes."""
     message_stall_s: float = 0.0

@@ -26,6 +26,8 @@ class FrameworkFacts:
     each shape of a matrix, kept for all layers (get_dummy_wgrad)."""
     bucket_bytes: float = 0.0
     """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that accumulates them."""
+    accumulates_in_fp32: bool = True
+    """fp32 gradients are summed over micro-batches in fp32; False: kernels write 16 bits, and only their reduction is wider."""
     wide_weights: bool = False
     """Weights are kept in fp32 and gathered in 16 bits; no master copy is needed."""
     balances_blocks: bool = False
@@ -42,6 +44,7 @@ class FrameworkFacts:
 FACTS = {
     "megatron-core": FrameworkFacts(),
     "torch-fsdp": FrameworkFacts(
+        accumulates_in_fp32=False,
         wide_weights=True,
         fuses_queries_keys_values=False,
         loss_copies=3.0,

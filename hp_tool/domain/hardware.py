@@ -24,6 +24,9 @@ class GpuSpec(Strict):
     """Catalogue name, such as h100-sxm-80gb."""
     kind: Kind = "gpu"
     """gpu, or cpu: one process with one thread on a host."""
+    silicon: str | None = None
+    """Die whose measured constants hold for it, such as h100; cards of one die differ in clocks, power, memory and links.
+    None: constants typical of those measured."""
     memory_bytes: Annotated[int, Interval(ge=1, le=1 << 60)]
     """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing figure)."""
     memory_bandwidth_bytes_per_second: Rate
@@ -34,6 +37,8 @@ class GpuSpec(Strict):
     """Per-direction bandwidth to peers of the same NVLink domain; None: peers talk over PCIe."""
     pcie_bandwidth_bytes_per_second: Rate
     """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
+    peer_to_peer: bool = True
+    """Whether devices of a host reach each other's memory over PCIe; false: messages pass through the host's memory."""
     gpus_per_node: Devices = 8
     """Devices of the usual server; a cluster may have another number."""
     nvlink_domain_size: Devices | None = None
@@ -52,6 +57,8 @@ class GpuSpec(Strict):
     """Host memory bandwidth per device of the usual server."""
     price_per_hour: NonNegative | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
+    predict_only: bool = False
+    """Whether `hp-tool tune` has no program that runs on it: it is predicted alone."""
     source: str = ""
     """Where the figures come from."""
 

@@ -77,7 +77,7 @@ def benchmark_machine(
     fit = fit_machine(
         measured.operations,
         cluster=cluster,
-        start=gpu_efficiency(cluster.gpu.name),
+        start=gpu_efficiency(cluster.gpu),
         fitted_on=f"{len(measured.operations)} operations timed on {cluster.num_gpus} x {where}; {software}; "
         "by hp-tool calibrate --cluster",
     )

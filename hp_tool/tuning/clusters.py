@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_name, cluster_runs
 from hp_tool.domain.access import AccessStore
-from hp_tool.domain.hardware import ClusterQuery, ClusterRuns
+from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, GpuSpec
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit, RunRecord
-from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError
+from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError, UnsupportedError
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
 
@@ -25,6 +25,16 @@ def launcher_name(query: Query) -> str:
     """What the query says, else its registered cluster's entry, else this host."""
     runs = cluster_runs(query.cluster)
     return query.search.launcher or (runs.launcher if runs is not None else LOCAL)
+
+
+def check_profiled(gpu: GpuSpec) -> None:
+    """Raises UnsupportedError for a device on which the profiler cannot run: only its predictions can be had."""
+    if gpu.predict_only:
+        raise UnsupportedError(
+            f"the profiler has no program for {gpu.name}, which is predict-only; use `hp-tool recommend`, or name the command "
+            "that trains there as `trainer`",
+            field="cluster.gpu",
+        )
 
 
 def create_launcher(query: Query) -> Launcher:

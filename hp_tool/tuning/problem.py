@@ -32,7 +32,7 @@ from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedSpace, cost_space
 from hp_tool.training.recommend import fewest_devices
-from hp_tool.tuning.clusters import LOCAL, launcher_name
+from hp_tool.tuning.clusters import LOCAL, check_profiled, launcher_name
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -65,6 +65,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         if query.search.breakdown:
             raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
         return problem
+    check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
     for field, what in (*unprofiled(model=problem.model, training=problem.workload), *layout):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)

@@ -24,7 +24,7 @@ from hp_tool.learning.series import Series, cluster_key, model_family
 from hp_tool.search.serving import TARGETS, ServingSearch, penalty, software
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.tuning.clusters import launcher_name
+from hp_tool.tuning.clusters import check_profiled, launcher_name
 from hp_tool.tuning.problem import check_gpu
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
@@ -51,6 +51,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     """The query's problem, if real runs can search it at all: asked before a search is stored, and again when it starts."""
     problem = resolve_serving(query)
     check_known(launcher_name(query))
+    check_profiled(problem.cluster.gpu)
     assert query.inference is not None  # resolved
     if query.trainer is not None:
         raise InputError("trainer belongs to training; leave it out", field="trainer")

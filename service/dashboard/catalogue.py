@@ -91,6 +91,8 @@ class GpuRow(View):
     network_bandwidth_bytes_per_second: float
     power_w: float
     price_per_hour: float | None
+    predict_only: bool
+    """Whether no search can run on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

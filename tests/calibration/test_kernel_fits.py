@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hp_tool import catalog
 from hp_tool.calibration.microbenchmarks import (
     GPU,
     fit_additive_roofline,
@@ -76,7 +77,7 @@ def test_so_is_a_link(fraction, latency, per_peer):
 def test_the_cost_models_own_times_give_its_constants_back():
     """A fit inverts the formulas the cost model has, so it must understand an operation's shape as they do."""
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=16))
-    stock = gpu_efficiency("h100-sxm-80gb")
+    stock = gpu_efficiency(catalog.gpu("h100-sxm-80gb"))
     from hp_tool.catalog.efficiency import efficiency
 
     profile = efficiency(gpu=machine.gpu, framework="megatron-core")
@@ -99,7 +100,7 @@ def test_every_operation_counts_what_it_computes_moves_and_sends():
     """On a machine that runs exactly as stated, every fit finds its constants and leaves next to no error."""
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=32))
     times = [_stated(each, machine=machine) for each in plan_operations(machine, precisions=("bf16", "fp16"))]
-    found = fit_machine(times, cluster=machine, start=gpu_efficiency("h100-sxm-80gb"), fitted_on="made")
+    found = fit_machine(times, cluster=machine, start=gpu_efficiency(catalog.gpu("h100-sxm-80gb")), fitted_on="made")
     assert max(error for _, error in found.errors.values()) < 0.01, found.errors
     assert found.gpu.matmul["fp16"] == found.gpu.matmul["bf16"]
     attention = found.gpu.attention
@@ -139,7 +140,7 @@ def _stated(operation: Operation, *, machine) -> OperationTimes:
 def _undisturbed(profile):
     import dataclasses
 
-    return dataclasses.replace(profile.framework, matmul_slowdown=1.0, narrow_matmul_slowdown=1.0)
+    return dataclasses.replace(profile.framework, matmul_slowdown=1.0)
 
 
 def _modelled(operation: Operation, *, machine, profile) -> float | None:

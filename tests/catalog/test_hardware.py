@@ -9,17 +9,42 @@ import pytest
 
 from hp_tool import catalog
 from hp_tool.catalog import library
+from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import ClusterQuery, StageGpus
-from hp_tool.errors import InputError, NotFoundError
+from hp_tool.domain.query import Query
+from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.tuning import resolve_search
 from hp_tool.units import GIB
 
+ADDED = {
+    "h100-nvl-94gb": ("h100-nvl", 835.5, 4.0),
+    "h200-nvl-141gb": ("h200-nvl", 835.5, 4.8),
+    "gh200-96gb": ("gh200", 989.4, 4.0),
+    "h20-sxm-96gb": ("h20", 148.0, 4.0),
+    "h800-sxm-80gb": ("h800", 989.4, 3.35),
+    "a800-sxm-80gb": ("a800", 312.0, 2.04),
+    "b300-sxm-288gb": ("b300-sxm", 2250.0, 8.0),
+    "gb300-nvl72": ("gb300", 2500.0, 8.0),
+    "l4-24gb": ("l4", 121.0, 0.3),
+    "a10g-24gb": ("a10g", 70.0, 0.6),
+    "rtx-4090-24gb": ("4090", 165.2, 1.0),
+    "rtx-5090-32gb": ("5090", 209.5, 1.8),
+    "rtx-pro-6000-96gb": ("rtx-pro-6000", 503.8, 1.8),
+    "mi300x-192gb": ("mi300x", 1307.4, 5.3),
+    "mi325x-256gb": ("mi325x", 1307.4, 6.0),
+    "mi350x-288gb": ("mi350x", 2306.9, 8.0),
+    "mi355x-288gb": ("mi355x", 2516.6, 8.0),
+    "gaudi3-128gb": ("gaudi3", 1835.0, 3.67),
+}
+"""By name: a common name, dense TFLOP/s of bf16 with fp32 accumulation, TB/s of memory."""
 GPUS = {
+    *ADDED,
     "v100-sxm-32gb",
     "a100-sxm-40gb",
     "a100-sxm-80gb",
     "h100-sxm-80gb",
     "h100-pcie-80gb",
-    "h800-sxm-80gb",
     "h200-sxm-141gb",
     "b200-sxm-180gb",
     "gb200-nvl72",
@@ -38,20 +63,57 @@ def test_a_device_is_plausible_and_sourced(name: str) -> None:
     assert gpu.name == name
     assert "datasheet" in gpu.source
     # Programs are offered somewhat less than the figure in the name, in GB or GiB.
-    marketed = 192 if name == "gb200-nvl72" else int(name.rsplit("-", 1)[1].removesuffix("gb"))
+    racks = {"gb200-nvl72": 192, "gb300-nvl72": 288}
+    marketed = racks.get(name) or int(name.rsplit("-", 1)[1].removesuffix("gb"))
     assert 0.90 * marketed * 1e9 < gpu.memory_bytes < marketed * GIB
     rates = gpu.peak_flops_per_second
+    assert gpu.power_w > 0.0 and gpu.host_power_w > 0.0
+    if name == "gaudi3-128gb":  # one matrix engine, one rate
+        assert rates == {"bf16": 1835e12, "fp8": 1835e12}
+        return
     assert rates["fp16"] > rates["fp32"]
-    # Each halving of the operands' width doubles the dense rate.
-    for narrow, wide in (("fp8", "bf16"), ("mxfp8", "bf16"), ("nvfp4", "fp8")):
+    # Each halving of the operands' width doubles the dense rate; Blackwell Ultra and GeForce have more of nvfp4.
+    for narrow, wide, most in (("fp8", "bf16", 2.0), ("mxfp8", "bf16", 2.0), ("nvfp4", "fp8", 4.0)):
         if narrow in rates:
-            assert rates[narrow] == pytest.approx(2 * rates[wide], rel=0.02)
-    if gpu.nvlink_bandwidth_bytes_per_second is not None:
+            assert 1.98 <= rates[narrow] / rates[wide] <= 1.02 * most
+    if gpu.nvlink_bandwidth_bytes_per_second is None:
+        host = gpu.pcie_bandwidth_bytes_per_second
+        assert local_bandwidth(gpu) == (host if gpu.peer_to_peer else host / 2)
+    else:
         assert gpu.memory_bandwidth_bytes_per_second > gpu.nvlink_bandwidth_bytes_per_second
         assert gpu.nvlink_bandwidth_bytes_per_second > gpu.inter_node_bandwidth_bytes_per_second
 
 
+@pytest.mark.parametrize(("name", "expected"), ADDED.items())
+def test_what_people_own_is_found_by_its_common_name(name: str, expected: tuple[str, float, float]) -> None:
+    common, bf16, memory = expected
+    gpu = catalog.gpu(common)
+    assert gpu.name == name
+    assert gpu.peak_flops_per_second["bf16"] == bf16 * 1e12
+    assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(memory * 1e12, rel=0.02)
+    assert gpu.predict_only == name.startswith(("mi3", "gaudi"))
+    if name.endswith("gb"):  # also without its memory
+        assert catalog.gpu(name.rpartition("-")[0]) == gpu
+
+
+def test_geforce_and_rented_gpus_without_peer_access() -> None:
+    assert {name for name in GPUS if not catalog.gpu(name).peer_to_peer} == {"a10g-24gb", "rtx-4090-24gb", "rtx-5090-32gb"}
+
+
+def test_a_search_on_a_predict_only_device_is_refused() -> None:
+    served = InferenceWorkload(input_length=128, output_length=128, concurrency=4)
+    trained = TrainingWorkload(sequence_length=2048, global_batch_size=64)
+    cluster = ClusterQuery(gpu="mi300x", num_gpus=8)
+    training = Query(kind="training", model="llama-3-8b", cluster=cluster, training=trained)
+    for query in (training, Query(kind="inference", model="llama-3-8b", cluster=cluster, inference=served)):
+        with pytest.raises(UnsupportedError, match="predict-only; use `hp-tool recommend`") as caught:
+            resolve_search(query)
+        assert caught.value.field == "cluster.gpu"
+
+
 def test_precisions_follow_the_hardware() -> None:
+    for name, lacking in {"mi300x": "mxfp8", "mi355x": "nvfp4", "4090": "mxfp8", "gaudi3": "fp16", "a10g": "fp8"}.items():
+        assert lacking not in catalog.gpu(name).peak_flops_per_second
     assert "bf16" not in catalog.gpu("v100-sxm-32gb").peak_flops_per_second
     assert "fp8" not in catalog.gpu("a100-sxm-80gb").peak_flops_per_second
     assert "nvfp4" not in catalog.gpu("h100-sxm-80gb").peak_flops_per_second

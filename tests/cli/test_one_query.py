@@ -79,7 +79,7 @@ def test_people_are_told_what_mends_it(entry_point: Run, query_file: Path) -> No
     [
         (("--set=training.sequense_length=5",), "did you mean sequence_length?"),
         (("--model=gpt3-176b",), "did you mean 'gpt3-175b'"),
-        (("--gpu=a101",), "did you mean 'a100"),
+        (("--gpu=a1001",), "did you mean 'a100"),
         (("--num-gpus=63",), "cluster.num_gpus"),
         (("--set=parallel.zero_stage",), "KEY=VALUE"),
         (("--set=parallel.zero_stage=[",), "--set"),

@@ -14,16 +14,17 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.errors import UnsupportedError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training import estimate
 
-MEASURED = ("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
+MEASURED = {"a100-sxm-40gb": "a100", "a100-sxm-80gb": "a100", "a800": "a100", "h100": "h100", "h200": "h100", "h20": "h100",
+            "b200-sxm-180gb": "b200", "gb200": "b200"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) -> None:
-    found = gpu_efficiency(name)
-    assert found.gpu == name and found.measured and "python -m" in found.fitted_on
+    found = gpu_efficiency(gpu(name))
+    assert found.gpu == MEASURED[name] and found.measured and "python -m" in found.fitted_on
     for roof in (*found.matmul.values(), found.attention):
         assert 0.05 < roof.peak_fraction <= 1.0 and 0.05 < roof.bandwidth_fraction <= 1.0
         assert 0 < roof.overhead_s < 1e-3
@@ -35,13 +36,21 @@ def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) ->
 @pytest.mark.parametrize("name", names("gpus"))
 def test_every_gpu_of_the_catalogue_has_a_profile(name: str) -> None:
     found = efficiency(gpu=gpu(name), framework="megatron-core")
-    assert found.gpu.measured == (found.gpu.gpu != "generic")
-    assert found.gpu.gpu in (name, "generic")
+    assert found.gpu.gpu == (gpu(name).silicon or "generic")
+    assert found.gpu.measured == (found.gpu.gpu not in ("generic", "v100", "b300", "mi300x"))
 
 
 def test_an_unmeasured_gpu_borrows_generic_constants() -> None:
     found = efficiency(gpu=gpu("l40s-48gb"), framework="megatron-core").gpu
     assert (found.gpu, found.measured) == ("generic", False)
+
+
+def test_a_gpu_of_ones_own_may_name_its_silicon() -> None:
+    card = replace(gpu("b200"), name="my-b200", silicon="b200")
+    assert efficiency(gpu=card, framework="megatron-core") == efficiency(gpu=gpu("b200"), framework="megatron-core")
+    with pytest.raises(InputError, match="did you mean 'b200'") as caught:
+        efficiency(gpu=replace(card, silicon="b2000"), framework="megatron-core")
+    assert caught.value.field == "cluster.gpu.silicon"
 
 
 def test_no_profile_is_an_error_that_lists_those_there_are() -> None:
@@ -61,7 +70,7 @@ def test_framework_constants_are_shares_and_say_their_rows() -> None:
 
 def _on(device: str) -> Estimate:
     """A small model on one device. A GPU of one's own has no measurements."""
-    spec = replace(gpu("h100-sxm-80gb"), name="my-gpu") if device == "my-gpu" else device
+    spec = replace(gpu("h100-sxm-80gb"), name="my-gpu", silicon=None) if device == "my-gpu" else device
     query = Query(
         kind="training",
         model="gpt3-1.3b",

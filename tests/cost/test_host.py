@@ -6,14 +6,16 @@ import dataclasses
 
 import pytest
 
-from hp_tool.catalog import gpu
+from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.step_time import launched_layers
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.lora import added_launches
+from hp_tool.cost.step_time import launches
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.training import estimate
 
 
@@ -34,11 +36,12 @@ def parts(found: Estimate) -> dict[str, float]:
 
 
 def test_small_layers_take_what_their_host_takes() -> None:
-    host = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework.host_layer_s
+    host = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework.host_launch_s
     found = parts(step())
     device = sum(found[part] for part in ("compute", "tensor_parallel", "overhead"))
     assert found["overhead"] > 0.0
-    assert device == pytest.approx(8 * 32 * host, rel=0.1)  # 8 micro-batches of 32 layers; the ends add a little
+    # 8 micro-batches of 32 layers with 41 kernels and collectives each; the ends add a little
+    assert device == pytest.approx(8 * 32 * 41 * host, rel=0.1)
 
 
 def test_large_layers_never_wait() -> None:
@@ -57,13 +60,18 @@ def test_graphs_change_nothing_else_in_the_profile() -> None:
     plain, graphs = (
         efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework for on in (False, True)
     )
-    assert graphs == dataclasses.replace(plain, host_layer_s=0.0, expert_overhead_s=0.0)
+    assert graphs == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
 
 
-def test_experts_and_recomputation_launch_more() -> None:
+def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
     """Dense: 3 + 5 elementwise kernels, 2 matmuls and their 4 in the backward pass, the core twice; 4 + 5 and 6 in the MLP;
-    with experts 16 + 20 and 6 in its place. The forward pass has 12 of a dense layer's 31.
+    with experts 16 + 20 and 6 in its place. Tensor parallelism adds 4 collectives forward and 6 backward.
     """
-    assert launched_layers(10.0, moe_fraction=0.0, recomputed_fraction=0.0) == 10.0
-    assert launched_layers(10.0, moe_fraction=1.0, recomputed_fraction=0.0) == pytest.approx(10.0 * 58 / 31)
-    assert launched_layers(10.0, moe_fraction=0.0, recomputed_fraction=1.0) == pytest.approx(10.0 * (1 + 12 / 31))
+    assert launches(10.0, tensor_parallel_size=1) == (120.0, 190.0)
+    assert sum(launches(10.0, tensor_parallel_size=1, moe_fraction=1.0)) == 580.0
+    assert launches(10.0, tensor_parallel_size=1, recomputed_fraction=1.0) == (120.0, 310.0)
+    assert launches(10.0, tensor_parallel_size=8) == (160.0, 250.0)
+    alone = Candidates.alone(ParallelConfig())
+    two = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
+    # Two pairs of A and B, each with a scaling and an addition; four weight gradients less.
+    assert added_launches(model("llama-3-8b"), two, alone) == (8.0, 8.0)

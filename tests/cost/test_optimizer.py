@@ -113,7 +113,10 @@ def test_muon_reduces_whole_gradients_where_states_are_dealt_out_by_matrix() -> 
     """Megatron's layer-wise optimizer all-reduces them: 8 bytes a parameter and 2 gathered, where Adam sends 4 and 2."""
     muon, adam = (seconds(optimizer=name, zero_stage=1, num_gpus=32)["data_parallel"] for name in ("muon", "adam"))
     assert muon >= adam
-    assert seconds(zero_stage=2)["optimizer"] > seconds(zero_stage=1)["optimizer"]  # shards of momenta are brought together
+    # Sharding gradients saves both passes over them; Muon must bring the shards of momenta together.
+    saved = [seconds(optimizer=name, zero_stage=1)["optimizer"] - seconds(optimizer=name, zero_stage=2)["optimizer"]
+             for name in ("muon", "adam")]  # fmt: skip
+    assert saved[0] < saved[1]
 
 
 @settings(max_examples=40, deadline=None)

@@ -49,7 +49,7 @@ def _step_s(cluster: object) -> float:
 def test_a_measured_profile_serves_its_cluster_and_no_other(own: Path) -> None:
     lab = {"name": "My lab/../x", "gpu": "h100-sxm-80gb", "num_gpus": 16}
     before, other = _step_s(lab), _step_s({**lab, "name": "other"})
-    slower = dataclasses.replace(gpu_efficiency("h100-sxm-80gb"), nvlink=SLOW_LINK)
+    slower = dataclasses.replace(gpu_efficiency(catalog.gpu("h100-sxm-80gb")), gpu="h100-sxm-80gb", nvlink=SLOW_LINK)
     path = save_machine_profile("My lab/../x", MachineProfile(gpu=slower, network=SLOW_LINK))
     assert path.parent == own / "efficiency" and path.name == "my-lab-x.yaml"
     assert machine_profile("My lab/../x") == MachineProfile(gpu=slower, network=SLOW_LINK)
@@ -58,9 +58,9 @@ def test_a_measured_profile_serves_its_cluster_and_no_other(own: Path) -> None:
 
 
 def test_a_profile_of_another_gpu_is_left_alone(own: Path) -> None:
-    save_machine_profile("lab", MachineProfile(gpu=gpu_efficiency("a100-sxm-80gb")))
+    save_machine_profile("lab", MachineProfile(gpu=gpu_efficiency(catalog.gpu("a100-sxm-80gb"))))
     device = catalog.gpu("h100-sxm-80gb")
-    assert efficiency(gpu=device, framework="megatron-core", cluster="lab").gpu == gpu_efficiency("h100-sxm-80gb")
+    assert efficiency(gpu=device, framework="megatron-core", cluster="lab") == efficiency(gpu=device, framework="megatron-core")
 
 
 def test_what_cannot_be_timed_is_refused() -> None:

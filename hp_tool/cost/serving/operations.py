@@ -124,13 +124,15 @@ def attention_seconds(
 
 
 def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
-    """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce; zero for a group of one."""
+    """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce, which reads its peers' memory;
+    zero for a group of one.
+    """
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
     seconds = group_ring(machine=case, group=neighbours(n, cluster=case.cluster)).seconds(wire)
     small = case.profile.gpu.small_all_reduce
-    if small is not None:
-        bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster)
+    if small is not None and case.cluster.gpu.peer_to_peer:
+        bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
         direct = small.latency_s + small.latency_per_peer_s * (n - 1.0) + wire / bandwidth
         seconds = np.where(n <= case.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds)
     return case.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
@@ -149,9 +151,8 @@ def exchange_seconds(case: ServingCase, bytes_per_rank: FloatArray, *, group_siz
     near = near + forwarded_bytes(far, in_domain=inside, cluster=case.cluster)
     far = far * exchange_slowdown(neighbours(n, cluster=case.cluster), in_domain=inside, cluster=case.cluster)
     local = near + np.sqrt(near * link.ramp_bytes)
-    seconds = (
-        link.latency_s + link.latency_per_peer_s * (n - 1.0) + local / (link.bandwidth_fraction * local_bandwidth(case.cluster))
-    )
+    peers = link.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
+    seconds = link.latency_s + link.latency_per_peer_s * (n - 1.0) + local / peers
     port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
     remote = network.latency_s + case.cluster.inter_node_latency_s + far / port
     return case.engine.communication_slowdown * np.where(n > 1, seconds + np.where(n > domain, remote, 0.0), 0.0)

@@ -1,0 +1,59 @@
+"""MLPerf Training's audited runs as cases: GPT-3 175B, Llama 3.1 405B, and LoRA on Llama 2 70B."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.heldout import Case
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
+
+MODELS = {"gpt3": "gpt3-175b", "llama31_405b": "llama-3.1-405b", "llama2_70b_lora": "llama-2-70b"}
+GPUS = {
+    "H100": "h100-sxm-80gb",
+    "H200": "h200-sxm-141gb",
+    "H200-NVL": "h200-nvl-141gb",
+    "B200": "b200-sxm-180gb",
+    "GB200": "gb200-nvl72",
+    "L40S": "l40s-48gb",
+    "MI300X": "mi300x-192gb",
+    "MI325X": "mi325x-256gb",
+}
+ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
+
+
+def mlperf_cases(folder: Path) -> list[Case]:
+    """A case for each result; several submitters of one setting are several cases."""
+    return [_case(row) for row in read(folder, "training_mlperf.csv")]
+
+
+def _case(row: Row) -> Case:
+    lora = row["model"] == "llama2_70b_lora"
+    gpus = int(row["gpus"])
+    query = Query(
+        kind="training", model=MODELS[row["model"]],
+        cluster=ClusterQuery(gpu=GPUS[row["gpu"]], num_gpus=gpus, gpus_per_node=min(int(row["gpus_per_node"]), gpus)),
+        training=TrainingWorkload(
+            sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision="fp8",
+            task="lora" if lora else "pretrain", lora=ADAPTERS if lora else None, cross_entropy="fused",
+            gradient_precision="bf16", parameter_precision="fp8" if row["fp8_params"] == "1" and not lora else None,
+            cuda_graphs=row["cuda_graphs"] == "1",
+            overlap=None if row["tp_overlap"] == "1" else OverlapSpec(tensor_parallel=False),
+        ),
+        parallel=ParallelQuery(
+            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
+            virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
+            micro_batch_size=int(row["mbs"]), sequence_parallel=row["sp"] == "1",
+            recompute=row["recompute"] or "none",  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+    sizes = f"TP {row['tp']}, PP {row['pp']}, CP {row['cp']}, GBS {row['gbs']}"
+    return Case(
+        name=f"{MODELS[row['model']]}{' lora' if lora else ''}",
+        what=f"{row['gpu']} x{gpus}, {row['round']} {row['submitter']}, {sizes}",
+        query=query,
+        step_s=float(row["step_s"]),
+    )
