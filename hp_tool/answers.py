@@ -13,7 +13,7 @@ from hp_tool.errors import UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
-from hp_tool.training.pareto import Objective
+from hp_tool.training.recommend import Objective
 
 Task = Literal["estimate", "recommend"]
 Front = Objective | Literal["throughput"]
