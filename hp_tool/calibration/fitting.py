@@ -101,17 +101,34 @@ def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = No
     return GaussianProcessRegressor(kernel, alpha=doubt + NUGGET, optimizer=optimizer)
 
 
-def maximum_a_posteriori(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """Of p standardised parameters, about its mode (Laplace)."""
+
+    x: FloatArray
+    """(p,) the mode."""
+    covariance: FloatArray
+    """(p, p)"""
+    degrees_of_freedom: float
+    """The prior's, and one for each row less one for each parameter that the rows decide: few runs are no perfect model."""
+    scatter: float
+    """Standard deviation of the rows about the mode, in units of the one that `residuals` were standardised by."""
+
+
+def posterior(
     *,
     residuals: Callable[[FloatArray], FloatArray],
     jacobian: Callable[[FloatArray], FloatArray],
     lower: FloatArray,
-) -> FloatArray:
-    """argmin over x >= lower of sum rho(r_i(x)) over the rows plus sum x_j^2 over the parameters.
+    trust: FloatArray,
+    prior_degrees: float,
+) -> Posterior:
+    """The mode is argmin over x >= lower of sum rho(r_i(x)) over the rows plus sum x_j^2 over the parameters.
 
     Parameters are standardised: each has prior mean 0 and standard deviation 1. `residuals(x)` is (rows,) in units
     of its standard deviation, `jacobian(x)` is (rows, parameters). rho is soft L1 (linear far out), so that one
-    disturbed run does not drag the rest; the prior keeps its full quadratic pull.
+    disturbed run does not drag the rest; the prior keeps its full quadratic pull. `trust`: (rows,) how much each row says of
+    the scatter, from 0 to 1. Without rows this is the prior.
     """
     from scipy.optimize import Bounds, minimize
 
@@ -126,14 +143,20 @@ def maximum_a_posteriori(
     solution = minimize(
         loss, np.zeros(lower.size), jac=True, method="L-BFGS-B", bounds=Bounds(lb=lower, ub=np.inf), options=options
     )
-    return np.asarray(solution.x, dtype=np.float64)
+    x = np.asarray(solution.x, dtype=np.float64)
+    row_weights = _weights(residuals(x))
+    information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
+    covariance = np.asarray(np.linalg.inv(information + np.eye(x.size)), dtype=np.float64)
+    degrees = prior_degrees + max(float(trust.sum()) - float(np.trace(covariance @ information)), 0.0)
+    squares = prior_degrees + float(np.sum((row_weights * residuals(x) ** 2)[trust > 0]))
+    return Posterior(x=x, covariance=covariance, degrees_of_freedom=degrees, scatter=float(np.sqrt(squares / degrees)))
 
 
-def weights(residuals: FloatArray) -> FloatArray:
+def _weights(residuals: FloatArray) -> FloatArray:
     """(rows,) weight of each row at the solution: 1 for small standardised residuals, falling for outliers."""
     return 1.0 / np.sqrt(1.0 + (residuals / _KNEE) ** 2)
 
 
 def doubts(residuals: FloatArray, *, noise: float) -> FloatArray:
     """(rows,) variance beyond noise^2 that gives a row of a least-squares problem the weight above."""
-    return noise**2 * (1.0 / weights(residuals) - 1.0)
+    return noise**2 * (1.0 / _weights(residuals) - 1.0)

@@ -283,18 +283,17 @@ def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> t
     hosts: of each rank. Three peers are the least that can outvote one.
     """
     local = [each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)]
-    devices = _slow(np.array(local, dtype=float), labels=[f"{host} rank {rank}" for rank, host in enumerate(hosts)])
-    found: list[Outlier] = []
-    named: set[str] = set()
+    labels = [f"{host} rank {rank}" for rank, host in enumerate(hosts)]
+    devices = _slow("gpu", np.array(local, dtype=float), labels=labels)
+    outliers: list[Outlier] = []
     for host in dict.fromkeys(hosts):
         ranks = [rank for rank, name in enumerate(hosts) if name == host]
         slow = [devices[rank] for rank in ranks if rank in devices]
         if len(slow) == len(ranks) and len(set(hosts)) > 1:
-            found.append(_outlier("node", host, slow))
-        else:
-            found += [_outlier("gpu", name, [(name, factor, n)]) for name, factor, n in slow]
-        named |= {name for name, _, _ in slow}
-    return (*found, *_links(times, hosts=hosts))
+            slowdown = float(np.median([each.slowdown for each in slow]))
+            slow = [dataclasses.replace(slow[0], kind="node", name=host, slowdown=slowdown)]
+        outliers += slow
+    return (*outliers, *_links(times, hosts=hosts))
 
 
 def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
@@ -309,8 +308,7 @@ def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable
             if (each.operation.group_size, each.operation.stride) == (size, stride)
         ]
         labels = [" - ".join(f"{hosts[rank]} rank {rank}" for rank in group) for group in groups]
-        for name, factor, count in _slow(np.array(rows), labels=labels).values():
-            yield Outlier(kind="link", name=name, slowdown=factor, operations=count)
+        yield from _slow("link", np.array(rows), labels=labels).values()
 
 
 def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
@@ -319,8 +317,8 @@ def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
     return [list(range(first, first + size * stride, stride)) for block in blocks for first in range(block, block + stride)]
 
 
-def _slow(seconds: Floats, *, labels: Sequence[str]) -> dict[int, tuple[str, float, int]]:
-    """Columns whose median log ratio to their peers' median is far out, by median absolute deviation: (name, factor, rows)."""
+def _slow(kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str]) -> dict[int, Outlier]:
+    """Columns whose median log ratio to their peers' median is far out, by median absolute deviation."""
     if seconds.size == 0 or seconds.shape[1] < 3:
         return {}
     ratios = np.median(np.log(seconds) - np.median(np.log(seconds), axis=1, keepdims=True), axis=0)
@@ -328,8 +326,5 @@ def _slow(seconds: Floats, *, labels: Sequence[str]) -> dict[int, tuple[str, flo
     spread = _MAD_TO_SD * float(np.median(np.abs(ratios - middle)))
     limit = max(float(np.log(MIN_SLOWDOWN)), _DEVIATIONS * spread)
     far: list[int] = np.flatnonzero(ratios - middle > limit).tolist()
-    return {i: (labels[i], float(np.exp(ratios[i] - middle)), len(seconds)) for i in far}
-
-
-def _outlier(kind: Literal["node", "gpu", "link"], name: str, slow: Sequence[tuple[str, float, int]]) -> Outlier:
-    return Outlier(kind=kind, name=name, slowdown=float(np.median([factor for _, factor, _ in slow])), operations=slow[0][2])
+    slowdowns = {i: float(np.exp(ratios[i] - middle)) for i in far}
+    return {i: Outlier(kind=kind, name=labels[i], slowdown=each, operations=len(seconds)) for i, each in slowdowns.items()}
