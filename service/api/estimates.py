@@ -13,8 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
-from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, estimate_answer, recommend_answer
-from hp_tool.batch import answer_lines
+from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery

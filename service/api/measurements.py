@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, status
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool.batch import Line
+from hp_tool.answers import Line
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from hp_tool.batch import Line
+from hp_tool.answers import Line
 from hp_tool.errors import HpToolError
 from service.api.views import NDJSON
 from service.settings import Settings
