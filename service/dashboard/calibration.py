@@ -15,7 +15,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
-from hp_tool.learning.residuals import residual_report
+from hp_tool.learning.evidence import residual_report
 from hp_tool.search.serving import software
 from service.api.calibrations import learn
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
