@@ -186,7 +186,9 @@ def read_query(
     schema.lay(data, changes)
     needed = {"model": "--model", "cluster.gpu": "--gpu", "training.sequence_length": "--set training.sequence_length=4096"}
     for path, flag in needed.items():
-        if not _has(data, path):
+        section, _, name = path.rpartition(".")
+        holder = data.get(section) if section else data
+        if not isinstance(holder, Mapping) or name not in holder:
             raise InputError(f"a {tool} configuration does not say {path}; add {flag}", field=path, code="missing_field")
     return data
 
@@ -241,12 +243,3 @@ def _logged(facts: LogFacts, workload: TrainingWorkload, *, num_gpus: int) -> Lo
         reserved_bytes=facts.reserved_bytes,
         out_of_memory=facts.out_of_memory,
     )
-
-
-def _has(data: Mapping[str, Any], path: str) -> bool:
-    node: Any = data
-    for name in path.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return False
-        node = node[name]
-    return True

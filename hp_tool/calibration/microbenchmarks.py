@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.measurement import Collective, LocalOperation, Operation, OperationTimes
 
+T = TypeVar("T")
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """Times each byte of the buffer travels the ring: S (n-1)/n for all-gather and reduce-scatter, twice that for all-reduce."""
@@ -115,9 +116,8 @@ class _Fits:
             m, n, k = _shapes(rows)
             traffic = ELEMENT_BYTES[precision] * (m * k + n * k + m * n)
             peak = self.gpu.peak_flops_per_second[precision]
-            roof, errors = fit_roofline(2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
-            found[precision] = roof
-            self._note(f"matmul {precision}", errors)
+            fit = fit_roofline(2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
+            found[precision] = self._noted(f"matmul {precision}", fit)
         return found
 
     def attention(self) -> Roofline | None:
@@ -129,11 +129,9 @@ class _Fits:
         peak = np.array([self.gpu.peak_flops_per_second[each.operation.precision] for each in rows])
         element = np.array([ELEMENT_BYTES[each.operation.precision] for each in rows])
         traffic = element * b * s * d * (2 * heads + 2 * kv_heads)
-        roof, errors = fit_additive_roofline(
-            2 * b * heads * s**2 * d / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds
-        )
-        self._note("attention", errors)
-        return roof
+        flops_s = 2 * b * heads * s**2 * d / peak
+        fit = fit_additive_roofline(flops_s, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
+        return self._noted("attention", fit)
 
     def memory(self) -> tuple[float, float] | None:
         """(share of memory bandwidth, seconds a kernel) of the operations that do little else than move memory."""
@@ -143,9 +141,8 @@ class _Fits:
         elements = np.array([np.prod(each.operation.shape, dtype=float) for each in rows])
         element = np.array([ELEMENT_BYTES[each.operation.precision] * _PASSES[each.operation.name] for each in rows])
         kernels = np.array([_KERNELS[each.operation.name] for each in rows])
-        found, errors = fit_memory(self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds)
-        self._note("memory-bound kernels", errors)
-        return found
+        fit = fit_memory(self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds)
+        return self._noted("memory-bound kernels", fit)
 
     def link(self, what: str, travels: dict[Collective, float], *, across: bool, bandwidth: float) -> Link | None:
         """Collectives named in `travels`, inside nodes or across them."""
@@ -155,9 +152,7 @@ class _Fits:
         peers = np.array([float(each.operation.group_size) for each in rows])
         size = np.array([each.operation.shape[0] * travels[each.operation.name] for each in rows])  # type: ignore[index]
         seconds = np.array([max(each.seconds_per_rank) for each in rows])
-        link, errors = fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds)
-        self._note(what, errors)
-        return link
+        return self._noted(what, fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds))
 
     def _named(self, name: str) -> list[OperationTimes]:
         return [each for each in self.times if each.operation.name == name]
@@ -165,8 +160,10 @@ class _Fits:
     def _memory_s(self, traffic: Floats) -> Floats:
         return traffic / self.gpu.memory_bandwidth_bytes_per_second
 
-    def _note(self, what: str, errors: Floats) -> None:
+    def _noted(self, what: str, fit: tuple[T, Floats]) -> T:
+        constants, errors = fit
         self.errors[what] = (len(errors), float(np.median(errors)))
+        return constants
 
 
 def _shapes(rows: Sequence[OperationTimes]) -> Floats:
