@@ -5,8 +5,8 @@ from __future__ import annotations
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.words import CONTEXT, SAID, SHARDING
-from hp_tool.formats.megatron_lm.write import Values, field_name, recomputation, shorter_ends
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
+from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 
 TOOL = "Megatron Bridge 0.3"
 _PRECISIONS = {

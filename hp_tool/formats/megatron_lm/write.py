@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.domain.parallel import Recompute
@@ -11,7 +10,7 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.words import Flags
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
 
 
 def flags(setup: TrainingSetup) -> Flags:
@@ -20,18 +19,7 @@ def flags(setup: TrainingSetup) -> Flags:
     Raises UnsupportedError for what the flags cannot say.
     """
     refuse_unsaid(setup, tool=words.TOOL, said=words.SAID, runs="megatron-core")
-    values = {**_model(setup), **_parallel(setup), **_training(setup)}
-    return {name: _words(value) for name, value in values.items() if value is not None and value is not False}
-
-
-Values = Mapping[str, bool | int | float | str | list[str] | None]
-"""By flag: true for a switch that is on; one that is None or false is left out."""
-
-
-def _words(value: int | float | str | list[str]) -> list[str]:
-    if isinstance(value, list):
-        return value
-    return [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+    return option_words({**_model(setup), **_parallel(setup), **_training(setup)})
 
 
 def _model(setup: TrainingSetup) -> Values:
