@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import BoolArray, Evidence, FloatArray, scaled
-from hp_tool.calibration.fitting import Process, doubts, posterior
-from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.fitting import Prior, Process, doubts, posterior
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6

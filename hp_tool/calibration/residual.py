@@ -15,8 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, FloatArray, scaled
-from hp_tool.calibration.fitting import NUGGET, Parameters, Process
-from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.fitting import NUGGET, Parameters, Prior, Process
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""

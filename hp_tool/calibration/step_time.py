@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, Evidence, FloatArray
-from hp_tool.calibration.fitting import posterior
-from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.fitting import Prior, posterior
 from hp_tool.calibration.residual import ResidualFit, fit_residual, judge
 
 GROUPS = ("compute", "communication", "memory_bound")
