@@ -104,7 +104,7 @@ def folder_check(name: str, path: Path, *, holds: str) -> Check:
 
 def profiler() -> Iterator[Check]:
     """Whether this host has what its own profile runs need: torch, Megatron Core, and the GPUs they would measure."""
-    from hp_tool.launchers.devices import detect
+    from hp_tool.launchers.local import detect
 
     installed = {name: each.version for name in PROFILER_PACKAGES for each in importlib.metadata.distributions(name=name)}
     missing = [name for name in PROFILER_PACKAGES if name not in installed]

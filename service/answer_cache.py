@@ -1,9 +1,9 @@
-"""Cached answers to analytical queries, byte for byte.
+"""Answers that are kept: by the service, to analytical queries, byte for byte; and by clients, who revalidate them by ETags.
 
-The key is a query's bytes, its route and its parameters; the answer depends only on them, the catalogue's files and the stored
-calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it used has a successor;
-both are checked at most once a second, and after this process made a calibration itself. Queries that name registrations are
-never cached, for those differ by owner.
+The service's key is a query's bytes, its route and its parameters; the answer depends only on them, the catalogue's files and
+the stored calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it used has a
+successor; both are checked at most once a second, and after this process made a calibration itself. Queries that name
+registrations are never cached, for those differ by owner.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hp_tool import catalog
@@ -31,6 +32,9 @@ CHECK_EVERY_S = 1.0
 ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
 """The cached routes, as the observer tells routes apart."""
 
+PREFIX = "/v1/"
+UNTAGGED = ("/v1/keys", "/v1/audit")
+"""Answers that no client may keep."""
 Key = tuple[str, bytes, bytes]
 Learnt = list[tuple[TrainingProblem, CalibratedPredictor | None]]
 """The calibrations that an answer used, by problem."""
@@ -65,12 +69,13 @@ class AnswerCache:
             self._catalogue_checked_at = now
             if (revision := await run_in_threadpool(catalog.revision)) != self._catalogue:
                 self._catalogue = revision
-                self.clear()
+                self._entries.clear()
+                self._bytes = 0
         entry = self._entries.get(key)
         if entry is None:
             return None
         if entry.learnt and (now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at):
-            if not await run_in_threadpool(self._holds, entry):
+            if not await run_in_threadpool(self._is_current, entry.learnt):
                 self._drop(key)
                 return None
             entry.checked_at = now
@@ -92,17 +97,14 @@ class AnswerCache:
         """Check every answer again before its next use, because a calibration was made. From any thread."""
         self._doubted_at = self._clock()
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries.clear()
-        self._bytes = 0
-
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)
         self._bytes -= len(entry.body) if entry else 0
 
-    def _holds(self, entry: Entry) -> bool:
-        return all(_same(self._calibrations(problem), predictor) for problem, predictor in entry.learnt)
+    def _is_current(self, learnt: Learnt) -> bool:
+        """Whether the newest calibrations are those that the answer used."""
+        newest = ((self._calibrations(problem), used) for problem, used in learnt)
+        return all(now is used or (now and used and now.provenance == used.provenance) for now, used in newest)
 
 
 class CachedAnswers:
@@ -144,7 +146,44 @@ class CachedAnswers:
         await self.app(scope, asgi_body.replayed(body, receive), kept)
 
 
-def _same(now: CalibratedPredictor | None, before: CalibratedPredictor | None) -> bool:
-    if now is None or before is None:
-        return now is before
-    return now.provenance == before.provenance
+class ETags:
+    """Tags JSON answers to GET requests of the API by their bytes. Streams pass untouched."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        tagged = scope["type"] == "http" and scope["method"] == "GET" and path.startswith(PREFIX)
+        if not tagged or path.startswith(UNTAGGED):
+            await self.app(scope, receive, send)
+            return
+        start: Message | None = None
+
+        async def conditional(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _is_json(message):
+                start = message
+                return
+            if start is not None:
+                message, start = _tagged(start, message, Headers(scope=scope).get("if-none-match", "")), None
+                await send(message.pop("start"))
+            await send(message)
+
+        await self.app(scope, receive, conditional)
+
+
+def _is_json(start: Message) -> bool:
+    return start["status"] == 200 and dict(start["headers"]).get(b"content-type") == b"application/json"
+
+
+def _tagged(start: Message, body: Message, known: str) -> Message:
+    """The answer's body with its start, tagged; emptied to a 304 where `known` (If-None-Match) holds its tag."""
+    if body.get("more_body"):
+        return {**body, "start": start}
+    tag = f'"{hashlib.blake2b(body.get("body", b""), digest_size=12).hexdigest()}"'
+    headers = [*start["headers"], (b"etag", tag.encode()), (b"cache-control", b"private, no-cache")]
+    if known.strip() != "*" and tag not in (each.strip().removeprefix("W/") for each in known.split(",")):
+        return {**body, "start": {**start, "headers": headers}}
+    headers = [(name, value) for name, value in headers if name not in (b"content-length", b"content-type")]
+    return {"type": "http.response.body", "body": b"", "start": {**start, "status": 304, "headers": headers}}

@@ -13,22 +13,10 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.learning import StoredCalibrations
 from hp_tool.store import open_store
 from service import logs
-from service.answer_cache import AnswerCache, CachedAnswers
-from service.api import (
-    calibrations,
-    catalog,
-    estimates,
-    formats,
-    health,
-    keys,
-    measurements,
-    openapi,
-    problems,
-    searches,
-)
+from service.answer_cache import AnswerCache, CachedAnswers, ETags
+from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches
 from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
-from service.etags import ETags
 from service.keys import Keyring
 from service.metrics import Metrics
 from service.request_limits import RequestLimits
@@ -68,8 +56,9 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    for module in (estimates, searches, measurements, formats, calibrations, catalog, keys):
-        app.include_router(module.router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
+    routed = (estimates, searches, measurements, catalog, keys)
+    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations):
+        app.include_router(router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     pages.install(app)
     openapi.install(app)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from types import TracebackType
 from typing import TypeVar
 
 import httpx
@@ -37,9 +36,7 @@ class AsyncClient(Endpoints):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._http.aclose()
 
     async def send(self, call: Call[T]) -> T:

@@ -1,62 +1,276 @@
-"""The service's commands; hp_tool finds them through the entry-point group hp_tool.commands."""
+"""The service's commands, of the entry-point group hp_tool.commands. Imports inside keep the web framework from every start."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import getpass
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hp_tool.cli.db import UrlOption
-from service.key_commands import keys
-from service.search_commands import budget, cancel, report
+from hp_tool.cli.queries import JsonOption
+from hp_tool.units import SECONDS_PER_DAY
+
+if TYPE_CHECKING:
+    from hp_tool.domain.access import AccessStore
+    from hp_tool.domain.records import SearchRecord
+    from service.api.views import SearchView
+    from service.client import Client
+
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the service's API keys.")
+SearchArgument = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id.")]
+ScopeName = Literal["read", "submit", "admin"]
+"""Each includes the ones before it."""
+ServerOption = Annotated[
+    str | None, typer.Option("--server", envvar="HP_SERVER", help="Ask this server instead of the database.")
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the service's commands. Imports stay inside: the command line starts without the web framework."""
+    """Add the service's commands."""
     app.add_typer(keys, name="keys")
-    for command in (report, budget, cancel):
+    for command in (report, budget, cancel, serve, worker):
         app.command()(command)
 
-    @app.command()
-    def serve(
-        host: Annotated[str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")] = None,
-        port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")] = None,
-        database_url: UrlOption = None,
-    ) -> None:
-        """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
-        from service.app import serve
-        from service.settings import from_environment
 
-        serve(settings=from_environment(host=host, port=port, database_url=database_url))
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")] = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
+    from service import app
+    from service.settings import from_environment
 
-    @app.command()
-    def worker(
-        database_url: UrlOption = None,
-        lease_s: Annotated[
-            float, typer.Option(min=1.0, help="Seconds after which another worker may take over from one that died.")
-        ] = 30.0,
-        searches_per_cluster: Annotated[
-            int | None,
-            typer.Option(
-                min=1,
-                envvar="HP_SEARCHES_PER_CLUSTER",
-                help="Searches that all workers together run on one cluster at most (launcher local: on one host).",
-            ),
-        ] = None,
-        retention_days: Annotated[
-            float | None,
-            typer.Option(
-                min=1.0,
-                envvar="HP_RETENTION_DAYS",
-                help="Forget events, audit rows and ends of logs older than this; default never.",
-            ),
-        ] = None,
-    ) -> None:
-        """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
-        from service import logs
-        from service.settings import log_settings
-        from service.worker import work
+    app.serve(settings=from_environment(host=host, port=port, database_url=database_url))
 
-        form, level = log_settings()
-        logs.configure(form=form, level=level)
-        work(database_url=database_url, lease_s=lease_s, per_cluster=searches_per_cluster, retention_days=retention_days)
+
+def worker(
+    database_url: UrlOption = None,
+    lease_s: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which another worker may take over from one that died.")
+    ] = 30.0,
+    searches_per_cluster: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar="HP_SEARCHES_PER_CLUSTER",
+            help="Searches that all workers together run on one cluster at most (launcher local: on one host).",
+        ),
+    ] = None,
+    retention_days: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            envvar="HP_RETENTION_DAYS",
+            help="Forget events, audit rows and ends of logs older than this; default never.",
+        ),
+    ] = None,
+) -> None:
+    """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
+    from service import logs
+    from service.settings import log_settings
+    from service.worker import work
+
+    form, level = log_settings()
+    logs.configure(form=form, level=level)
+    work(database_url=database_url, lease_s=lease_s, per_cluster=searches_per_cluster, retention_days=retention_days)
+
+
+def report(
+    search: SearchArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page; default SEARCH.html.")
+    ] = None,
+    optuna: Annotated[
+        Path | None, typer.Option("--optuna", metavar="FILE", help="Its study as an SQLite file for optuna-dashboard, instead.")
+    ] = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Write a search with its charts into one HTML file that opens anywhere, without a server or a network."""
+    from hp_tool import store as stores
+    from hp_tool.errors import InputError
+
+    url = database_url or stores.database_url()
+    with closing(stores.open_store(url)) as store:
+        if optuna is not None:
+            from hp_tool.tuning.study import copy_study
+
+            store.get_search(search_id=search)
+            copy_study(search_id=search, database_url=url, path=optuna)
+            typer.echo(str(optuna))
+        if output is None and optuna is not None:
+            return
+        from service.dashboard.report import report_html
+
+        path = output or Path(f"{search}.html")
+        text = report_html(store=store, search_id=search)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror or error}", field="--output") from None
+        typer.echo(str(path))
+
+
+def budget(
+    search: SearchArgument,
+    runs: Annotated[int | None, typer.Option(help="Maximum profile runs, those already done included.")] = None,
+    gpu_seconds: Annotated[float | None, typer.Option(help="Maximum device seconds of them, spent ones included.")] = None,
+    server: ServerOption = None,
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a search that has not ended spend more or less; what is left out stays. Its worker follows within seconds."""
+    from hp_tool.domain.fields import check_bounds
+    from hp_tool.domain.query import SearchSettings
+    from hp_tool.errors import InputError
+    from hp_tool.queries import schema
+    from hp_tool.tuning import daily_limits
+
+    if runs is None and gpu_seconds is None:
+        raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
+    check_bounds(SearchSettings, {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds})
+
+    def in_store(store: AccessStore) -> SearchRecord:
+        limits = daily_limits(store.get_search(search_id=search).query)
+        return store.change_budget(search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds, limits=limits)
+
+    changed = _changed(
+        server,
+        database_url,
+        on_server=lambda client: client.change_budget(search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds),
+        in_store=in_store,
+    )
+    if as_json:
+        typer.echo(schema.to_json(changed))
+        return
+    settings = changed.query.get("search") or {}
+    seconds = settings.get("budget_gpu_seconds")
+    bound = "no bound on GPU-seconds" if seconds is None else f"{seconds:g} GPU-seconds"
+    typer.echo(f"search {changed.id} ({changed.state}): {settings.get('budget_runs')} runs, {bound}")
+
+
+def cancel(
+    search: SearchArgument,
+    server: ServerOption = None,
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel a search. A waiting or failed one ends at once, one with runs under way as soon as a worker has ended those."""
+    from hp_tool.queries import schema
+
+    cancelled = _changed(
+        server,
+        database_url,
+        on_server=lambda client: client.cancel(search_id=search),
+        in_store=lambda store: store.request_cancel(search_id=search),
+    )
+    if as_json:
+        typer.echo(schema.to_json(cancelled))
+    else:
+        typer.echo(f"search {cancelled.id}: {cancelled.state}" + (", cancel requested" if cancelled.requested else ""))
+
+
+def _changed(
+    server: str | None,
+    database_url: str | None,
+    *,
+    on_server: Callable[[Client], SearchView],
+    in_store: Callable[[AccessStore], SearchRecord],
+) -> SearchView:
+    """The search after a change, made on the server where one is named, else in the database."""
+    from hp_tool.errors import InputError
+    from hp_tool.store import open_store
+    from service.api.views import SearchView
+    from service.client import Client
+
+    if server and database_url:
+        raise InputError("--server asks a service, which has a database of its own: leave out --database-url", field="--server")
+    if server:
+        with Client(server=server) as client:
+            return on_server(client)
+    with closing(open_store(database_url)) as store:
+        return SearchView.of(in_store(store))
+
+
+@keys.command()
+def create(
+    owner: Annotated[str, typer.Option(help="Whose searches it sees and submits.")],
+    scope: Annotated[ScopeName, typer.Option(help="read: ask and look; submit: spend GPU time; admin: everything.")],
+    expires_days: Annotated[float | None, typer.Option(help="Days until it expires; left out: never.")] = None,
+    requests_per_second: Annotated[float | None, typer.Option(help="Left out: the service's default.")] = None,
+    gpu_seconds_per_day: Annotated[float | None, typer.Option(help="Quota of its searches; left out: none.")] = None,
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and print it. It is shown this once; the database keeps a digest."""
+    from hp_tool.domain.access import Scope
+    from hp_tool.queries.schema import to_json
+    from hp_tool.store import open_store
+    from service.api.keys import IssuedKey, KeyView
+    from service.keys import issue
+
+    with closing(open_store(database_url)) as store:
+        record, token = issue(
+            store=store,
+            owner=owner,
+            scope=Scope[scope.upper()],
+            lifetime_s=None if expires_days is None else expires_days * SECONDS_PER_DAY,
+            requests_per_second=requests_per_second,
+            gpu_seconds_per_day=gpu_seconds_per_day,
+        )
+        _audit(store, "keys create", record.id)
+    if as_json:
+        typer.echo(to_json(IssuedKey(key=KeyView.of(record), token=token)))
+    else:
+        typer.echo(token)
+        typer.echo(f"key {record.id} of {owner}, scope {scope}. Keep it: it is not shown again.", err=True)
+
+
+@keys.command("list")
+def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show every key, newest first, without secrets."""
+    from hp_tool.queries.schema import to_json
+    from hp_tool.store import open_store
+    from service.api.keys import KeyView
+
+    views, cursor = [], None
+    with closing(open_store(database_url)) as store:
+        while True:
+            page = store.list_keys(limit=200, cursor=cursor)
+            views += [KeyView.of(record) for record in page.items]
+            if (cursor := page.next_cursor) is None:
+                break
+    if as_json:
+        typer.echo(to_json({"items": views}))
+        return
+    for view in views:
+        end = "revoked" if view.revoked_at else f"until {view.expires_at:%Y-%m-%d}" if view.expires_at else "no end"
+        quota = "" if view.gpu_seconds_per_day is None else f"  {view.gpu_seconds_per_day:g} GPU-s a day"
+        typer.echo(f"{view.id}  {view.scope:6}  {end:16}  {view.owner}{quota}")
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="The key's id, its part after hp_; see `keys list`.")],
+    database_url: UrlOption = None,
+) -> None:
+    """Make a key worthless for ever; a running service notices within seconds."""
+    from hp_tool.store import open_store
+
+    with closing(open_store(database_url)) as store:
+        record = store.revoke_key(key_id=key_id)
+        _audit(store, "keys revoke", record.id)
+    typer.echo(f"revoked key {record.id} of {record.owner}")
+
+
+def _audit(store: AccessStore, action: str, key_id: str) -> None:
+    """Record the action under the caller's user name on this host: the command line needs no key."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "unknown user"
+    store.add_audit(owner=f"{user} (command line)"[:200], api_key_id=None, action=action, resource=key_id, outcome="ok")

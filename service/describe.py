@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
+from hp_tool.store import open_store
 from service.app import create_app
 from service.settings import Settings
 
 
 def description() -> str:
     """The description as text, with keys in a fixed order, so that two versions can be compared line by line."""
-    with tempfile.TemporaryDirectory() as folder:
-        from hp_tool.store import open_store
-
-        store = open_store(
-            f"sqlite:///{folder}/empty.sqlite3"
-        )  # the application needs one, though its description reads nothing
-        try:
-            return json.dumps(create_app(Settings(), store=store).openapi(), indent=1, sort_keys=True) + "\n"
-        finally:
-            store.close()
+    # The application needs a store, though its description reads nothing.
+    with tempfile.TemporaryDirectory() as folder, closing(open_store(f"sqlite:///{folder}/empty.sqlite3")) as store:
+        return json.dumps(create_app(Settings(), store=store).openapi(), indent=1, sort_keys=True) + "\n"
 
 
 if __name__ == "__main__":

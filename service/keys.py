@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 
-from hp_tool.domain.access import AccessStore, KeyRecord, Scope
+from hp_tool.domain.access import AccessStore, KeyRecord, NewKey, Scope
 from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -60,16 +60,15 @@ def issue(
 ) -> tuple[KeyRecord, str]:
     """A new key, and the token that its owner sends; the token cannot be shown again."""
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-    record = store.add_key(
-        key_id=key_id,
+    key = NewKey(
+        id=key_id,
         owner=owner,
         scope=scope,
         secret_sha256=_digest(secret),
-        lifetime_s=lifetime_s,
         requests_per_second=requests_per_second,
         gpu_seconds_per_day=gpu_seconds_per_day,
     )
-    return record, f"hp_{key_id}_{secret}"
+    return store.add_key(key=key, lifetime_s=lifetime_s), f"hp_{key_id}_{secret}"
 
 
 class Keyring:

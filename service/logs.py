@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Literal
 
 from hp_tool.errors import HpToolError
 
 Form = Literal["json", "text"]
 
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-search_id: ContextVar[str | None] = ContextVar("search_id", default=None)
+_IDS: ContextVar[Mapping[str, str]] = ContextVar("ids", default=MappingProxyType({}))
+"""request_id and search_id of the lines logged in this context."""
 
 _FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 """Attributes of every record; any other came through `extra`."""
@@ -31,7 +32,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_ids(),
+            **_IDS.get(),
             **{name: value for name, value in vars(record).items() if name not in _FIELDS},
         }
         if record.exc_info:
@@ -46,7 +47,7 @@ class Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        ids = " ".join(f"{name}={value}" for name, value in _ids().items())
+        ids = " ".join(f"{name}={value}" for name, value in _IDS.get().items())
         return f"{super().format(record)} {ids}".rstrip()
 
 
@@ -62,12 +63,12 @@ def configure(*, form: Form, level: str) -> None:
 @contextmanager
 def about(*, request: str | None = None, search: str | None = None) -> Iterator[None]:
     """Add these ids to every line logged in the block."""
-    tokens = request_id.set(request or request_id.get()), search_id.set(search or search_id.get())
+    ids = {"request_id": request, "search_id": search}
+    token = _IDS.set({**_IDS.get(), **{name: value for name, value in ids.items() if value}})
     try:
         yield
     finally:
-        request_id.reset(tokens[0])
-        search_id.reset(tokens[1])
+        _IDS.reset(token)
 
 
 @contextmanager
@@ -79,8 +80,3 @@ def surviving(task: str, log: logging.Logger) -> Iterator[None]:
         log.warning("cannot %s: %s", task, error.message)
     except Exception:
         log.exception("cannot %s: unhandled error", task)
-
-
-def _ids() -> dict[str, str]:
-    ids = {"request_id": request_id.get(), "search_id": search_id.get()}
-    return {name: value for name, value in ids.items() if value is not None}

@@ -84,12 +84,6 @@ class PrincipalStore:
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
         return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **options)
 
-    def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
-        record = self._store.get_measurement(measurement_id=measurement_id)
-        if not self._may_see(record.owner):
-            raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
-        return record
-
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""
         return self._store.put_registration(owner=self._registrant(owner), **registration)
@@ -108,19 +102,17 @@ class PrincipalStore:
         method = getattr(self._store, name)
         if self._principal.scope >= Scope.ADMIN or name in SHARED:
             return method
-        takes = _parameters(getattr(type(self._store), name))
-        if "owner" in takes:
-            return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
-        if "search_id" in takes:
-            return self._of_own_search(method)
-        raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
 
-    def _of_own_search(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*, search_id: str, **arguments: Any) -> Any:
             self.get_search(search_id=search_id)
             return method(search_id=search_id, **arguments)
 
-        return checked
+        takes = _parameters(getattr(type(self._store), name))
+        if "owner" in takes:
+            return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
+        if "search_id" in takes:
+            return checked
+        raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
 
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):

@@ -30,7 +30,8 @@ class RequestLimits:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
-        self.under_way: Counter[str] = Counter()
+        self.under_way: Counter[str | None] = Counter()
+        """Open requests by key; None: those that no limit concerns."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,10 +39,7 @@ class RequestLimits:
             return
         principal = scope.get("state", {}).get("principal")
         key_id = None if principal is None or scope["path"].endswith(WAITING) else principal.key_id
-        if key_id is None:
-            await self._run(scope, receive, send)
-            return
-        if self.under_way[key_id] >= self.settings.max_requests_at_once:
+        if key_id is not None and self.under_way[key_id] >= self.settings.max_requests_at_once:
             error = LimitError(
                 f"key {key_id} has {self.under_way[key_id]} requests under way, and may have no more at once; wait for one of "
                 "them, or send many queries as one POST /v1/batch",
@@ -50,15 +48,6 @@ class RequestLimits:
             )
             await problem(error)(scope, receive, send)
             return
-        self.under_way[key_id] += 1
-        try:
-            await self._run(scope, receive, send)
-        finally:
-            self.under_way[key_id] -= 1
-            if not self.under_way[key_id]:
-                del self.under_way[key_id]
-
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         meter = Meter(max_s=self.settings.max_cpu_s)
         asker = Asker(receive, hung_up=meter.stop)
         bounds = Bounds(
@@ -67,11 +56,15 @@ class RequestLimits:
             max_yaml_bytes=self.settings.max_yaml_bytes,
             check=meter,
         )
+        self.under_way[key_id] += 1
         try:
             with bounded(bounds):
                 await self.app(scope, asker.receive, send)
         finally:
             asker.close()
+            self.under_way[key_id] -= 1
+            if not self.under_way[key_id]:
+                del self.under_way[key_id]
 
 
 class Meter:

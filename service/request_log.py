@@ -79,7 +79,8 @@ class RequestLog:
             search_id = scope.get("path_params", {}).get("search_id")
             with logs.about(search=search_id):
                 log.log(level, "%s %s %d", method, scope["path"], status, extra=details)
-        if principal is not None and audited(method=method, path=scope["path"], route=route, status=status):
+        over_limit = status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED  # such requests could fill the table
+        if principal is not None and not over_limit and (changes or status == HTTPStatus.FORBIDDEN):
             await self._audit(scope, principal, route=route, status=status)
 
     async def _audit(self, scope: Scope, principal: Principal, *, route: str, status: int) -> None:
@@ -96,16 +97,6 @@ class RequestLog:
             )
         except HpToolError as error:  # the answer is sent; the ordinary log has the request
             log.error("not audited: %s", error.message)
-
-
-def audited(*, method: str, path: str, route: str, status: int) -> bool:
-    """Whether a request belongs in the audit log: it changed something or tried to, or was forbidden.
-
-    Requests over the rate limit do not: they could fill the table.
-    """
-    if status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED:
-        return False
-    return status == HTTPStatus.FORBIDDEN or (method not in SAFE_METHODS and path not in COMPUTING)
 
 
 def route_of(scope: Scope) -> str:

@@ -35,7 +35,8 @@ def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float |
         retry_after_s = _seconds(outcome.headers.get("Retry-After", ""))
         return retry_after_s if retry_after_s <= LONGEST_WAIT_S and attempt < ATTEMPTS else None
     lost = isinstance(outcome, httpx.TransportError) or outcome.status_code in AWAY
-    if lost and _repeatable(request) and attempt < LOST_ATTEMPTS:
+    repeatable = request.method in SAFE_METHODS or request.url.path in COMPUTING or "Idempotency-Key" in request.headers
+    if lost and repeatable and attempt < LOST_ATTEMPTS:
         return FIRST_WAIT_S * 2.0 ** (attempt - 1)
     return None
 
@@ -115,10 +116,6 @@ def _response(outcome: Outcome) -> httpx.Response:
     if isinstance(outcome, httpx.TransportError):
         raise outcome
     return outcome
-
-
-def _repeatable(request: httpx.Request) -> bool:
-    return request.method in SAFE_METHODS or request.url.path in COMPUTING or "Idempotency-Key" in request.headers
 
 
 def _seconds(text: str) -> float:

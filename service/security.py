@@ -1,7 +1,4 @@
-"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response.
-
-One plain ASGI middleware, because Starlette's own answer in plain text and buffer what we stream.
-"""
+"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ BURST_S = 5.0
 
 
 class Gate:
-    """Refuses what must not reach a route; everything it refuses is a problem+json like any other error."""
+    """Refuses with a problem+json what must not reach a route. Starlette's layers answer in plain text, and buffer streams."""
 
     def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
         self.app = app
@@ -70,7 +67,9 @@ class Gate:
             if scope["path"] not in OPEN_PATHS:
                 principal = await self.keyring.principal(request)
                 scope.setdefault("state", {})["principal"] = principal
-                self.check_rate(principal)
+                if principal.key is not None:
+                    rate = principal.key.requests_per_second or self.settings.requests_per_second
+                    self.rates.take(principal.key.id, per_second=rate)
                 check_scope(principal, method=scope["method"], path=scope["path"])
             limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
             check_announced_size(request, limit)
@@ -84,12 +83,6 @@ class Gate:
             await problem(error)(scope, receive, send_with_headers)
             return
         await self.app(scope, receive, send_with_headers)
-
-    def check_rate(self, principal: Principal) -> None:
-        """Raise LimitError where a stored key is over its rate limit; the operator has none."""
-        if principal.key is not None:
-            rate = principal.key.requests_per_second or self.settings.requests_per_second
-            self.rates.take(principal.key.id, per_second=rate)
 
 
 class RateLimits:
@@ -151,20 +144,14 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """Check that the key allows the request."""
-    needed = needed_scope(method=method, path=path)
+    """Check that the key allows the request; a changing route that is not listed needs the right to submit."""
+    reads = method in SAFE_METHODS or path in COMPUTING
+    needed = Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT
     if principal.scope < needed:
         raise HpToolError(
             f"key {principal.key_id} has scope {principal.scope.name.lower()}; this needs {needed.name.lower()}",
             code="forbidden",
         )
-
-
-def needed_scope(*, method: str, path: str) -> Scope:
-    """The scope that a request needs; a changing route that is not listed needs the right to submit."""
-    if path.startswith(ADMINISTRATION):
-        return Scope.ADMIN
-    return Scope.READ if method in SAFE_METHODS or path in COMPUTING else Scope.SUBMIT
 
 
 def check_announced_size(headers: Headers, limit: int) -> None:

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hp_tool.errors import InputError
 from service.logs import Form
-from service.webhooks import policy
 from service.webhooks.policy import WebhookSettings
+from service.webhooks.signing import secret_bytes
 
 MIB = 2**20
 AMOUNTS = {
@@ -137,9 +137,20 @@ def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Lev
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Of API and workers alike: HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS."""
+    """Of API and workers alike: HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS.
+
+    None without a secret: nothing is sent. InputError where one is malformed.
+    """
     secret = read_secret(environment, "HP_WEBHOOK_SECRET")
-    return policy.read(secret=secret, networks=environment.get("HP_WEBHOOK_NETWORKS", ""))
+    if secret is None:
+        return None
+    try:
+        parts = environment.get("HP_WEBHOOK_NETWORKS", "").split(",")
+        networks = tuple(ipaddress.ip_network(part.strip()) for part in parts if part.strip())
+    except ValueError as error:
+        fix = "give networks as 10.0.0.0/8,::1/128"
+        raise InputError(f"HP_WEBHOOK_NETWORKS: {error}; {fix}", field="HP_WEBHOOK_NETWORKS") from None
+    return WebhookSettings(key=secret_bytes(secret), networks=networks)
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:

@@ -1,8 +1,4 @@
-"""The worker: takes queued searches from the store, one at a time, and runs them as the command line would.
-
-Any number of workers share a database. What keeps them apart is the store's lease; what survives one that dies is the store's
-record of intents: the next worker finds the running job by its name and goes on.
-"""
+"""The worker: takes queued searches from the store and runs them. Leases keep any number of workers apart."""
 
 from __future__ import annotations
 
@@ -21,12 +17,12 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower
-from hp_tool.tuning.heartbeat import LEASE_S
+from hp_tool.tuning.lease import LEASE_S
 from hp_tool.tuning.run import default_holder
 from service import logs
 from service.logs import surviving
 from service.settings import webhook_settings
-from service.webhooks.delivery import Deliveries, Undelivered
+from service.webhooks.delivery import Deliveries, warn_of_overdue
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -160,12 +156,12 @@ def work(
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
         storage = tuning.study_storage(url)  # imports the rest of SQLAlchemy, before a second thread uses it
         settings = webhook_settings()
-        webhooks = (
-            Undelivered(store=store, stopping=stopping)
+        delivering = (
+            partial(warn_of_overdue, store=store, stopping=stopping)
             if settings is None
-            else Deliveries(store=store, settings=settings, stopping=stopping)
+            else Deliveries(store=store, settings=settings, stopping=stopping).run
         )
-        threading.Thread(target=webhooks.run, name="webhooks", daemon=True).start()
+        threading.Thread(target=delivering, name="webhooks", daemon=True).start()
         sweeping = partial(sweep, store=store, stopping=stopping, every_s=SWEEP_EVERY_S)
         threading.Thread(target=sweeping, name="sweep", daemon=True).start()
         Worker(

@@ -160,7 +160,7 @@ def _regret(cell: Cell, answers: FloatArray, done: list[int]) -> float:
 def _beliefs(cell: Cell, method: Ours, done: list[int]) -> Beliefs:
     unseen = np.isfinite(cell.step_s[method.rows]) & ~np.isin(method.rows, done)
     rows = method.rows[unseen]
-    step = method.sampler.predict_step(study=method.study)
+    step = method.sampler.table.predict_step(method.sampler.calibration(study=method.study))
     low, high = (bound[unseen] for bound in step.interval(confidence=CONFIDENCE))
     measured, predicted = cell.step_s[rows], step.median_s[unseen]
     used = method.sampler.table.predict_memory(method.sampler.calibration(study=method.study))

@@ -158,6 +158,26 @@ class Process:
         return replace(self, parameters=(amplitude, length, noise))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Residuals:
+    """What corrected predictions leave of n runs: observations of a process g over configurations."""
+
+    names: tuple[str, ...]
+    points: FloatArray
+    """(n, k) features in units of their scales."""
+    residual: FloatArray
+    """(n,) ln(measured / corrected prediction)."""
+    amplitude: float
+    """Standard deviation of g."""
+    length: float
+    """Its correlation length, in units of the features' scales."""
+    noise: float
+    """Standard deviation of one run about g."""
+    scale: float = 1.0
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
+    said of configurations that did not run."""
+
+
 def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = None) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import BoolArray, Evidence, FloatArray, scaled
-from hp_tool.calibration.fitting import Prior, Process, doubts, posterior
+from hp_tool.calibration.fitting import Prior, Process, Residuals, doubts, posterior
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6
@@ -163,7 +163,7 @@ _HYPERPRIOR_LOG_SD = np.array([0.4, 0.4, 0.4])
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryResidual:
+class MemoryResidual(Residuals):
     """What a factor and an overhead do not explain, from n runs whose peak is known, or known to exceed the device's memory.
 
     ln(measured / corrected prediction) = g(x) + noise, g a Gaussian process over configurations. Much of g is the allocator's:
@@ -171,19 +171,8 @@ class MemoryResidual:
     1.9 times the memory, alike for configurations alike.
     """
 
-    names: tuple[str, ...]
-    points: FloatArray
-    """(n, k) features in units of their scales."""
-    residual: FloatArray
-    """(n,) ln(measured / corrected prediction)."""
     doubt: FloatArray
     """(n,) variance beyond the noise: of runs that ran out, whose peak is not known, and of outliers."""
-    amplitude: float
-    length: float
-    noise: float
-    """Standard deviation of one run about g."""
-    scale: float
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
 
     @cached_property
     def _process(self) -> Process:

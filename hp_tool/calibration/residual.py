@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, FloatArray, scaled
-from hp_tool.calibration.fitting import NUGGET, Parameters, Prior, Process
+from hp_tool.calibration.fitting import NUGGET, Parameters, Prior, Process, Residuals
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
@@ -45,29 +45,15 @@ class ResidualPrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidualFit:
+class ResidualFit(Residuals):
     """n runs that teach, each with its probability of being slow."""
 
-    names: tuple[str, ...]
-    points: FloatArray
-    """(n, k) features in units of their scales."""
-    residual: FloatArray
-    """(n,) ln(measured / corrected prediction)."""
     slow: FloatArray
     """(n,) probability that the run was in the slow regime."""
     log_stall: FloatArray
     """(n,) ln of the seconds that each micro-batch lost, if it was."""
-    amplitude: float
-    """Standard deviation of g."""
-    length: float
-    """Its correlation length, in units of the features' scales."""
-    noise: float
-    """Standard deviation of one run about g."""
     share: float = 0.1
     """Of all runs in the slow regime."""
-    scale: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
-    said of configurations that did not run."""
     score: float = 0.0
     """Log density of the runs, each given the others, and of the hyperparameters: what explanations are compared by."""
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import ANY_KEY, JsonObject, Page, RunRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import ANY_KEY, JsonObject, Page, Paging, RunRecord, RunState, SearchRecord, SearchState
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
@@ -25,8 +25,8 @@ class Scope(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRecord:
-    """An API key. Its secret is not stored; it was shown once, when the key was made."""
+class NewKey:
+    """An API key on its way into the store. Its secret is not stored; it is shown once, when the key is made."""
 
     id: str
     """Public; the first part of the key that its owner sends."""
@@ -38,6 +38,12 @@ class KeyRecord:
     """None: the service's default."""
     gpu_seconds_per_day: float | None = None
     """What searches submitted with it may spend in a day (UTC); None: no quota."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord(NewKey):
+    """A stored API key."""
+
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
@@ -96,22 +102,12 @@ class DatabaseState:
 class AccessStore(Store, Protocol):
     """The store with what only a service needs. Each method is one transaction, as all of a Store's."""
 
-    def add_key(
-        self,
-        *,
-        key_id: str,
-        owner: str,
-        scope: Scope,
-        secret_sha256: str,
-        lifetime_s: float | None = None,
-        requests_per_second: float | None = None,
-        gpu_seconds_per_day: float | None = None,
-    ) -> KeyRecord:
+    def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
         """Store a new key, which expires `lifetime_s` from now by the database's clock; None: never."""
 
     def get_key(self, *, key_id: str) -> KeyRecord: ...
 
-    def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
+    def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
         """Newest first, revoked and expired ones too."""
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
@@ -131,7 +127,7 @@ class AccessStore(Store, Protocol):
         request_id: str | None = None,
     ) -> None: ...
 
-    def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
+    def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         """Newest first."""
 
     def prune(self, *, older_than_days: float) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.records import (
@@ -16,11 +16,12 @@ from hp_tool.domain.records import (
     JsonObject,
     Lease,
     MeasuredCluster,
+    MeasurementQuery,
     MeasurementRecord,
-    MeasurementSource,
     NewMeasurement,
     OpenRunsLimit,
     Page,
+    Paging,
     RegistrationKind,
     RegistrationRecord,
     RunFigures,
@@ -91,7 +92,8 @@ class Launcher(Protocol):
     def answers(self) -> str:
         """What the engine says to a harmless question, for people. LauncherError where it would take no job from here."""
 
-    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan: ...
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
+        """InputError if the request is for another device, or for more devices than one job may have."""
 
     def describe(self, plan: LaunchPlan) -> str:
         """What submit() would hand to the engine, for people: a script, a manifest, or the plan itself. Pure."""
@@ -103,7 +105,7 @@ class Launcher(Protocol):
         """The handle of a job submitted earlier under this name, by whatever process; None where there is none."""
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        """States of many jobs in one query to the engine."""
+        """States of many jobs in one query. LauncherError once the engine has been away for longer than its options allow."""
 
     def cancel(self, job_name: str) -> None:
         """End the job of this name, every process of it, and for good: no submit starts one under this name any more.
@@ -115,7 +117,7 @@ class Launcher(Protocol):
         """Names of the jobs that the engine has queued or running, whichever of our processes submitted them."""
 
     def fetch(self, handle: str) -> Measurement:
-        """The ended job's numbers or its cause of failure with the end of its log."""
+        """The ended job's numbers or its cause of failure with the end of its log; LauncherError while it has not ended."""
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         """The end of what the job has printed, megabytes at most, or of a file that it left in its folder; empty where
@@ -168,14 +170,10 @@ class Store(Protocol):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
         limit: int = 50,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
-        """Newest first unless asked otherwise, without results; those created from `since` to before `until`. `model`: as
-        their queries name it."""
+        """Newest first unless asked otherwise, without results. `model`: as their queries name it."""
 
     def count_searches(self) -> dict[SearchState, int]:
         """How many there are of each state, zeros included."""
@@ -280,13 +278,11 @@ class Store(Protocol):
         search_id: str,
         state: RunState | None = None,
         status: MeasurementStatus | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = True,
         limit: int = 100,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
-        """The same in pages; every filter given must hold. `status`: of what was measured."""
+        """The same in pages, oldest first unless asked otherwise; every filter given must hold. `status`: of what was
+        measured."""
 
     def count_open_runs(self, *, cluster: str) -> int:
         """Runs that have not ended, of the searches on the registered cluster of this name that have not either."""
@@ -303,23 +299,7 @@ class Store(Protocol):
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
 
     def measurements(
-        self,
-        *,
-        cluster_key: str | None = None,
-        gpu: str | None = None,
-        framework: str | None = None,
-        model: str | None = None,
-        source: MeasurementSource | None = None,
-        status: MeasurementStatus | None = None,
-        search_id: str | None = None,
-        problem_digest: str | None = None,
-        digest: str | None = None,
-        owner: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
-        limit: int = 100,
-        cursor: str | None = None,
+        self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 
@@ -337,7 +317,7 @@ class Store(Protocol):
         """The newest version, or the newest of those made before."""
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, cursor: str | None = None
+        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[CalibrationRecord]: ...
 
     # Registered clusters and models: `owner` None is everybody's

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
 from hp_tool.domain.serving import Configuration
@@ -203,6 +203,32 @@ class MeasurementRecord(NewMeasurement):
     search_id: str | None = None
     run_id: str | None = None
     created_at: datetime
+
+
+class Paging(TypedDict, total=False):
+    """Which part of a list, and in which order. A cursor belongs to the order and the filters it was answered with."""
+
+    since: datetime | None
+    """Created at this instant or later."""
+    until: datetime | None
+    """Created before this instant."""
+    oldest_first: bool
+    cursor: str | None
+    """`Page.next_cursor` of the page before."""
+
+
+class MeasurementQuery(Paging, total=False):
+    """What the measurements of a list have in common; None as if left out."""
+
+    cluster_key: str | None
+    gpu: str | None
+    framework: str | None
+    model: str | None
+    source: MeasurementSource | None
+    status: MeasurementStatus | None
+    search_id: str | None
+    problem_digest: str | None
+    digest: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

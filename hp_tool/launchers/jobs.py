@@ -1,18 +1,23 @@
-"""A job's folder: the files that every launcher writes before a job starts and reads after it ended."""
+"""A job's folder: the files that every launcher writes before a job starts and reads after it ended, and what they add up to:
+one Measurement with the numbers, or the root cause of the failure."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
+from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
@@ -25,6 +30,16 @@ LOG = "job.log"
 MAX_OUTPUT_BYTES = 16 * 2**20
 """How much of the end of a log is read: thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+_MEASUREMENT_JSON = TypeAdapter(Measurement)
+# Errors of a rank that failed only because another had: not the root cause if there is a better one.
+_SECONDARY = (
+    *("Connection closed", "Connection reset", "Broken pipe"),
+    *("Timed out waiting", "DistBackendError", "DistNetworkError"),
+)
+_FOLDER_TROUBLE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+"""Errors of a job that could not write its result into its folder."""
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
 
 
 def check_name(name: str) -> str:
@@ -73,9 +88,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write `value` atomically: a reader sees all of it or nothing."""
+    """Write `value` as `write_text` does."""
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` atomically: a reader sees all of it or nothing."""
     temporary = path.with_name(f"~{path.name}")
-    temporary.write_text(json.dumps(value))
+    temporary.write_text(text)
     temporary.replace(path)
 
 
@@ -102,3 +122,85 @@ def plan_json(plan: LaunchPlan) -> str:
 def last_line(tail: str) -> str:
     """The last line of a log that is not empty or a rule, cut to 300 characters."""
     return next((line.strip()[:300] for line in reversed(tail.splitlines()) if line.strip(" =-")), "the log is empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a job ended, by the engine or the supervisor."""
+
+    reason: str
+    """exited, timeout, cancelled, terminated, failed_to_start or lost."""
+    exit_code: int | None = None
+    wall_s: float | None = None
+    oom_kills: int = 0
+    """Processes that the kernel killed for lack of memory while the job ran."""
+    error: str | None = None
+
+
+def recorded(ended: Mapping[str, Any]) -> Ending:
+    """How a job ended, by its supervisor's record; `lost` if that is empty."""
+    known = {field.name: ended[field.name] for field in fields(Ending) if field.name in ended}
+    return Ending(**{"reason": "lost", **known})
+
+
+def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
+    """The job's own result if it is complete, whatever the exit code; else why there is none, and the end of the log."""
+    result = _read_measurement(folder / RESULT)
+    if result is not None:
+        return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
+    tail = log_tail(folder)
+    failed = _root_cause(folder) or _torn(folder, ending) or _explain(ending, tail=tail, timeout_s=timeout_s)
+    if failed.status == "crashed" and any(trouble in (failed.cause or "") for trouble in _FOLDER_TROUBLE):
+        failed = replace(failed, status="preempted")  # says nothing about the configuration
+    exit_code = ending.exit_code if ending.reason == "exited" else None
+    return replace(failed, hardware=hardware, wall_s=ending.wall_s, exit_code=exit_code, log_tail=failed.log_tail or tail)
+
+
+def _read_measurement(path: Path) -> Measurement | None:
+    try:
+        return _MEASUREMENT_JSON.validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError):
+        return None
+
+
+def _torn(folder: Path, ending: Ending) -> Measurement | None:
+    """Preempted, if the job succeeded but its result was cut off: that says nothing about the configuration."""
+    path = folder / RESULT
+    if ending.exit_code != 0 or not path.exists() or read_json(path) is not None:
+        return None
+    return Measurement(status="preempted", cause=f"{RESULT} is cut off")
+
+
+def _root_cause(folder: Path) -> Measurement | None:
+    """The report of the rank that failed first by itself; ranks write theirs as result.rank<r>.json."""
+    stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
+    paths = sorted(folder.glob(f"{stem}.rank*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
+    reports = [report for path in paths if (report := _read_measurement(path)) is not None]
+    return min(reports, key=_order_of_evidence, default=None)
+
+
+def _order_of_evidence(report: Measurement) -> int:
+    """Out of memory explains everything else; a lost connection explains nothing."""
+    if report.status == "oom":
+        return 0
+    return 2 if any(mark in (report.cause or "") for mark in _SECONDARY) else 1
+
+
+def _explain(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
+    """Why a job ended whose ranks left no report."""
+    match ending.reason:
+        case "timeout":
+            return Measurement(status="timeout", cause=f"not done after {timeout_s:g} s")
+        case "cancelled":
+            return Measurement(status="preempted", cause="cancelled on request")
+        case "terminated" | "lost":
+            cause = ending.error or "the machine was shut down or the job's supervisor killed"
+            return Measurement(status="preempted", cause=cause)
+        case "failed_to_start":
+            return Measurement(status="crashed", cause=ending.error or "the job could not be started")
+    if ending.exit_code not in _KILLED and _KILLED_IN_LOG not in tail:
+        cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
+        return Measurement(status="crashed", cause=cause)
+    if ending.oom_kills > 0:
+        return Measurement(status="oom", cause="the kernel killed a process for lack of host memory")
+    return Measurement(status="crashed", cause="a process was killed by signal 9")

@@ -1,13 +1,19 @@
-"""Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory."""
+"""Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory; and the devices that it can give
+them, detected without importing torch."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,13 +23,29 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import devices, jobs, supervisor, torchrun
-from hp_tool.launchers.outcome import measure, recorded
+from hp_tool.launchers import jobs, supervisor, torchrun
+from hp_tool.launchers.jobs import measure, recorded
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED}
 _MARK = "HP_JOB_FOLDER"  # in the environment of every job process, to find those whose supervisor was killed
 _START_LIMIT_S = 30.0
 _CANCEL_LIMIT_S = 30.0
+OVERSUBSCRIPTION_LIMIT = 4
+"""CPU processes per logical core: enough to try a 2 x 2 configuration on one core; the measurement records it."""
+
+# The driver's name of a device -> its catalogue name.
+_NAMES = (
+    (r"GB200", "gb200-nvl72"),
+    (r"B200", "b200-sxm-180gb"),
+    (r"H200(?! NVL)", "h200-sxm-141gb"),
+    (r"H800(?! (PCIe|NVL))", "h800-sxm-80gb"),
+    (r"H100 PCIe", "h100-pcie-80gb"),
+    (r"H100 80GB HBM3", "h100-sxm-80gb"),
+    (r"A100-SXM4-80GB", "a100-sxm-80gb"),
+    (r"A100-SXM4-40GB", "a100-sxm-40gb"),
+    (r"V100-SXM[23]-32GB", "v100-sxm-32gb"),
+    (r"L40S", "l40s-48gb"),
+)
 
 
 class LocalLauncher:
@@ -38,7 +60,7 @@ class LocalLauncher:
 
     @cached_property
     def _hardware(self) -> Hardware:
-        return devices.detect(cpu_only=self._cpu_only)
+        return detect(cpu_only=self._cpu_only)
 
     def hardware(self) -> Hardware:
         return self._hardware
@@ -47,7 +69,6 @@ class LocalLauncher:
         return f"this host: {self._hardware.num_gpus} x {self._hardware.gpu}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Pure. Raises InputError if the request is for another device, or for more devices than this host has."""
         host = self.hardware()
         if request.gpu != host.gpu or request.num_gpus > host.num_gpus:
             message = f"this host has {host.num_gpus} x {host.gpu}, not {request.num_gpus} x {request.gpu}"
@@ -92,14 +113,13 @@ class LocalLauncher:
         return [each.name for each in started if not (each / "ended.json").exists() and _is_locked(each / "lock")]
 
     def fetch(self, handle: str) -> Measurement:
-        """Raises LauncherError while the job has not ended."""
         folder = self._folder(handle)
         job, state = jobs.read_json(folder / "job.json"), self._state(folder)
         if job is None:
             raise LauncherError(f"no job {handle} under {self._root}")
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
-        hardware = devices.share(self.hardware(), num_gpus=job["num_gpus"])
+        hardware = share(self.hardware(), num_gpus=job["num_gpus"])
         ended = jobs.read_json(folder / "ended.json")
         return measure(folder, ending=recorded(ended or {}), timeout_s=job["timeout_s"], hardware=hardware)
 
@@ -163,3 +183,42 @@ def _end_stragglers(folder: Path) -> None:
                 process.kill()
         except (psutil.Error, OSError):  # ended meanwhile, or another user's
             continue
+
+
+def detect(*, cpu_only: bool = False) -> Hardware:
+    """The host's NVIDIA GPUs; if it has none (or with cpu_only), its CPU cores up to the oversubscription limit."""
+    gpus = [] if cpu_only else _gpu_names()
+    host = (socket.gethostname(),)
+    if gpus:
+        return Hardware(gpu=catalogue_name(gpus[0]), device_name=gpus[0], num_gpus=gpus.count(gpus[0]), hosts=host)
+    processes = OVERSUBSCRIPTION_LIMIT * (os.cpu_count() or 1)
+    return share(Hardware(gpu="cpu", hosts=host), num_gpus=processes)
+
+
+def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
+    """The part of this host that a job of num_gpus devices (cpu: processes) gets."""
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    crowding = max(1.0, num_gpus / cores) if hardware.gpu == "cpu" else 1.0
+    return replace(hardware, num_gpus=num_gpus, oversubscription=crowding)
+
+
+def catalogue_name(device_name: str) -> str:
+    """`h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; a device that is not in the catalogue keeps its name, in lower case."""
+    for pattern, name in _NAMES:
+        if re.search(pattern, device_name):
+            return name
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+
+
+def _gpu_names() -> list[str]:
+    """The visible devices' names as nvidia-smi gives them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names if visible is None else names[: len([entry for entry in visible.split(",") if entry.strip()])]

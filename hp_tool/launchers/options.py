@@ -17,10 +17,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from hp_tool import documents
+from hp_tool.domain.fields import Devices, Strict
 from hp_tool.domain.measurement import Hardware
 from hp_tool.errors import InputError
-
-MAX_DEVICES = 1 << 20
 
 
 def _matching(pattern: str, expectation: str) -> AfterValidator:
@@ -57,8 +56,7 @@ Line = Annotated[str, _matching(r"[^\0\r\n]*", "a single line")]
 SbatchArgument = Annotated[
     str, _matching(r"--[a-z][a-z0-9-]*(=[\w.,:;@%+&|*()\[\]/=-]{1,512})?", "written as --name or --name=value")
 ]
-Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e7)]
 Environment = dict[
     Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")],
     Annotated[str, _matching(r"[^\0]*", "text without NUL")],
@@ -66,10 +64,8 @@ Environment = dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(Strict):
     """One cluster, or one partition or node pool of it, as profile jobs use it."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     name: str
     """The cluster's name in measurements where no node's own name is known."""
@@ -193,10 +189,8 @@ class KubernetesOptions(ClusterOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class Container(Strict):
     """The image in which each node's processes run, through Slurm's pyxis plugin."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     image: Image
     """Argument of `srun --container-image`: a registry reference (`registry#image`) or the path of a squashfs file."""
@@ -205,10 +199,8 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
+class Logs(Strict):
     """The one folder that jobs write and this host reads, where the jobs' own folders are not shared."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     folder: LogsPath
     """Path on the nodes. The folder must exist; each job writes a few files there."""
@@ -229,7 +221,7 @@ class SlurmOptions(ClusterOptions):
     account: Word | None = None
     partition: Word | None = None
     qos: Word | None = None
-    time_s: Annotated[float, Field(ge=1, le=1e7, allow_inf_nan=False)] | None = None
+    time_s: Annotated[float, Field(ge=1, le=1e7)] | None = None
     """Wall time requested from Slurm; by default the run's own limit plus two minutes."""
     gres: WordOrEmpty | None = None
     """The generic resource of a device, such as `gpu:h100`, requested as `--gres=<gres>:<number>`. By default `gpu`; an empty

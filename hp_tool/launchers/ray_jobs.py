@@ -1,8 +1,5 @@
-"""Jobs on a Ray cluster through its Jobs API: no shared folder, no state of our own.
-
-A job's files are its working directory, which Ray copies to the node; the supervisor runs it there and prints its results.
-Over several nodes a driver (`ray_nodes`) reserves the devices first and runs a supervisor on each.
-"""
+"""Jobs on a Ray cluster through its Jobs API: their files are a working directory that Ray copies; over several nodes a driver
+(`ray_nodes`) reserves the devices first and runs a supervisor on each."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError, MissingExtraError
 from hp_tool.launchers import jobs, streamed, torchrun
+from hp_tool.launchers.jobs import Ending
 from hp_tool.launchers.options import RayOptions
-from hp_tool.launchers.outcome import Ending
 
 T = TypeVar("T")
 _STATES = {
@@ -62,7 +59,6 @@ class RayLauncher(streamed.StreamedLauncher):
         return f"Ray at {self._options.address} answers: {len(self._list_jobs())} jobs in its memory"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Pure. Raises InputError if the request is for another device, or for more devices than one job may have."""
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
 
     def describe(self, plan: LaunchPlan) -> str:

@@ -1,7 +1,4 @@
-"""Jobs on a Slurm cluster: a folder and a batch job each, no daemon, no state in memory.
-
-The nodes share the folder; with the option `logs` they only share a folder of logs, and print their results there.
-"""
+"""Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no state in memory."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
-from hp_tool.launchers import jobs, slurm_folder, slurm_logs, slurm_script, torchrun
+from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
+from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import SlurmOptions
-from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import NEVER_STARTS, Controller, ControllerAway, Job, job_state
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
 
@@ -44,7 +41,6 @@ class SlurmLauncher:
         return f"Slurm answers: {len(self._controller.jobs(fresh=True))} jobs of this user in its memory"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Pure. Raises InputError if the request is for another device, or for more devices than one job may have."""
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options, multi_node=True)
 
     def describe(self, plan: LaunchPlan) -> str:
@@ -69,7 +65,6 @@ class SlurmLauncher:
         return job_name if (self._folder(job_name) / JOB).exists() else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        """Raises LauncherError once the controller has been unreachable for longer than the options' patience."""
         return {handle: self._look(self._folder(handle))[0] for handle in handles}
 
     def cancel(self, job_name: str) -> None:
@@ -96,7 +91,6 @@ class SlurmLauncher:
         return [folder.name for folder in folders if folder.parent == self._root]
 
     def fetch(self, handle: str) -> Measurement:
-        """Raises LauncherError while the job has not ended."""
         folder = self._folder(handle)
         request = jobs.read_json(folder / JOB)
         if request is None:
@@ -105,14 +99,14 @@ class SlurmLauncher:
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
         if job is not None and job.state in ("COMPLETED", "FAILED"):
-            slurm_folder.await_files(folder, bring=lambda: slurm_logs.bring(folder, options=self._options))
+            slurm_folder.await_files(folder, options=self._options)
         timeout_s, hardware = request["timeout_s"], self._options.hardware(num_gpus=request["num_gpus"])
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
         return measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         folder = self._folder(handle)
-        slurm_logs.bring(folder, options=self._options)
+        slurm_folder.bring(folder, options=self._options)
         return jobs.output(folder, name=name)
 
     def _folder(self, job_name: str) -> Path:
@@ -123,7 +117,7 @@ class SlurmLauncher:
         cancelled = (folder / CANCEL).exists()
         if not (folder / JOB).exists():
             return JobState.CANCELLED if cancelled else JobState.LOST, None
-        slurm_logs.bring_claim(folder, options=self._options)
+        slurm_folder.bring_claim(folder, options=self._options)
         try:
             if not (folder / SUBMITTED).exists() and not (folder / CLAIM).exists():
                 if cancelled:
@@ -140,11 +134,11 @@ class SlurmLauncher:
         except ControllerAway:
             if self._controller.away_s > self._options.patience_s:
                 raise
-            slurm_logs.bring(folder, options=self._options)
+            slurm_folder.bring(folder, options=self._options)
             return slurm_folder.state(folder), None
         state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
         if state is None or not state.is_open:
-            slurm_logs.bring(folder, options=self._options)
+            slurm_folder.bring(folder, options=self._options)
         if state is None and (folder / ENDED).exists():
             state = JobState.FINISHED
         elif state is None:

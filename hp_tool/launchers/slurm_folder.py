@@ -1,4 +1,4 @@
-"""The state of a Slurm job by the files in its folder, with or without the controller.
+"""The folder of a Slurm job: its state by the files in it, with or without the controller.
 
 The folder, which is the job's working directory, identifies the job: any process with the folder finds the job in the queue,
 even if the process that submitted it is gone.
@@ -10,20 +10,35 @@ even if the process that submitted it is gone.
     claim            written by the job when it starts: of two submissions for one folder, only the job with this id runs
     cancel           written by a launcher, perhaps before the job is submitted: end the job, or never start it
     ended.json       written by the job when it ends
+
+Where the nodes do not share the folder, a job's files travel in its batch script, and its results are read from its logs. Slurm
+writes a job's output on the job's nodes, so one folder of theirs must be readable here. For each job it has
+
+    NAME.claim        the id of the Slurm job that runs under this name
+    NAME.ended.json   how the batch step ended
+    NAME.slurm.log    output of the batch step and of Slurm's programs
+    NAME.<n>.log      output of the n-th node: the job's log, its results and how it ended (`streamed`)
+
+`bring` writes these into the job's folder here, as a job with a shared folder would have done.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from hp_tool.domain.ports import JobState
-from hp_tool.launchers import jobs
-from hp_tool.launchers.outcome import Ending, recorded
+from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.errors import InputError
+from hp_tool.launchers import jobs, streamed, supervisor
+from hp_tool.launchers.jobs import Ending, recorded
+from hp_tool.launchers.options import Logs, SlurmOptions
 from hp_tool.launchers.slurm_controller import Job
 
 JOB = "job.json"
@@ -42,6 +57,16 @@ _NOT_BEGUN = re.compile(
     r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
 )
 _TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
+_END = "HP_TOOL_FILES"
+_UNPACK = (
+    "import json, pathlib, sys; "
+    "[(pathlib.Path(sys.argv[1]) / name).write_text(text) for name, text in json.load(sys.stdin).items()]"
+)
+# The shell ignores TERM and leaves it to the supervisor, which ends the job's processes before the folder is removed.
+_ON_NODE = (
+    'export PET_NODE_RANK=$SLURM_NODEID; folder=$(mktemp -d -p /tmp) || exit 1; trap "rm -rf $folder" EXIT; trap : TERM; '
+    f'"$1" -c "$2" "$folder" && "$1" "$folder/{streamed.SUPERVISOR}" --attached "$folder"'
+)
 
 
 def claimed_by(folder: Path) -> int | None:
@@ -60,14 +85,11 @@ def state(folder: Path) -> JobState:
     return JobState.RUNNING if (folder / CLAIM).exists() else JobState.QUEUED
 
 
-def await_files(folder: Path, *, bring: Callable[[], None]) -> None:
-    """Wait for the files of an ended job: a shared file system may lag seconds behind the scheduler.
-
-    `bring` fetches those that are not written into the folder itself.
-    """
+def await_files(folder: Path, *, options: SlurmOptions) -> None:
+    """Wait for the files of an ended job: a shared file system may lag seconds behind the scheduler."""
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
-        bring()
+        bring(folder, options=options)
         names = os.listdir(folder)  # noqa: PTH208 - opening the folder makes a network file system look again
         if ENDED in names or jobs.RESULT in names:
             return
@@ -108,3 +130,58 @@ def _wall_s(record: Mapping[str, Any]) -> float | None:
     if "wall_s" in record:
         return float(record["wall_s"])
     return max(record["ended_at"] - record["started_at"], 0.0) if "ended_at" in record else None
+
+
+def path_of(name: str, *, options: Logs, job_name: str) -> str:
+    """The path, on the nodes, of a job's file in the folder of logs; srun replaces `%n` in it by a node's number."""
+    return f"{options.folder}/{job_name}.{name}"
+
+
+def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
+    """The lines of the batch script that run the job on every node.
+
+    srun passes its input, one line of JSON, to all nodes; ASCII without a line break cannot end the here-document. Raises
+    InputError for files that are too large for a batch script.
+    """
+    payload = json.dumps(streamed.job_files(plan))
+    if len(payload) > streamed.MAX_FILES_BYTES:
+        limit = f"a batch script should carry at most {streamed.MAX_FILES_BYTES:,}"
+        raise InputError(f"the job's files have {len(payload):,} bytes; {limit}", field="trainer.command")
+    command = shlex.join(("bash", "-c", _ON_NODE, "node", python, _UNPACK))
+    return f"{srun} \\\n  {command} << '{_END}'\n{payload}\n{_END}"
+
+
+def bring_claim(folder: Path, *, options: SlurmOptions) -> None:
+    """Write into the job's folder which Slurm job runs it, once one does."""
+    if options.logs is not None and not (folder / CLAIM).exists():
+        text = jobs.log_tail(Path(options.logs.seen_here), name=f"{folder.name}.{CLAIM}")
+        if text.strip().isdecimal():
+            (folder / CLAIM).write_text(text)
+
+
+def bring(folder: Path, *, options: SlurmOptions) -> None:
+    """Write into the job's folder what its logs contain by now; does nothing if the nodes share the folder."""
+    request = jobs.read_json(folder / JOB)
+    if options.logs is None or request is None:
+        return
+    bring_claim(folder, options=options)
+    far = Path(options.logs.seen_here)
+    texts = [_read(far, f"{folder.name}.{node}.log") for node in range(options.num_nodes(num_gpus=request["num_gpus"]))]
+    started = [streamed.parse(text) for text in texts if supervisor.MARK[0] in text]
+    errors = [text for text in texts if supervisor.MARK[0] not in text]  # why a node could not start
+    jobs.write_text(folder / SLURM_LOG, "".join([*errors, _read(far, f"{folder.name}.{SLURM_LOG}")]))
+    if record := jobs.read_json(far / f"{folder.name}.{ENDED}"):
+        jobs.write_json(folder / ENDED, record)  # replaced below by the job's own record, which says more
+    if not started:
+        return
+    printed = streamed.join(started)
+    jobs.write_text(folder / jobs.LOG, printed.log)
+    for name, text in printed.files.items():
+        if name == jobs.RESULT or name in request["returns"] or fnmatchcase(name, RANK_RESULTS):
+            jobs.write_text(folder / name, text)
+    if printed.ended is not None and streamed.own_ending(printed) is not None:
+        jobs.write_json(folder / ENDED, printed.ended)
+
+
+def _read(folder: Path, name: str) -> str:
+    return jobs.log_tail(folder, name=name, size_bytes=jobs.MAX_OUTPUT_BYTES)

@@ -1,8 +1,5 @@
-"""The batch script of one job: pure, printable, and ready for a person to submit by hand.
-
-It contains nothing of a query: the request travels in a file and the environment through sbatch's own. What remains is the
-job's name, numbers, the operator's checked options and the quoted argv.
-"""
+"""The batch script of one job: pure, printable, and ready for a person to submit by hand. It contains nothing of a query but
+its job's name and numbers: the request travels in a file, and the environment through sbatch's own."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ import shlex
 import sys
 
 from hp_tool.domain.ports import LaunchPlan
-from hp_tool.launchers import jobs, slurm_logs
+from hp_tool.launchers import jobs
 from hp_tool.launchers.options import SlurmOptions
-from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, SLURM_LOG
+from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, SLURM_LOG, path_of, step
 
 SCRIPT = "job.sbatch"
 _GRACE_S = 120.0
@@ -70,14 +67,14 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
     setup = "\n".join([*(f"module load {module}" for module in options.modules), *options.setup])
     srun = " ".join(_srun(options, plan=plan, nodes=nodes))
     if options.logs is not None:
-        claim, ended = (slurm_logs.path_of(name, options=options.logs, job_name=plan.job_name) for name in (CLAIM, ENDED))
+        claim, ended = (path_of(name, options=options.logs, job_name=plan.job_name) for name in (CLAIM, ENDED))
         return _LOGGED.format(
             header=header,
             claimed=_CLAIMED.format(claim=claim),
             recorded=_RECORDED.format(old=ended, ended=ended),
             setup=setup,
             rendezvous=_RENDEZVOUS,
-            step=slurm_logs.step(plan, srun=srun, python=options.python or sys.executable),
+            step=step(plan, srun=srun, python=options.python or sys.executable),
         )
     return _TEMPLATE.format(
         header=header,
@@ -99,7 +96,7 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
     per_node = plan.num_gpus // nodes
     wall_s = options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S
     logs, job_name = options.logs, plan.job_name
-    slurm_log = SLURM_LOG if logs is None else slurm_logs.path_of(SLURM_LOG, options=logs, job_name=job_name)
+    slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
     named = {name: getattr(options, name) for name in ("account", "partition", "qos")}
     return [
         f"--job-name={jobs.check_name(plan.job_name)}",
@@ -130,7 +127,7 @@ def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
     if options.logs is None:
         arguments.append("--input=none")
     else:
-        log = slurm_logs.path_of("%n.log", options=options.logs, job_name=plan.job_name)
+        log = path_of("%n.log", options=options.logs, job_name=plan.job_name)
         arguments += ["--input=all", f"--output={log}", "--open-mode=truncate"]
     if options.container is not None:
         mounts = [*(["$PWD:$PWD"] if shared else []), *options.container.mounts]

@@ -1,7 +1,4 @@
-"""Jobs whose folder nobody else sees: their files travel with them, and their results come back in what they print.
-
-`supervisor --attached` runs the job and prints a marked line for each result and for how the job ended.
-"""
+"""Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints results as marked lines."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from typing import Any
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.errors import LauncherError
-from hp_tool.launchers import jobs, outcome, supervisor
+from hp_tool.launchers import jobs, supervisor
+from hp_tool.launchers.jobs import Ending
 from hp_tool.launchers.options import ClusterOptions
-from hp_tool.launchers.outcome import Ending
 
 JOB = "job.json"
 SUPERVISOR = "supervisor.py"
@@ -85,7 +82,6 @@ class StreamedLauncher(ABC):
         return None if self._job(handle) is None else handle
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        """Raises LauncherError once the cluster has been unreachable for longer than the options' patience."""
         try:
             if time.monotonic() - self._listed_at >= self._cluster.poll_s:
                 self._jobs = self._list_jobs()
@@ -99,7 +95,6 @@ class StreamedLauncher(ABC):
         return {handle: JobState.LOST if job is None else self._state(job) for handle, job in found.items()}
 
     def fetch(self, handle: str) -> Measurement:
-        """Raises LauncherError while the job has not ended."""
         job = self._job(handle)
         if job is None:
             raise LauncherError(f"no job {handle} on {self._cluster.name}")
@@ -186,12 +181,12 @@ def split_nodes(text: str) -> list[str]:
 
 
 def measure(printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
-    """As `outcome.measure`, from a job's output. `ending` is the engine's account, for jobs that left none of their own."""
+    """As `jobs.measure`, from a job's output. `ending` is the engine's account, for jobs that left none of their own."""
     with tempfile.TemporaryDirectory(prefix="hp-fetched-") as name:
         folder = Path(name)
         for file, text in {**printed.files, jobs.LOG: printed.log}.items():
             (folder / file).write_text(text)
-        return outcome.measure(folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware)
+        return jobs.measure(folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware)
 
 
 def own_ending(printed: Printed) -> Ending | None:
@@ -199,4 +194,4 @@ def own_ending(printed: Printed) -> Ending | None:
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None
-    return outcome.recorded(ended)
+    return jobs.recorded(ended)

@@ -53,12 +53,16 @@ def main(folder: Path) -> int:
         return 0
     os.setsid()
     _write(folder / "started.json", {"pid": os.getpid(), "time": time.time()})
-    try:
-        ended = _Supervisor(folder).run()
-    except Exception as error:  # the launcher must learn in any case that the job is over
-        ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
-    _write(folder / "ended.json", ended)
+    _write(folder / "ended.json", _run(folder))
     return 0
+
+
+def _run(folder: Path, *, to_log: bool = True) -> dict[str, Any]:
+    """Run the job of `folder`, and return how it ended: the launcher must learn in any case that it is over."""
+    try:
+        return _Supervisor(folder, to_log=to_log).run()
+    except Exception as error:
+        return {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
 
 
 def attached(source: Path) -> int:
@@ -69,11 +73,8 @@ def attached(source: Path) -> int:
     for name in ("job.json", *job["files"]):
         shutil.copyfile(source / name, work / name)
     os.environ.update(job["environment"])
-    try:
-        _print_marked({"began": time.time()})
-        ended = _Supervisor(work, to_log=False).run()
-    except Exception as error:
-        ended = {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
+    _print_marked({"began": time.time()})
+    ended = _run(work, to_log=False)
     result, reports = work / "result.json", work.glob("result.rank*.json")
     has_result = result.exists()
     results = (result, *sorted(reports, key=lambda path: path.stat().st_mtime_ns)[:MAX_REPORTS])
@@ -97,7 +98,7 @@ def _end_of(path: Path) -> str:
 
 
 class _Supervisor:
-    def __init__(self, folder: Path, *, to_log: bool = True) -> None:
+    def __init__(self, folder: Path, *, to_log: bool) -> None:
         """to_log: write the job's output to job.log instead of our own output."""
         self._folder, self._to_log = folder, to_log
         self._job = json.loads((folder / "job.json").read_text())

@@ -68,7 +68,7 @@ def own_hardware(cluster: ClusterSpec) -> Hardware:
     """What runs would have been filed under: GPUs are alike wherever they stand, CPUs are those of this host."""
     if cluster.gpu.kind == "gpu":
         return Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
-    from hp_tool.launchers.devices import detect
+    from hp_tool.launchers.local import detect
 
     return detect(cpu_only=True)
 

@@ -1,7 +1,4 @@
-"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the result.
-
-The request is validated strictly; the result appears by rename. Torch is only imported where a run needs it.
-"""
+"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the result by rename."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The devices of this run and their process group: CUDA with NCCL, or one CPU thread per process with gloo."""
+"""The devices of this run, their process group and their clock: CUDA with NCCL, or one CPU thread per process with gloo."""
 
 from __future__ import annotations
 
 import os
 import platform
 import socket
+import time
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -71,3 +72,22 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device's queued work; a CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def slowest(seconds: float, *, device: torch.device) -> float:
+    """The slowest rank's seconds, on all ranks; a collective call."""
+    most = torch.tensor([seconds], dtype=torch.float64, device=device)
+    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+    return float(most)
+
+
+def now(device: torch.device) -> float:
+    """Seconds on this process's clock, once the device's queued work is done."""
+    synchronize(device)
+    return time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import resource
@@ -39,7 +40,10 @@ class MemoryMeter:
         # torch.optim loads the compiler at its first step: tens of MB that are not the model's.
         importlib.import_module("torch._dynamo")
         gc.collect()
-        _reset_resident_peak()
+        with contextlib.suppress(OSError):  # some kernels do not allow it
+            Path("/proc/self/clear_refs").write_text(
+                "5"
+            )  # starts the high-water mark afresh: importing libraries does not count
         self._before = _resident("RssAnon")
 
     def peak(self) -> PeakMemory:
@@ -68,14 +72,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
-
-
-def _reset_resident_peak() -> None:
-    """Start the kernel's high-water mark afresh, so that importing libraries does not count; some kernels do not allow it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def _resident(kind: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional
 from hp_tool.domain.measurement import Operation, OperationTimes
 from hp_tool.domain.requests import BenchmarkRequest
 from hp_tool.errors import InputError
-from hp_tool.profiler.clock import slowest, synchronize
+from hp_tool.profiler.backend import now, slowest
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _MIN_REPETITIONS, _MAX_REPETITIONS = 3, 200
@@ -46,11 +45,9 @@ def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float
 
 
 def _seconds(call: Call, *, device: torch.device) -> float:
-    synchronize(device)
-    started = time.perf_counter()
+    started = now(device)
     call()
-    synchronize(device)
-    return time.perf_counter() - started
+    return now(device) - started
 
 
 def _call(operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup], device: torch.device) -> Call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.profiler import model
-from hp_tool.profiler.clock import slowest, synchronize
+from hp_tool.profiler.backend import now, slowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +68,20 @@ def answer(request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tenso
     context = StaticInferenceContext(batch, length + request.inference.output_length)
     group = max(1, request.parallel.max_num_batched_tokens // length)
     distributed.barrier()
-    started = _now(device)
+    started = now(device)
     first, waited = [], 0.0
     for start in range(0, batch, group):
         context.batch_size_offset = start
         first.append(_next_tokens(gpt, prompts[start : start + group], context, position=0))
-        waited += len(first[-1]) * (_now(device) - started)
+        waited += len(first[-1]) * (now(device) - started)
     tokens = [torch.cat(first)]
-    prefilled = _now(device)
+    prefilled = now(device)
     context.batch_size_offset = 0
     context.enable_decode_mode()
     for step in range(request.inference.output_length - 1):
         context.sequence_len_offset = length + step
         tokens.append(_next_tokens(gpt, tokens[-1], context, position=length + step))
-    ended = _now(device)
+    ended = now(device)
     steps = max(1, request.inference.output_length - 1)
     return Answer(
         ttft_s=slowest(waited / batch, device=device),
@@ -97,11 +96,6 @@ def _next_tokens(gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInfe
     positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(tokens)
     logits = gpt(tokens, positions, attention_mask=None, inference_context=context, runtime_gather_output=True)
     return logits[:, -1:].argmax(-1)
-
-
-def _now(device: torch.device) -> float:
-    synchronize(device)
-    return time.perf_counter()
 
 
 def _as_training(request: InferenceRequest) -> ProfileRequest:

@@ -27,8 +27,9 @@ def check(request: ProfileRequest) -> None:
     for unsupported, what in (*sizes, *_recompute(parallel, framework=request.training.framework)):
         if unsupported:
             raise UnsupportedError(f"the profiler does not run {what}", field="parallel")
+    has_engine = request.gpu != "cpu" and find_spec("transformer_engine") is not None
     for needs, what in _transformer_engine(request):
-        if needs and not _has_transformer_engine(request):
+        if needs and not has_engine:
             raise UnsupportedError(f"the profiler does not run {what} without Transformer Engine", field="parallel")
     for wrong, message in _sizes(request):
         if wrong:
@@ -64,10 +65,6 @@ def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     yield training.precision == "fp8", "precision fp8"
     yield parallel.context_parallel_size > 1 and communication != "all_gather", f"context parallelism by {communication}"
     yield "moe_act" in recompute_name(parallel.recompute), "recomputation of moe_act"
-
-
-def _has_transformer_engine(request: ProfileRequest) -> bool:
-    return request.gpu != "cpu" and find_spec("transformer_engine") is not None
 
 
 def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:

@@ -1,7 +1,4 @@
-"""Real optimizer steps over the built Megatron model, on synthetic tokens.
-
-The global batch is the same at every step and under every division, so that training lowers its loss.
-"""
+"""Real optimizer steps of the Megatron model, on one global batch that is the same at every step and under every division."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,11 @@ from hp_tool.search.fidelity import leader
 
 UNKNOWN_STARTUP_S = 20.0
 """Seconds from submit to the first step, until a run has shown them: interpreter, process group, weights."""
+MIN_RUNS = 4
+"""Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
+communication, the overheads and the noise apart, so the expectation would rest on the prior."""
+ROUGHLY_KNOWN = 0.5
+"""Doubt about a group of parts (standard deviation of the logarithm) above which axis values are shown first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +56,6 @@ def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float:
 def run_gpu_seconds(*, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings) -> float:
     """Devices x (start-up and all steps) of a run yet to come."""
     return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
-
-
-MIN_RUNS = 4
-"""Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
-communication, the overheads and the noise apart, so the expectation would rest on the prior."""
-ROUGHLY_KNOWN = 0.5
-"""Doubt about a group of parts (standard deviation of the logarithm) above which axis values are shown first."""
 
 
 def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
@@ -101,8 +98,3 @@ def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: f
         "best_parallel": asdict(best.parallel) if best else None,
         "expected_gain_fraction": expected_gain,
     }
-
-
-def finite(expected_gain: float) -> float | None:
-    """JSON knows no infinity, which stands for: nothing was measured yet."""
-    return expected_gain if math.isfinite(expected_gain) else None

@@ -7,6 +7,7 @@ submitted, and goes on from there: finished runs are never repeated, running one
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError
-from hp_tool.search.account import finite, open_runs, progress_of
+from hp_tool.search.account import open_runs, progress_of
 from hp_tool.search.fidelity import extrapolated, leader, num_gpus
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
@@ -158,7 +159,8 @@ class Coordinator:
         proposal = self._projection.proposal() if to_try_again(runs) is None else None
         decision = self._planner.decide(runs, proposal)
         if to_try_again(runs) is None:
-            self._expected_gain = finite(proposal.expected_gain if proposal else 0.0)
+            gain = proposal.expected_gain if proposal else 0.0
+            self._expected_gain = gain if math.isfinite(gain) else None
         self._progress(runs)
         if isinstance(decision, Nothing):
             return decision.reason
@@ -243,16 +245,12 @@ class Coordinator:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         except ConflictError:
             # We were away, and another coordinator took over. One that adopted the run watches this job; of a run that is
-            # over nobody does.
-            if self._is_over(run):
+            # over, by itself or with its search, nobody does.
+            now = self._store.get_run(search_id=run.search_id, run_id=run.id)
+            if now.state.ended or self._store.get_search(search_id=run.search_id).state.ended:
                 self._launcher.cancel(run.job_name)
             raise
         return handle
-
-    def _is_over(self, run: RunRecord) -> bool:
-        """Whether the run or its search has ended, as the store says now."""
-        search = self._store.get_search(search_id=run.search_id)
-        return search.state.ended or self._store.get_run(search_id=run.search_id, run_id=run.id).state.ended
 
     def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
         """Poll until a job has ended, keeping the lease and watching for a cancel; those that have, with their states."""
@@ -267,10 +265,7 @@ class Coordinator:
                 failures += 1
                 if failures >= MAX_ENGINE_FAILURES:
                     raise
-            ended: dict[str, JobState] = {
-                handle: state for handle, state in states.items() if state not in (JobState.QUEUED, JobState.RUNNING)
-            }
-            if ended:
+            if ended := {handle: state for handle, state in states.items() if not state.is_open}:
                 return ended
             if states:
                 self._stop_waiting()
@@ -315,18 +310,16 @@ class Coordinator:
 
     def _end_open_jobs(self, *, cause: str) -> None:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""
-        for run in self._runs():
-            if not run.state.ended:
-                waited_s = self._clock() - self._started_at.get(run.id, self._clock())
-                end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, waited_s=waited_s)
+        for run in open_runs(self._runs()):
+            waited_s = self._waited_s(run)
+            end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, waited_s=waited_s)
 
-    def _gpu_seconds(self, run: RunRecord, measurement: Measurement | None) -> float:
-        """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
+    def _waited_s(self, run: RunRecord) -> float:
         now = self._clock()
-        wall_s = now - self._started_at.get(run.id, now)
-        if measurement is not None and measurement.wall_s is not None:
-            wall_s = measurement.wall_s
-        return wall_s * num_gpus(run.parallel, run.fidelity)
+        return now - self._started_at.get(run.id, now)
+
+    def _gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
+        return _gpu_seconds(run, wall_s=measurement.wall_s, waited_s=self._waited_s(run))
 
     def _progress(self, runs: list[RunRecord]) -> None:
         budget = self._problem.settings.budget_runs
@@ -338,7 +331,7 @@ class Coordinator:
 def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, waited_s: float) -> None:
     """End an open run's job with every process of it, and abandon the run.
 
-    Its GPU-seconds are devices x wall seconds by the job's own account, or else `waited_s`.
+    Its GPU-seconds are by the job's own account, or else by `waited_s`.
     """
     try:
         launcher.cancel(run.job_name)
@@ -346,19 +339,17 @@ def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, c
         if run.handle is not None or launcher.find(run.job_name) is not None:
             raise
         # No job is there. One that a sleeping worker submits after this is ended by that worker, or by the sweep.
-    wall_s = _own_account(run, launcher)
-    gpu_seconds = (waited_s if wall_s is None else wall_s) * num_gpus(run.parallel, run.fidelity)
+    wall_s = None
+    with contextlib.suppress(Exception):  # whatever keeps its report back: the job is cancelled, and the run has to end
+        handle = launcher.find(run.job_name)
+        wall_s = None if handle is None else launcher.fetch(handle).wall_s
+    gpu_seconds = _gpu_seconds(run, wall_s=wall_s, waited_s=waited_s)
     store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
 
 
-def _own_account(run: RunRecord, launcher: Launcher) -> float | None:
-    """Wall seconds of an ended job as it reports them; None where there is no report, or the job takes a while to end."""
-    try:
-        handle = launcher.find(run.job_name)
-        measurement = None if handle is None else launcher.fetch(handle)
-    except Exception:  # whatever keeps the report back: the job is cancelled, and the run has to end
-        return None
-    return None if measurement is None else measurement.wall_s
+def _gpu_seconds(run: RunRecord, *, wall_s: float | None, waited_s: float) -> float:
+    """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
+    return (waited_s if wall_s is None else wall_s) * num_gpus(run.parallel, run.fidelity)
 
 
 def _about(run: RunRecord) -> JsonObject:

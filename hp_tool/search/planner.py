@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 from optuna.trial import Trial
@@ -32,6 +33,8 @@ REPEAT = "repeat"
 """Why a run was chosen: noise leaves open whether the leader leads."""
 MIN_REPEAT_GAIN = 0.005
 """A repeat is not worth less than this, whatever min_gain_fraction says."""
+_MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
+"""Standard error of a median by that of a mean, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +77,11 @@ class Planner:
         average_s = spent.gpu_seconds / spent.profile_runs if spent.profile_runs else 0.0
         started = Spent(profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + waiting * average_s)
         reason = why_stop(settings=settings, spent=started, next_run_gpu_seconds=average_s, proposal=proposal)
-        confirmation = None if waiting else self._confirmation(runs, started, average_s=average_s, stopping=reason is not None)
-        if confirmation is not None:
-            return confirmation
-        if reason in ("no_expected_gain", "space_exhausted") and not waiting and self._affordable(started, average_s):
-            repeat = self._repeat(runs)
-            if repeat is not None:
+        if not waiting:
+            if confirmation := self._confirmation(runs, started, average_s=average_s, stopping=reason is not None):
+                return confirmation
+            enough = reason in ("no_expected_gain", "space_exhausted")
+            if enough and self._affordable(started, average_s) and (repeat := self._repeat(runs)):
                 return repeat
         if reason is not None or proposal is None:
             return Nothing(reason=reason or "space_exhausted")
@@ -119,14 +121,9 @@ class Planner:
         reduction = self.problem.reduction(parallel)
         if reduction is None or must:
             return reduction
-        startup = startup_s(runs, settings=settings)
-        whole, part = (
-            run_gpu_seconds(num_gpus=devices, step_s=step_s, startup_s=startup, settings=settings)
-            for devices, step_s in (
-                (num_gpus(parallel), predicted["calibrated_step_s"]),
-                (reduction.num_gpus, reduction.step_s(calibration)),
-            )
-        )
+        cost = partial(run_gpu_seconds, startup_s=startup_s(runs, settings=settings), settings=settings)
+        whole = cost(num_gpus=num_gpus(parallel), step_s=predicted["calibrated_step_s"])
+        part = cost(num_gpus=reduction.num_gpus, step_s=reduction.step_s(calibration))
         return reduction if part <= WORTHWHILE * whole else None
 
     def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
@@ -135,24 +132,17 @@ class Planner:
         best, step_s = leader(runs) or (None, 0.0)
         if best is None or best.fidelity.is_whole or num_gpus(best.parallel) > self.available_gpus:
             return None
-        row = self.problem.row(best.parallel)
-        if row is None:
-            return None
         settings = self.problem.settings
-        runs_left = settings.budget_runs - spent.profile_runs
         cost = run_gpu_seconds(
             num_gpus=num_gpus(best.parallel),
             step_s=step_s,
             startup_s=startup_s(runs, settings=settings),
             settings=settings,
         )
-        budget = settings.budget_gpu_seconds or float("inf")
-        if runs_left < 1 or spent.gpu_seconds + cost > budget:
+        one_more = Spent(profile_runs=spent.profile_runs + 1, gpu_seconds=spent.gpu_seconds + average_s)
+        if not self._affordable(spent, cost) or (not stopping and self._affordable(one_more, cost)):
             return None
-        if not stopping and runs_left > 1 and spent.gpu_seconds + average_s + cost <= budget:
-            return None
-        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=CONFIRMATION, expected_gain=0.0)
-        return NextRun(parallel=best.parallel, fidelity=WHOLE, predicted=predicted)
+        return self._again(best, fidelity=WHOLE, reason=CONFIRMATION, expected_gain=0.0)
 
     def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
         """Whether the budgets leave room for one more run."""
@@ -165,11 +155,16 @@ class Planner:
         best, gain = repeat_gain(runs) or (None, 0.0)
         if best is None or gain < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
             return None
-        row = self.problem.row(best.parallel)
+        longer = Fidelity(steps=2 * self.problem.settings.steps)
+        return self._again(best, fidelity=longer, reason=REPEAT, expected_gain=gain)
+
+    def _again(self, run: RunRecord, *, fidelity: Fidelity, reason: str, expected_gain: float) -> NextRun | None:
+        """Another run of a configuration; None where it is no candidate any more."""
+        row = self.problem.row(run.parallel)
         if row is None:
             return None
-        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=REPEAT, expected_gain=gain)
-        return NextRun(parallel=best.parallel, fidelity=Fidelity(steps=2 * self.problem.settings.steps), predicted=predicted)
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=reason, expected_gain=expected_gain)
+        return NextRun(parallel=run.parallel, fidelity=fidelity, predicted=predicted)
 
     def _calibration(self) -> Calibration:
         return self.projection.sampler.calibration(study=self.projection.study)
@@ -191,10 +186,6 @@ def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Cali
     }
 
 
-_MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
-"""Standard error of a median by that of a mean, for normal noise."""
-
-
 def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     """(leader, what running it again is expected to win as a share of its step time); None without two measured rivals.
 
@@ -202,7 +193,7 @@ def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     E[max(T1 - T2, 0)] / T1 for normal errors of both medians, as their steps scattered. A leader that ran twice stays.
     """
     latest = {run.parallel: run for run in runs if _is_timed(run)}
-    ranked = sorted(latest.values(), key=lambda run: _step_s(run))
+    ranked = sorted(latest.values(), key=_step_s)
     if len(ranked) < 2 or sum(_is_timed(run) and run.parallel == ranked[0].parallel for run in runs) > 1:
         return None
     first, second = ranked[:2]

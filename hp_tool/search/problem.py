@@ -60,17 +60,16 @@ class Question(ABC):
 
     def predicted(self, *, row: int, calibration: Calibration, reason: str, expected_gain: float) -> JsonObject:
         """What is believed before a run: the cost model's numbers, the calibrated ones, and why it was chosen."""
-        one = np.array([row])
-        parts = {name: seconds[one] for name, seconds in self.table.parts_s.items()}
-        features = {name: values[one] for name, values in self.table.features.items()}
-        step = calibration.step_time.predict(parts_s=parts, layer_passes=self.table.layer_passes[one], features=features)
+        one = self.table.take(np.array([row]))
+        step, memory = one.predict_step(calibration), one.predict_memory(calibration)
         low, high = step.interval()
-        memory = calibration.memory.predict(memory_bytes=self.table.memory_bytes[one], features=features)
+        parts_s = {name: float(seconds[0]) for name, seconds in one.parts_s.items()}
+        step_s = sum(parts_s.values())
         return {
-            "step_s": float(sum(seconds[0] for seconds in parts.values())),
-            "parts_s": {name: float(seconds[0]) for name, seconds in parts.items()},
+            "step_s": step_s,
+            "parts_s": parts_s,
             "layer_passes": float(self.table.layer_passes[row]),
-            "tokens_per_second_per_gpu": self.tokens_per_gpu / sum(float(seconds[0]) for seconds in parts.values()),
+            "tokens_per_second_per_gpu": self.tokens_per_gpu / step_s,
             "memory_bytes": float(self.table.memory_bytes[row] + self.cluster.gpu.memory_bytes - self.table.device_bytes[row]),
             "memory_allocated_bytes": float(self.table.memory_bytes[row]),
             "calibrated_step_s": float(step.median_s[0]),

@@ -10,7 +10,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hp_tool.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
+from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration
 from hp_tool.calibration.evidence import most_alike
 from hp_tool.search.acquisition import Observations, Proposal, propose
 from hp_tool.search.table import CandidateTable
@@ -60,10 +60,6 @@ class CostModelSampler(BaseSampler):
     def calibration(self, *, study: Study) -> Calibration:
         """What the study's finished trials and the evidence from outside say together."""
         return self._calibrate(self.observations(study=study))
-
-    def predict_step(self, *, study: Study) -> StepPrediction:
-        """Step times of all rows, as the study's finished trials and the evidence from outside correct them."""
-        return self.table.predict_step(self.calibration(study=study))
 
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
         """The next row and what it is expected to win; None where nothing is left. `exclude`: a trial number to ignore."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.measurement import Latencies, LoadLatencies, Measurement, Runner, ServingTimes
 from hp_tool.domain.query import Targets
 from hp_tool.domain.records import RunRecord
@@ -20,17 +21,6 @@ PENALTY = 2.0
 """A missed target costs this many times the share it is missed by, on top of the latency: what keeps to the targets wins."""
 TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
 """Targets that a run can be held to. Its requests are too few for quantiles."""
-
-
-class AnyLatencies(Protocol):
-    """`Latencies`, as numbers or as arrays of shape (n,)."""
-
-    @property
-    def ttft_s(self) -> Any: ...
-    @property
-    def tpot_s(self) -> Any: ...
-    @property
-    def request_latency_s(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +89,7 @@ def load_latencies(
         request_latency_s=queue_s + batch_s,
     )
     return LoadLatencies(
-        ttft_s=latencies.ttft_s,
-        tpot_s=latencies.tpot_s,
-        request_latency_s=latencies.request_latency_s,
+        **asdict(latencies),
         penalised_latency_s=penalised_latency_s(latencies, targets=targets),
         request_latencies_s=tuple(
             batches * (first + following * each) for first, each in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
@@ -124,7 +112,7 @@ def meets(latencies: Latencies, *, targets: Targets) -> bool:
     return bool(penalty(latencies, targets=targets) <= 0.0)
 
 
-def penalty(latencies: AnyLatencies, *, targets: Targets) -> Any:
+def penalty(latencies: Latencies | ServingCosts, *, targets: Targets) -> Any:
     """PENALTY sum_i max(latency_i / target_i - 1, 0), a number or (n,)."""
     limits = ((name, getattr(targets, name)) for name in TARGETS)
     return PENALTY * sum(

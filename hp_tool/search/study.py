@@ -1,8 +1,4 @@
-"""The Optuna study of a search: a projection of the store's runs, so that Optuna's tools can look at it.
-
-The store decides what happened. The study is brought up to date from it, idempotently by run id, and may be deleted at
-any time: the next `sync` builds it again.
-"""
+"""The Optuna study of a search: a projection of the store's runs for Optuna's tools, which may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -20,8 +16,6 @@ from hp_tool.search.problem import Question
 from hp_tool.search.sampler import ABANDONED, MEASUREMENT_ID, MEMORY_CONSTRAINT, PEAK_MEMORY, STATUS, CostModelSampler
 
 RUN_ID = "run_id"
-
-
 CLAIMS_LOOKED_BACK = 3
 """Each claim removes the study before it; this many at most were left by claims that died first."""
 

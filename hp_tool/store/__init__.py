@@ -1,8 +1,4 @@
-"""Where searches, runs, measurements and calibrations are kept: SQLite by default, PostgreSQL when outgrown.
-
-`open_store` is the door; the guarantees stand with the port, `hp_tool.domain.ports.Store`. SQLAlchemy is loaded with the
-first of these names that is asked for; `database_url` and `may_hold_calibrations` do without.
-"""
+"""Where searches, runs, measurements and calibrations are kept. SQLAlchemy is loaded with the first name that needs it."""
 
 from __future__ import annotations
 

@@ -1,78 +1,60 @@
-"""API keys and the audit log."""
+"""API keys and the audit log; and what searches use and may use: GPU-seconds per day, used and promised to searches under way,
+and runs at a time on a cluster."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
-from hp_tool.domain.records import ANY_KEY, Page
-from hp_tool.errors import InputError, NotFoundError
+from hp_tool.domain.access import AuditRecord, KeyRecord, NewKey, Scope, Usage
+from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRunsLimit, Page, Paging, RunState, SearchState
+from hp_tool.domain.webhooks import WebhookState
+from hp_tool.errors import InputError, LimitError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, checked, now
+from hp_tool.store.base import OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
 from hp_tool.store.columns import new_id, row_dict, storable
-from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.usage import reserved_by_open_searches, used_today
+from hp_tool.store.paging import Listing
+from hp_tool.store.webhooks import HOOK, untold
 
 KEY, AUDIT = tables.api_keys, tables.audit
+SEARCH, RUN = tables.searches, tables.runs
+GPU_SECONDS = sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)
+ADMISSION_LOCK = 0x68705F61646D6974
+"""PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
+RUNS_LOCK = 0x6870_7275
+"""The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's hash."""
+BUDGET_FIELD = "search.budget_gpu_seconds"
+FULL_RETRY_S = 1.0
 LONGEST_LIFETIME_S = 100 * 365.25 * 86_400.0
 
 
 class Access(StoreBase):
-    """The part of `AccessStore` beyond `Store`."""
-
-    def add_key(
-        self,
-        *,
-        key_id: str,
-        owner: str,
-        scope: Scope,
-        secret_sha256: str,
-        lifetime_s: float | None = None,
-        requests_per_second: float | None = None,
-        gpu_seconds_per_day: float | None = None,
-    ) -> KeyRecord:
-        amounts = {
-            "lifetime_s": lifetime_s,
-            "requests_per_second": requests_per_second,
-            "gpu_seconds_per_day": gpu_seconds_per_day,
-        }
+    def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
+        values = asdict(key)
+        amounts = {"lifetime_s": lifetime_s, **{name: values[name] for name in ("requests_per_second", "gpu_seconds_per_day")}}
         for name, amount in amounts.items():
             if amount is not None and not 0 < amount <= LONGEST_LIFETIME_S:
                 raise InputError(f"{name} is {amount}; it must be above 0 and at most {LONGEST_LIFETIME_S:g}", field=name)
-        if not owner.strip():
+        if not key.owner.strip():
             raise InputError("a key needs an owner", field="owner")
         with self._writing() as connection:
             at = now(connection)
-            values: dict[str, Any] = {
-                "id": key_id,
-                "owner": owner,
-                "scope": int(scope),
-                "secret_sha256": secret_sha256,
-                "requests_per_second": requests_per_second,
-                "gpu_seconds_per_day": gpu_seconds_per_day,
-                "created_at": at,
-                "expires_at": None if lifetime_s is None else at + timedelta(seconds=lifetime_s),
-            }
+            expires_at = None if lifetime_s is None else at + timedelta(seconds=lifetime_s)
+            values |= {"scope": int(key.scope), "created_at": at, "expires_at": expires_at}
             connection.execute(sa.insert(KEY).values(checked(KEY, values)))
-            return _read_key(connection, key_id)
+            return _read_key(connection, key.id)
 
     def get_key(self, *, key_id: str) -> KeyRecord:
         with self._reading() as connection:
             return _read_key(connection, key_id)
 
-    def list_keys(self, *, limit: int = 50, cursor: str | None = None) -> Page[KeyRecord]:
+    def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
         with self._reading() as connection:
-            return fetch_page(
-                connection,
-                query=sa.select(KEY),
-                listing=Listing(table=KEY),
-                limit=limit,
-                cursor=cursor,
-                record=_key_record,
-            )
+            return Listing(table=KEY, paging=paging).page(connection, limit=limit, record=_key_record)
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
         with self._writing() as connection:
@@ -84,6 +66,26 @@ class Access(StoreBase):
         with self._reading() as connection:
             used = used_today(connection, at=now(connection), api_key_id=api_key_id)
             return used + reserved_by_open_searches(connection, api_key_id=api_key_id)
+
+    def usage(self) -> Usage:
+        with self._reading() as connection:
+            at = now(connection)
+            next_in_line = sa.select(SEARCH.c.updated_at).where(SEARCH.c.state == SearchState.QUEUED)
+            oldest = connection.execute(next_in_line.order_by(SEARCH.c.updated_at).limit(1)).scalar_one_or_none()
+            expired = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at
+            webhooks = counts(connection, HOOK.c.state, WebhookState)
+            webhooks[WebhookState.PENDING] = connection.execute(untold(sa.func.count())).scalar_one()
+            by_state = sa.select(RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)).group_by(RUN.c.state)
+            runs = connection.execute(by_state).all()
+            counted = {state: number for state, number, _ in runs}
+            return Usage(
+                searches=counts(connection, SEARCH.c.state, SearchState),
+                runs={state: counted.get(state, 0) for state in RunState},
+                gpu_seconds=float(sum(gpu_seconds or 0.0 for _, _, gpu_seconds in runs)),
+                oldest_queued_s=0.0 if oldest is None else max((at - oldest).total_seconds(), 0.0),
+                expired_leases=connection.execute(sa.select(sa.func.count()).where(*expired)).scalar_one(),
+                webhooks=webhooks,
+            )
 
     def add_audit(
         self,
@@ -107,25 +109,113 @@ class Access(StoreBase):
         with self._writing() as connection:
             connection.execute(sa.insert(AUDIT).values(**values, created_at=now(connection)))
 
-    def audit(self, *, owner: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[AuditRecord]:
+    def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         with self._reading() as connection:
-            return fetch_page(
-                connection,
-                query=sa.select(AUDIT),
-                listing=Listing(table=AUDIT, filters={AUDIT.c.owner: owner}),
-                limit=limit,
-                cursor=cursor,
-                record=lambda row: AuditRecord(**row_dict(row)),
-            )
+            listing = Listing(table=AUDIT, filters={AUDIT.c.owner: owner}, paging=paging)
+            return listing.page(connection, limit=limit, record=lambda row: AuditRecord(**row_dict(row)))
 
 
 def _read_key(connection: sa.Connection, key_id: str) -> KeyRecord:
-    row = connection.execute(sa.select(KEY).where(KEY.c.id == key_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no key {key_id!r}", field="key_id")
-    return _key_record(row)
+    return _key_record(row_by_id(connection, sa.select(KEY).where(KEY.c.id == key_id), key_id, kind="key"))
 
 
 def _key_record(row: sa.Row[Any]) -> KeyRecord:
-    values = row_dict(row)
-    return KeyRecord(**values | {"scope": Scope(values["scope"])})
+    return KeyRecord(**row_dict(row) | {"scope": Scope(row.scope)})
+
+
+def admit(
+    connection: sa.Connection, limits: Sequence[GpuSecondsLimit], *, query: JsonObject, at: datetime, spent: float = 0.0
+) -> None:
+    """Raise LimitError where what `query` may still spend passes a limit; `spent` is what its runs took already.
+
+    Held until the transaction ends, so that the search is stored before the next one is looked at.
+    """
+    if not limits:
+        return
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ADMISSION_LOCK)))
+    wanted = max(budget_of(query) - spent, 0.0)
+    for limit in limits:
+        taken = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        reserved = reserved_by_open_searches(connection, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        left = limit.per_day - taken - reserved
+        if left <= 0 or wanted > left:
+            whose = "this service's" if limit.api_key_id is ANY_KEY else "this key's"
+            whose = whose if limit.cluster is None else f"cluster {limit.cluster}'s"
+            raise LimitError(
+                f"of {whose} {limit.per_day:g} GPU-seconds a day {max(left, 0.0):g} are left ({taken:g} used, {reserved:g} "
+                f"promised to searches under way) and this search may use {wanted:g}: lower its budget, cancel another, "
+                "or wait until midnight UTC",
+                field=BUDGET_FIELD,
+                code="quota_exhausted",
+                retry_after_s=(_midnight(at) + timedelta(days=1) - at).total_seconds(),
+            )
+
+
+def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
+    """Raise LimitError `cluster_full` where the cluster has all the runs it takes.
+
+    Held until the transaction ends, so that the run is stored before the next one is looked at.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(RUNS_LOCK, sa.func.hashtext(limit.cluster))))
+    if open_runs_on(connection, limit.cluster) >= limit.runs:
+        raise LimitError(
+            f"cluster {limit.cluster} has all of the {limit.runs} runs that it takes at a time",
+            field="cluster",
+            code="cluster_full",
+            retry_after_s=FULL_RETRY_S,
+        )
+
+
+def open_runs_on(connection: sa.Connection, cluster: str) -> int:
+    """Runs that have not ended, of all searches on the cluster that have not either: a failed one may leave some behind."""
+    open_run = sa.and_(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(OPEN))
+    query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+    return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
+
+
+def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:
+    """GPU-seconds of the runs that ended since midnight UTC."""
+    query = sa.select(GPU_SECONDS).where(RUN.c.finished_at >= _midnight(at))
+    if api_key_id is not ANY_KEY or cluster is not None:
+        query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
+    if api_key_id is not ANY_KEY:
+        query = query.where(SEARCH.c.api_key_id == api_key_id)
+    if cluster is not None:
+        query = query.where(on_cluster(cluster))
+    return float(connection.execute(query).scalar_one())
+
+
+def on_cluster(name: str) -> sa.ColumnElement[bool]:
+    """Searches whose query names this cluster, as a whole or as the node type of a part of it."""
+    cluster = SEARCH.c.query["cluster"]
+    return sa.or_(cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name)
+
+
+def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None) -> float:
+    """What searches that have not ended may still spend. One without a budget (from a command line) promises nothing."""
+    of_runs = sa.select(GPU_SECONDS).where(RUN.c.search_id == SEARCH.c.id)
+    query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
+    if api_key_id is not ANY_KEY:
+        query = query.where(SEARCH.c.api_key_id == api_key_id)
+    if cluster is not None:
+        query = query.where(on_cluster(cluster))
+    left = (budget_of(stored) - float(spent) for stored, spent in connection.execute(query))
+    return sum(max(each, 0.0) for each in left)
+
+
+def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
+    """What a search's runs have taken."""
+    total = sa.select(GPU_SECONDS).where(RUN.c.search_id == search_id)
+    return float(connection.execute(total).scalar_one())
+
+
+def budget_of(query: JsonObject) -> float:
+    """The GPU-seconds that a stored query may spend; 0 where it names none."""
+    return float((query.get("search") or {}).get("budget_gpu_seconds") or 0.0)
+
+
+def _midnight(at: datetime) -> datetime:
+    """The last midnight; `at` is UTC."""
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)

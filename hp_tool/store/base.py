@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -17,6 +19,10 @@ from hp_tool.store.columns import row_dict
 from hp_tool.store.engine import WRITES
 
 SEARCH = tables.searches
+OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
+OPEN_RUN = tuple(state for state in RunState if not state.ended)
+SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
+States = TypeVar("States", bound=StrEnum)
 
 
 class StoreBase:
@@ -25,15 +31,23 @@ class StoreBase:
     def __init__(self, *, engine: sa.Engine) -> None:
         self._engine = engine
 
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with translated_errors(self._engine), self._engine.begin() as connection:
-            yield connection
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return transaction(self._engine)
 
-    @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        with translated_errors(self._engine), self._engine.execution_options(**{WRITES: True}).begin() as connection:
-            yield connection
+    def _writing(self) -> AbstractContextManager[sa.Connection]:
+        return writing(self._engine)
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction, by default for reading; the driver's errors come out as StoreError."""
+    with translated_errors(engine), engine.begin() as connection:
+        yield connection
+
+
+def writing(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
+    """A transaction that may write."""
+    return transaction(engine.execution_options(**{WRITES: True}))
 
 
 @contextmanager
@@ -64,12 +78,24 @@ def now(connection: sa.Connection) -> datetime:
     return instant.astimezone(UTC)
 
 
+def row_by_id(connection: sa.Connection, query: sa.Select[Any], identifier: str, *, kind: str) -> sa.Row[Any]:
+    """The one row of `query`, which asks for what has this id; NotFoundError says that there is none of its kind."""
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no {kind} {identifier!r}", field=f"{kind}_id")
+    return row
+
+
+def counts(connection: sa.Connection, column: sa.Column[Any], states: type[States]) -> dict[States, int]:
+    """How many rows have each of the states, zeros included."""
+    rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
+    counted: dict[str, int] = dict(map(tuple, rows))
+    return {state: counted.get(state, 0) for state in states}
+
+
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
     """A search's row, locked until this transaction ends (on SQLite, one transaction writes at a time)."""
-    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update()).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no search {search_id!r}", field="search_id")
-    return row
+    return row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update(), search_id, kind="search")
 
 
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
@@ -86,21 +112,11 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
 
 def add_event(connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime) -> EventRecord:
     """Append to a search's log. The counter in the search's locked row keeps `seq` without gaps and in commit order."""
-    advanced = (
-        sa.update(SEARCH)
-        .where(SEARCH.c.id == search_id)
-        .values(last_event=SEARCH.c.last_event + 1, updated_at=at)
-        .returning(SEARCH.c.last_event)
-    )
-    values = {
-        "search_id": search_id,
-        "seq": connection.execute(advanced).scalar_one(),
-        "kind": kind,
-        "payload": payload,
-        "at": at,
-    }
-    connection.execute(sa.insert(tables.events).values(values))
-    return EventRecord(**values)
+    advanced = sa.update(SEARCH).where(SEARCH.c.id == search_id).values(last_event=SEARCH.c.last_event + 1, updated_at=at)
+    seq = connection.execute(advanced.returning(SEARCH.c.last_event)).scalar_one()
+    event = EventRecord(search_id=search_id, seq=seq, kind=kind, payload=payload, at=at)
+    connection.execute(sa.insert(tables.events).values(asdict(event)))
+    return event
 
 
 def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
@@ -140,47 +156,36 @@ def first_use(
     if key is None:
         return resource_id
     table = tables.idempotency_keys
-    values = {
-        "scope": scope,
-        "owner": owner or "",
-        "key": key,
-        "fingerprint": fingerprint,
-        "resource_id": resource_id,
-        "created_at": at,
-    }
-    if insert_if_new(connection, table, values):
+    same_key = {"scope": scope, "owner": owner or "", "key": key}
+    new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
+    if insert_if_new(connection, table, new):
         return resource_id
-    same_key = table.c.scope == scope, table.c.owner == values["owner"], table.c.key == key
-    first = row_dict(connection.execute(sa.select(table).where(*same_key)).one())
-    if first["fingerprint"] != fingerprint:
+    first = connection.execute(sa.select(table).filter_by(**same_key)).one()
+    if first.fingerprint != fingerprint:
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
         )
-    return str(first["resource_id"])
+    return str(first.resource_id)
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:
     """A row of hp_searches, perhaps without its result, as a record."""
-    values = row_dict(row)
-    values["state"] = SearchState(values["state"])
-    lease = {
-        "holder": values.pop("lease_holder"),
-        "token": values.pop("lease_token"),
-        "expires_at": values.pop("lease_expires_at"),
-        "heartbeat_at": values.pop("heartbeat_at"),
-    }
-    for name in ("last_event", "kind", "model"):
-        del values[name]
-    is_leased = values["state"] is SearchState.RUNNING
-    return SearchRecord(**values, lease=Lease(search_id=values["id"], **lease) if is_leased else None)
+    values = {name: value for name, value in row_dict(row).items() if name in SEARCH_FIELDS}
+    lease = None
+    if row.state == SearchState.RUNNING:
+        lease = Lease(
+            search_id=row.id,
+            holder=row.lease_holder,
+            token=row.lease_token,
+            expires_at=row.lease_expires_at,
+            heartbeat_at=row.heartbeat_at,
+        )
+    return SearchRecord(**values | {"state": SearchState(row.state), "lease": lease})
 
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
     """One search, or NotFoundError."""
-    row = connection.execute(sa.select(SEARCH).where(SEARCH.c.id == search_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no search {search_id!r}", field="search_id")
-    return search_record(row)
+    return search_record(row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id), search_id, kind="search"))
 
 
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
@@ -194,5 +199,5 @@ def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **
 def open_runs(connection: sa.Connection, search_id: str) -> int:
     """How many runs of a search may have a job at the engine."""
     table = tables.runs
-    unfinished = table.c.state.in_((RunState.INTENDED, RunState.SUBMITTED))
-    return connection.execute(sa.select(sa.func.count()).where(table.c.search_id == search_id, unfinished)).scalar_one()
+    unfinished = table.c.search_id == search_id, table.c.state.in_(OPEN_RUN)
+    return connection.execute(sa.select(sa.func.count()).where(*unfinished)).scalar_one()

@@ -91,20 +91,18 @@ def _storable(value: Any) -> Any:
     return [_storable(each) for each in value] if isinstance(value, list) else value
 
 
-def decode(kind: type[T], value: JsonObject) -> T:
-    """A stored JSON object as the dataclass it was; fields that a newer version added are passed over."""
-    decoded: T = ADAPTERS[kind].validate_python(value, extra="ignore")
-    return decoded
-
-
-def decode_text(kind: type[T], text: str) -> T:
-    """The same from the JSON's text, without the detour over Python's own objects."""
-    decoded: T = ADAPTERS[kind].validate_json(text, extra="ignore")
-    return decoded
+def decode(kind: type[T], value: JsonObject | str) -> T:
+    """A stored JSON object, or its text, as the dataclass it was; fields that a newer version added are passed over."""
+    adapter: TypeAdapter[T] = ADAPTERS[kind]
+    return _decoded(adapter, value)
 
 
 def decode_configuration(value: JsonObject | str) -> Configuration:
     """A stored configuration, a JSON object or its text, as what it is: a way to train or a way to serve."""
-    if isinstance(value, str):
-        return CONFIGURATIONS.validate_json(value, extra="ignore")
-    return CONFIGURATIONS.validate_python(value, extra="ignore")
+    return _decoded(CONFIGURATIONS, value)
+
+
+def _decoded(adapter: TypeAdapter[T], value: JsonObject | str) -> T:
+    if isinstance(value, str):  # without the detour over Python's own objects
+        return adapter.validate_json(value, extra="ignore")
+    return adapter.validate_python(value, extra="ignore")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +69,16 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     engine = connect(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
     _set_up_sqlite(engine, foreign_keys=foreign_keys)
     return engine
+
+
+@contextmanager
+def opened(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
+    """An engine as `create_engine` makes it, which gives its connections back in the end."""
+    engine = create_engine(url, foreign_keys=foreign_keys)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:

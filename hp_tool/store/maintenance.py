@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import schema, tables
-from hp_tool.store.base import StoreBase, now, translated_errors
-from hp_tool.store.engine import WRITES, create_engine, masked, parse_url
-from hp_tool.store.tables import metadata
+from hp_tool.store.base import ENDED, StoreBase, now, transaction, translated_errors, writing
+from hp_tool.store.engine import masked, opened, parse_url
 
 BATCH_ROWS = 500
+PRUNED_ROWS = 1000
+"""Rows per transaction: nobody waits long for the write lock."""
+SECONDS_A_DAY = 86_400.0
+SHORTEST_DAYS = 1.0
+"""A client may still follow yesterday's search, or send a request of yesterday again."""
 
 
 def backup(*, url: str, path: Path) -> None:
@@ -34,16 +38,8 @@ def backup(*, url: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    engine = create_engine(url)
-    try:
-        with translated_errors(engine):
-            connection = engine.raw_connection()
-            try:
-                connection.cursor().execute("VACUUM INTO ?", (str(partial),))
-            finally:
-                connection.close()
-    finally:
-        engine.dispose()
+    with opened(url) as engine, translated_errors(engine), closing(engine.raw_connection()) as connection:
+        connection.cursor().execute("VACUUM INTO ?", (str(partial),))
     partial.rename(path)
 
 
@@ -57,20 +53,11 @@ def copy(*, source: str, target: str) -> dict[str, int]:
         state = "has no hp-tool schema" if revision is None else f"has schema {revision}, not {schema.HEAD}"
         raise StoreError(f"{masked(source)} {state}: run `hp-tool db upgrade` on it first", code="schema_outdated")
     schema.upgrade(target)
-    reader, writer = create_engine(source), create_engine(target)
-    if reader.dialect.name == "postgresql":
-        reader = reader.execution_options(isolation_level="REPEATABLE READ")
-    try:
-        with (
-            translated_errors(reader),
-            reader.begin() as read,
-            translated_errors(writer),
-            writer.execution_options(**{WRITES: True}).begin() as write,
-        ):
-            return {table.name: _copy_table(read, write, table) for table in metadata.sorted_tables}
-    finally:
-        reader.dispose()
-        writer.dispose()
+    with opened(source) as reader, opened(target) as writer:
+        if reader.dialect.name == "postgresql":
+            reader = reader.execution_options(isolation_level="REPEATABLE READ")
+        with transaction(reader) as read, writing(writer) as write:
+            return {table.name: _copy_table(read, write, table) for table in tables.metadata.sorted_tables}
 
 
 def _copy_table(read: sa.Connection, write: sa.Connection, table: sa.Table) -> int:
@@ -82,14 +69,6 @@ def _copy_table(read: sa.Connection, write: sa.Connection, table: sa.Table) -> i
         write.execute(sa.insert(table), [dict(row) for row in batch])
         copied += len(batch)
     return copied
-
-
-PRUNED_ROWS = 1000
-"""Rows per transaction: nobody waits long for the write lock."""
-SECONDS_A_DAY = 86_400.0
-ENDED = tuple(state for state in SearchState if state.ended)
-SHORTEST_DAYS = 1.0
-"""A client may still follow yesterday's search, or send a request of yesterday again."""
 
 
 class Retention(StoreBase):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest, json_digest
-from hp_tool.domain.measurement import Measurement, MeasurementStatus
-from hp_tool.domain.records import MeasuredCluster, MeasurementRecord, MeasurementSource, NewMeasurement, Page
-from hp_tool.errors import InputError, NotFoundError
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.records import MeasuredCluster, MeasurementQuery, MeasurementRecord, NewMeasurement, Page, Paging
+from hp_tool.errors import InputError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, checked, first_use, now
+from hp_tool.store.base import StoreBase, checked, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
-from hp_tool.store.paging import Listing, fetch_page
+from hp_tool.store.paging import Listing
 
 MEASUREMENT = tables.measurements
 # Kept a second time as columns, to filter and plot by without opening the JSON.
@@ -24,8 +24,6 @@ SENT = ("source", "query", "parallel", "measurement")
 
 
 class Measurements(StoreBase):
-    """The part of `Store` about measurements."""
-
     def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord:
         encoded = encode(measurement, field="measurement")
         with self._writing() as connection:
@@ -42,59 +40,19 @@ class Measurements(StoreBase):
             )
             if stands == new:
                 insert_measurement(connection, measurement=measurement, at=at, measurement_id=new)
-            return read_measurement(connection, stands)
+            return _read_measurement(connection, stands)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         with self._reading() as connection:
-            return read_measurement(connection, measurement_id)
+            return _read_measurement(connection, measurement_id)
 
     def measurements(
-        self,
-        *,
-        cluster_key: str | None = None,
-        gpu: str | None = None,
-        framework: str | None = None,
-        model: str | None = None,
-        source: MeasurementSource | None = None,
-        status: MeasurementStatus | None = None,
-        search_id: str | None = None,
-        problem_digest: str | None = None,
-        digest: str | None = None,
-        owner: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
-        limit: int = 100,
-        cursor: str | None = None,
+        self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
-        filters = {
-            "cluster_key": cluster_key,
-            "gpu": gpu,
-            "framework": framework,
-            "model": model,
-            "source": source,
-            "status": status,
-            "search_id": search_id,
-            "problem_digest": problem_digest,
-            "digest": digest,
-            "owner": owner,
-        }
-        listing = Listing(
-            table=MEASUREMENT,
-            filters={MEASUREMENT.c[name]: wanted for name, wanted in filters.items()},
-            since=since,
-            until=until,
-            oldest_first=oldest_first,
-        )
+        wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in Paging.__annotations__}}
+        filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         with self._reading() as connection:
-            return fetch_page(
-                connection,
-                query=sa.select(MEASUREMENT),
-                listing=listing,
-                limit=limit,
-                cursor=cursor,
-                record=measurement_record,
-            )
+            return Listing(table=MEASUREMENT, filters=filters, paging=asked).page(connection, limit=limit, record=_record)
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)
@@ -126,17 +84,13 @@ def insert_measurement(
     connection.execute(sa.insert(MEASUREMENT).values(checked(MEASUREMENT, ids | values | numbers)))
 
 
-def measurement_record(row: sa.Row[Any]) -> MeasurementRecord:
-    """A row of hp_measurements as a record."""
+def _record(row: sa.Row[Any]) -> MeasurementRecord:
     values = {name: value for name, value in row_dict(row).items() if name not in NUMBERS}
     values["parallel"] = decode_configuration(values["parallel"])
     values["measurement"] = decode(Measurement, values["measurement"])
     return MeasurementRecord(**values)
 
 
-def read_measurement(connection: sa.Connection, measurement_id: str) -> MeasurementRecord:
-    """One measurement, or NotFoundError."""
-    row = connection.execute(sa.select(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
-    return measurement_record(row)
+def _read_measurement(connection: sa.Connection, measurement_id: str) -> MeasurementRecord:
+    query = sa.select(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id)
+    return _record(row_by_id(connection, query, measurement_id, kind="measurement"))

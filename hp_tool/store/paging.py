@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import Page
+from hp_tool.domain.records import Page, Paging
 from hp_tool.errors import InputError
 from hp_tool.store.columns import UtcDateTime
 
@@ -22,34 +22,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A list: what is in it, and in which order. A cursor belongs to one, and another does not take it."""
+    """A list: what is in it, and in which order."""
 
     table: sa.Table
     filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
     """What columns must equal; None: anything."""
-    since: datetime | None = None
-    """Created at this instant or later."""
-    until: datetime | None = None
-    """Created before this instant."""
-    oldest_first: bool = False
+    paging: Paging = field(default_factory=Paging)
 
-    def selected(self, query: sa.Select[Any]) -> sa.Select[Any]:
-        """`query`, which must select created_at and id of the table, for what is in the list, in its order."""
+    def page(
+        self,
+        connection: sa.Connection,
+        *,
+        limit: int,
+        record: Callable[[sa.Row[Any]], T],
+        query: sa.Select[Any] | None = None,
+    ) -> Page[T]:
+        """One page, from the cursor on. `query` selects created_at and id of the table, by default its whole rows."""
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
+        query = self._selected(sa.select(self.table) if query is None else query)
+        if (cursor := self.paging.get("cursor")) is not None:
+            here, there = sa.tuple_(*self._key), sa.tuple_(*self._decode(cursor))
+            query = query.where(here > there if self._rises else here < there)
+        rows = connection.execute(query.limit(limit + 1)).all()
+        shown = rows[:limit]
+        following = self.cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
+        return Page(items=tuple(map(record, shown)), next_cursor=following)
+
+    def _selected(self, query: sa.Select[Any]) -> sa.Select[Any]:
         created_at = self.table.c.created_at
         for column, wanted in self.filters.items():
             if wanted is not None:
                 query = query.where(column == wanted)
-        if self.since is not None:
-            query = query.where(created_at >= self.since)
-        if self.until is not None:
-            query = query.where(created_at < self.until)
-        return query.order_by(*(column.asc() if self.oldest_first else column.desc() for column in self._key))
-
-    def after(self, query: sa.Select[Any], cursor: str) -> sa.Select[Any]:
-        """`query` for what comes after the row that the cursor names. InputError for another list's."""
-        at, last = self._decode(cursor)
-        here, there = sa.tuple_(*self._key), sa.tuple_(sa.literal(at, UtcDateTime()), sa.literal(last))
-        return query.where(here > there if self.oldest_first else here < there)
+        if since := self.paging.get("since"):
+            query = query.where(created_at >= since)
+        if until := self.paging.get("until"):
+            query = query.where(created_at < until)
+        return query.order_by(*(column.asc() if self._rises else column.desc() for column in self._key))
 
     def cursor(self, at: datetime, last: str) -> str:
         """The cursor of what comes after the row that was created at `at` and has the id `last`."""
@@ -60,12 +69,18 @@ class Listing:
         return self.table.c.created_at, self.table.c.id
 
     @property
+    def _rises(self) -> bool:
+        return self.paging.get("oldest_first", False)
+
+    @property
     def _digest(self) -> str:
         filters = {str(column): str(wanted) for column, wanted in self.filters.items() if wanted is not None}
-        span = [None if instant is None else instant.astimezone(UTC).isoformat() for instant in (self.since, self.until)]
-        return json_digest([self.table.name, filters, span, self.oldest_first])[:16]
+        instants = (self.paging.get("since"), self.paging.get("until"))
+        span = [None if instant is None else instant.astimezone(UTC).isoformat() for instant in instants]
+        return json_digest([self.table.name, filters, span, self._rises])[:16]
 
-    def _decode(self, cursor: str) -> tuple[datetime, str]:
+    def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:
+        """The key of the row that the cursor names. InputError for another list's."""
         try:
             text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
             at, last, digest = text.split("|")
@@ -77,30 +92,7 @@ class Listing:
             raise _refused("is not one that an earlier page answered") from None
         if digest != self._digest:
             raise _refused("belongs to another list, order or filter")
-        return instant, last
-
-
-def fetch_page(
-    connection: sa.Connection,
-    *,
-    query: sa.Select[Any],
-    listing: Listing,
-    limit: int,
-    cursor: str | None,
-    record: Callable[[sa.Row[Any]], T],
-) -> Page[T]:
-    """One page of a list: the rows of `query` that are in it, from the cursor on."""
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
-    query = listing.selected(query)
-    if cursor is not None:
-        query = listing.after(query, cursor)
-    rows = connection.execute(query.limit(limit + 1)).all()
-    shown = rows[:limit]
-    more = len(rows) > limit
-    return Page(
-        items=tuple(map(record, shown)), next_cursor=listing.cursor(shown[-1].created_at, shown[-1].id) if more else None
-    )
+        return sa.literal(instant, UtcDateTime()), sa.literal(last)
 
 
 def _refused(why: str) -> InputError:

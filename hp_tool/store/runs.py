@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, OpenRunsLimit, Page, RunFigures, RunRecord, RunState
+from hp_tool.domain.records import (
+    JsonObject,
+    Lease,
+    NewMeasurement,
+    OpenRunsLimit,
+    Page,
+    Paging,
+    RunFigures,
+    RunRecord,
+    RunState,
+    SearchState,
+)
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, checked, leased_search, now, read_search
-from hp_tool.store.columns import decode, decode_configuration, decode_text, encode, new_id, row_dict, storable
+from hp_tool.store.access import admit_run, gpu_seconds_of, open_runs_on
+from hp_tool.store.base import (
+    ENDED,
+    OPEN_RUN,
+    StoreBase,
+    add_event,
+    checked,
+    leased_search,
+    locked_search,
+    now,
+    read_search,
+    row_by_id,
+    update_search,
+)
+from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
-from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.usage import admit_run, open_runs_on
+from hp_tool.store.paging import Listing
 
-RUN = tables.runs
+RUN, SEARCH = tables.runs, tables.searches
 # The measurement of a run stands in one place, with the measurements; a run reads it from there.
 WITH_MEASUREMENT = sa.select(
     RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
@@ -51,11 +75,13 @@ FIGURES = sa.select(
     sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
 """Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
+CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objective_s", "latencies"}
+FIGURES_AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
+REMEMBERED = timedelta(days=1)
+"""A worker may sleep as long as this over a submit. What happened before is not looked at again and again."""
 
 
 class Runs(StoreBase):
-    """The part of `Store` about profile runs."""
-
     def intend_run(
         self,
         *,
@@ -128,7 +154,7 @@ class Runs(StoreBase):
             if run.state is RunState.ABANDONED:
                 raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
             at = now(connection)
-            owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
+            owner = connection.execute(sa.select(SEARCH.c.owner).where(SEARCH.c.id == run.search_id))
             measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
             return change_run(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
@@ -138,7 +164,7 @@ class Runs(StoreBase):
             rows = connection.execute(WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
-            return [run_record(row) for row in rows]
+            return [_run_record(row) for row in rows]
 
     def list_runs(
         self,
@@ -146,18 +172,13 @@ class Runs(StoreBase):
         search_id: str,
         state: RunState | None = None,
         status: MeasurementStatus | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = True,
         limit: int = 100,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
         filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.status: status}
-        listing = Listing(table=RUN, filters=filters, since=since, until=until, oldest_first=oldest_first)
+        listing = Listing(table=RUN, filters=filters, paging={"oldest_first": True, **paging})
         with self._reading() as connection:
-            page = fetch_page(
-                connection, query=WITH_MEASUREMENT, listing=listing, limit=limit, cursor=cursor, record=run_record
-            )
+            page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=_run_record)
             if not page.items:
                 read_search(connection, search_id)  # none of this kind is one thing, no such search another
             return page
@@ -171,48 +192,75 @@ class Runs(StoreBase):
             rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
             if not rows:
                 read_search(connection, search_id)
-            return [run_figures(row) for row in rows]
+            return [_run_figures(row) for row in rows]
 
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
         with self._reading() as connection:
-            run = read_run(connection, run_id)
-            if run.search_id != search_id:
-                raise NotFoundError(f"search {search_id} has no run {run_id!r}", field="run_id")
-            return run
+            return _run_of(connection, search_id, run_id)
 
 
-def run_figures(row: sa.Row[Any]) -> RunFigures:
-    """A row of FIGURES as a record."""
+class Strays(StoreBase):
+    """Jobs that no live search owns: which runs they were started for, and what they turn out to have cost."""
+
+    def engines_in_use(self) -> dict[str, JsonObject]:
+        with self._reading() as connection:
+            recent = sa.or_(RUN.c.state.in_(OPEN_RUN), RUN.c.finished_at >= now(connection) - REMEMBERED)
+            used = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(RUN, RUN.c.search_id == SEARCH.c.id)
+            rows = connection.execute(used.where(recent, SEARCH.c.cluster.is_not(None)).distinct()).all()
+            newest = {row.cluster: row.id for row in sorted(rows, key=lambda row: row.created_at)}
+            return {cluster: read_search(connection, search_id).query for cluster, search_id in newest.items()}
+
+    def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
+        with self._reading() as connection:
+            query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+            unowned = sa.or_(RUN.c.state.not_in(OPEN_RUN), SEARCH.c.state.in_(ENDED))
+            is_recent = RUN.c.finished_at >= now(connection) - REMEMBERED
+            queries = (  # not one with an OR: each has its index
+                query.where(RUN.c.job_name.in_(job_names), unowned),
+                query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
+            )
+            runs = [_run_record(row) for each in queries for row in connection.execute(each)]
+            return list({run.id: run for run in runs}.values())
+
+    def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
+        with self._writing() as connection:
+            search = locked_search(connection, read_run(connection, run_id).search_id)
+            run = read_run(connection, run_id)  # as it is now that nobody changes it
+            if not run.state.ended and not SearchState(search.state).ended:
+                return  # taken up again meanwhile
+            if run.state.ended and gpu_seconds <= (run.gpu_seconds or 0.0):
+                return
+            at = now(connection)
+            given_up = {"state": RunState.ABANDONED, "cause": f"its search has {search.state}", "finished_at": at}
+            cost = max(gpu_seconds, run.gpu_seconds or 0.0)
+            change_run(connection, run_id, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
+            spent = gpu_seconds_of(connection, search.id)
+            changes = {"progress": {**search.progress, "gpu_seconds": spent}}
+            if search.result is not None:
+                changes["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
+            update_search(connection, search.id, at=at, **changes)
+
+
+def _run_figures(row: sa.Row[Any]) -> RunFigures:
     fidelity = _fidelity(row.fidelity)
     return RunFigures(
-        id=row.id,
-        number=row.number,
+        **{name: getattr(row, name) for name in FIGURES_AS_STORED},
         state=RunState(row.state),
         parallel=decode_configuration(row.parallel),
         fidelity=fidelity,
-        predicted_step_s=row.predicted_step_s,
-        expected_step_s=row.expected_step_s,
         expected_step_s_interval=None if row.low_s is None or row.high_s is None else (row.low_s, row.high_s),
-        predicted_memory_bytes=row.predicted_memory_bytes,
-        chosen_by=row.chosen_by,
-        status=row.status,
         objective_s=row.penalised_latency_s or (row.step_s if fidelity.is_whole else row.extrapolated_step_s),
-        tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
-        peak_memory_bytes=row.peak_memory_bytes,
         latencies=None if row.ttft_s is None else Latencies(**{name: getattr(row, name) for name in LATENCIES}),
-        cause=row.cause,
-        gpu_seconds=row.gpu_seconds,
-        finished_at=row.finished_at,
     )
 
 
 @lru_cache(maxsize=256)
 def _fidelity(text: str) -> Fidelity:
     """Runs of a search have few different ones."""
-    return decode_text(Fidelity, text)
+    return decode(Fidelity, text)
 
 
-def run_record(row: sa.Row[Any]) -> RunRecord:
+def _run_record(row: sa.Row[Any]) -> RunRecord:
     """A row of WITH_MEASUREMENT as a record."""
     values = row_dict(row)
     values["state"] = RunState(values["state"])
@@ -225,18 +273,19 @@ def run_record(row: sa.Row[Any]) -> RunRecord:
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
     """One run, or NotFoundError."""
-    row = connection.execute(WITH_MEASUREMENT.where(RUN.c.id == run_id)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"no run {run_id!r}", field="run_id")
-    return run_record(row)
+    return _run_record(row_by_id(connection, WITH_MEASUREMENT.where(RUN.c.id == run_id), run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
     """A run of the search that `lease` coordinates; the search's lock guards its runs too."""
     leased_search(connection, lease)
+    return _run_of(connection, lease.search_id, run_id)
+
+
+def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord:
     run = read_run(connection, run_id)
-    if run.search_id != lease.search_id:
-        raise NotFoundError(f"search {lease.search_id} has no run {run_id!r}", field="run_id")
+    if run.search_id != search_id:
+        raise NotFoundError(f"search {search_id} has no run {run_id!r}", field="run_id")
     return run
 
 
@@ -248,8 +297,7 @@ def change_run(connection: sa.Connection, run_id: str, *, at: datetime, **values
 
 def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
     """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no longer count."""
-    search = tables.searches
-    connection.execute(sa.update(search).where(search.c.id == run.search_id, search.c.lost_claims > 0).values(lost_claims=0))
+    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == run.search_id, SEARCH.c.lost_claims > 0).values(lost_claims=0))
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}

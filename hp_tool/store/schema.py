@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
+from hp_tool.domain.access import DatabaseState
+from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import StoreError
-from hp_tool.store.base import translated_errors
-from hp_tool.store.engine import WRITES, create_engine, parse_url
+from hp_tool.store.base import now, transaction, writing
+from hp_tool.store.engine import opened, parse_url
 from hp_tool.store.tables import PREFIX
+from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
 if TYPE_CHECKING:
     from alembic.config import Config
-import os
-from datetime import UTC, datetime, timedelta
 
-from hp_tool.domain.access import DatabaseState
-from hp_tool.domain.webhooks import OVERDUE_S
-from hp_tool.store import schema
-from hp_tool.store.base import now
-from hp_tool.store.webhooks import HOOK, SEARCH, untold
-
+T = TypeVar("T")
 HEAD = "0008"
 """The newest revision, repeated here so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"
@@ -31,16 +30,8 @@ UPGRADE_LOCK = 0x68705F746F6F6C
 
 
 def current(url: str) -> str | None:
-    """The database's revision; None where there is no schema of ours, or no SQLite file (which asking does not make)."""
-    parsed = parse_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        return None
-    engine = create_engine(url)
-    try:
-        with translated_errors(engine), engine.begin() as connection:
-            return revision(connection)
-    finally:
-        engine.dispose()
+    """The database's revision; None where there is no schema of ours, or no SQLite file."""
+    return _read(url, revision)
 
 
 def revision(connection: sa.Connection) -> str | None:
@@ -65,9 +56,9 @@ def _migrate(url: str, *, to: str, down: bool) -> None:
     from alembic import command
     from alembic.util import CommandError
 
-    engine = create_engine(url, foreign_keys=False)  # SQLite rebuilds tables to change them
     try:
-        with translated_errors(engine), engine.execution_options(**{WRITES: True}).begin() as connection:
+        # Without foreign keys: SQLite rebuilds tables to change them.
+        with opened(url, foreign_keys=False) as engine, writing(engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(UPGRADE_LOCK)))
             config = alembic_config()
@@ -75,8 +66,6 @@ def _migrate(url: str, *, to: str, down: bool) -> None:
             (command.downgrade if down else command.upgrade)(config, to)
     except CommandError as error:
         raise StoreError(f"{error}; the database may have been written by a newer hp-tool") from error
-    finally:
-        engine.dispose()
 
 
 def alembic_config() -> Config:
@@ -101,19 +90,20 @@ def is_ours(name: str | None, kind: str, _: Any) -> bool:
 
 
 def probe(url: str) -> DatabaseState | None:
-    """The state of the database at a URL; None for a SQLite file that is not there, which asking does not make.
+    """The state of the database at a URL; None for a SQLite file that is not there."""
+    return _read(url, state_of)
+
+
+def _read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
+    """What `read` finds in the database; None for a SQLite file that is not there, which reading does not make.
 
     Raises StoreError where it does not answer, InputError for a URL that cannot be read.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         return None
-    engine = create_engine(url)
-    try:
-        with translated_errors(engine), engine.begin() as connection:
-            return state_of(connection)
-    finally:
-        engine.dispose()
+    with opened(url) as engine, transaction(engine) as connection:
+        return read(connection)
 
 
 def state_of(connection: sa.Connection) -> DatabaseState:
@@ -121,8 +111,8 @@ def state_of(connection: sa.Connection) -> DatabaseState:
     before = datetime.now(UTC)
     offset = now(connection) - before
     return DatabaseState(
-        revision=schema.revision(connection),
-        needed_revision=schema.HEAD,
+        revision=revision(connection),
+        needed_revision=HEAD,
         clock_offset_s=offset.total_seconds(),
         read_only=_read_only(connection),
         overdue_webhooks=_overdue_webhooks(connection),

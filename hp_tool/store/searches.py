@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, GpuSecondsLimit, JsonObject, Page, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, GpuSecondsLimit, JsonObject, Page, Paging, SearchRecord, SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
+from hp_tool.store.access import admit, budget_of, gpu_seconds_of
 from hp_tool.store.base import (
     StoreBase,
     add_event,
     checked,
+    counts,
     first_use,
     locked_search,
     now,
@@ -25,9 +26,8 @@ from hp_tool.store.base import (
     update_search,
 )
 from hp_tool.store.columns import encode, new_id, row_dict
-from hp_tool.store.paging import Listing, fetch_page
-from hp_tool.store.scheduling import cluster_of
-from hp_tool.store.usage import admit, budget_of, gpu_seconds_of
+from hp_tool.store.coordination import cluster_of
+from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
@@ -36,8 +36,6 @@ UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at"
 
 
 class Searches(StoreBase):
-    """The part of `Store` that needs no lease."""
-
     def create_search(
         self,
         *,
@@ -100,24 +98,19 @@ class Searches(StoreBase):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        oldest_first: bool = False,
         limit: int = 50,
-        cursor: str | None = None,
+        **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
         c = SEARCH.c
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
-        listing = Listing(table=SEARCH, filters=filters, since=since, until=until, oldest_first=oldest_first)
+        listing = Listing(table=SEARCH, filters=filters, paging=paging)
         with self._reading() as connection:
-            return fetch_page(connection, query=query, listing=listing, limit=limit, cursor=cursor, record=search_record)
+            return listing.page(connection, query=query, limit=limit, record=search_record)
 
     def count_searches(self) -> dict[SearchState, int]:
         with self._reading() as connection:
-            rows = connection.execute(sa.select(SEARCH.c.state, sa.func.count()).group_by(SEARCH.c.state)).all()
-        counted: dict[str, int] = dict(map(tuple, rows))
-        return {state: counted.get(state, 0) for state in SearchState}
+            return counts(connection, SEARCH.c.state, SearchState)
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         with self._writing() as connection:

@@ -6,29 +6,23 @@ from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import StoreError
 from hp_tool.store import database_url, schema
 from hp_tool.store.access import Access
-from hp_tool.store.base import translated_errors
-from hp_tool.store.calibrations import Knowledge
+from hp_tool.store.base import transaction
 from hp_tool.store.coordination import Coordination
 from hp_tool.store.engine import create_engine, masked
+from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.maintenance import Retention
 from hp_tool.store.measurements import Measurements
-from hp_tool.store.registrations import Registrations
-from hp_tool.store.runs import Runs
-from hp_tool.store.schema import state_of
+from hp_tool.store.runs import Runs, Strays
 from hp_tool.store.searches import Searches
-from hp_tool.store.strays import Strays
-from hp_tool.store.usage import UsageOf
 from hp_tool.store.webhooks import Deliveries
 
 
-class SqlStore(
-    Searches, Coordination, Runs, Measurements, Knowledge, Registrations, Access, UsageOf, Retention, Deliveries, Strays
-):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Retention, Deliveries, Strays):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:
         with self._reading() as connection:
-            return state_of(connection)
+            return schema.state_of(connection)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -42,7 +36,7 @@ def open_store(url: str | None = None) -> SqlStore:
     """
     url = database_url(url)
     engine = create_engine(url)
-    with translated_errors(engine), engine.begin() as connection:
+    with transaction(engine) as connection:
         revision = schema.revision(connection)
     if revision != schema.HEAD:
         if engine.dialect.name == "sqlite":

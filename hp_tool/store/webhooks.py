@@ -12,15 +12,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import SearchRecord, SearchState
+from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.webhooks import ATTEMPTS, WebhookRecord, WebhookState, wait_s
 from hp_tool.errors import NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, checked, now, read_search
+from hp_tool.store.base import ENDED, StoreBase, checked, now, read_search
 from hp_tool.store.columns import row_dict, storable
 
 HOOK, SEARCH = tables.webhooks, tables.searches
-ENDED = tuple(state for state in SearchState if state.ended)
 
 
 def add_webhook(connection: sa.Connection, *, search_id: str, url: str, at: datetime) -> None:
@@ -41,13 +40,7 @@ def untold(*columns: Any) -> sa.Select[Any]:
 
 
 def _fresh(at: datetime) -> dict[str, Any]:
-    return {
-        "state": WebhookState.PENDING,
-        "attempts": 0,
-        "next_attempt_at": at,
-        "last_error": None,
-        "delivered_at": None,
-    }
+    return {"state": WebhookState.PENDING, "attempts": 0, "next_attempt_at": at, "last_error": None, "delivered_at": None}
 
 
 class Deliveries(StoreBase):
@@ -97,5 +90,4 @@ def _due(at: datetime) -> sa.Select[Any]:
 
 
 def _record(row: sa.Row[Any]) -> WebhookRecord:
-    values = row_dict(row)
-    return WebhookRecord(**values | {"state": WebhookState(values["state"])})
+    return WebhookRecord(**row_dict(row) | {"state": WebhookState(row.state)})

@@ -40,7 +40,11 @@ class CostedRows:
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
         """The chosen rows, in the given order."""
-        return CostedRows(**{f.name: getattr(self, f.name).take(rows) for f in fields(CostedRows)})
+        return CostedRows(**{name: column.take(rows) for name, column in self.columns().items()})
+
+    def columns(self) -> dict[str, Any]:
+        """What stands for each row, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(CostedRows)}
 
     def best(self, count: int) -> NDArray[np.intp]:
         """Indices of the `count` fastest acceptable candidates; equal times prefer less memory, then the earlier row."""
@@ -95,8 +99,7 @@ def cost_space(
         rejections.update(limited)
         feasible -= int(np.count_nonzero(~rows.acceptable))
         rows = rows.take(rows.best(keep))
-    columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(CostedRows)}
-    return CostedSpace(**columns, legal=legal, feasible=feasible, rejections=dict(rejections))
+    return CostedSpace(**rows.columns(), legal=legal, feasible=feasible, rejections=dict(rejections))
 
 
 def costed_chunks(

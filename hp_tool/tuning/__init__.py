@@ -1,9 +1,8 @@
 """Tuning: a search from its stored query to its ranked answer, the same for the command line and for a worker."""
 
-from hp_tool.tuning.clusters import create_launcher, daily_limits, within_limits
+from hp_tool.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits
 from hp_tool.tuning.result import SearchSummary, TuneResult
 from hp_tool.tuning.run import resolve_search, run_search, tune
-from hp_tool.tuning.strays import Sweeper
 from hp_tool.tuning.study import study_storage
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
     return reusable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServingEvidence:
     """The same runs by what they showed: the penalised latency, and the two latencies it is made of."""
 
@@ -69,11 +69,8 @@ def serving_evidence(*, store: Store, series: Series, without_search: str | None
         except HpToolError:
             continue
         parts.append(_evidence_of(records, problem=problem))
-    return ServingEvidence(
-        objective=Evidence.concatenate([part.objective for part in parts]),
-        ttft=Evidence.concatenate([part.ttft for part in parts]),
-        tpot=Evidence.concatenate([part.tpot for part in parts]),
-    )
+    columns = (Evidence.concatenate([getattr(part, f.name) for part in parts]) for f in fields(ServingEvidence))
+    return ServingEvidence(*columns)
 
 
 def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProblem) -> ServingEvidence:

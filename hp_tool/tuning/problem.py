@@ -1,23 +1,30 @@
-"""From a query to the table a search works on: the fastest candidates by prior, and the best of each kind."""
+"""From a query to the table a search works on: the fastest candidates by prior, and the best of each kind;
+and the cheapest runs that can stand for them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.calibration import Prior, prior_for
+from hp_tool.calibration import Prior, layer_passes, prior_for, residual_features
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
+from hp_tool.cost.legality import legality
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.measurement import Fidelity, Hardware
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
+from hp_tool.learning.evidence import reduced_problem
 from hp_tool.learning.series import Series, series_of
+from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers import check_trainer, check_varied, program_name
@@ -26,7 +33,6 @@ from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedSpace, cost_space
 from hp_tool.tuning.clusters import LOCAL, launcher_name
-from hp_tool.tuning.fidelity import Reducer, fewest_gpus
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -84,7 +90,7 @@ def build_problem(
     if query.trainer is None:
         space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)
-    rows = _rows(space, capacity_bytes=_capacity(problem))
+    rows = _rows(space, capacity_bytes=problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction))
     if len(rows) == 0:
         return space
     candidates = space.candidates.take(rows)
@@ -95,8 +101,12 @@ def build_problem(
     series = series_of(problem, hardware=hardware)
     if query.trainer is not None:  # what another program measures is kept apart
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")
+    # Processes share the cores of one host; those with devices of their own share none.
+    shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
     reducer = Reducer(
-        problem=problem, available_gpus=_reduced_gpus(query, problem.cluster, hardware), cores=_cores(problem.cluster, hardware)
+        problem=problem,
+        available_gpus=_reduced_gpus(query, problem.cluster, hardware),
+        cores=hardware.num_gpus / hardware.oversubscription if shared else math.inf,
     )
     search = SearchProblem(
         query=query_json,
@@ -132,12 +142,6 @@ def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int
     return min(hardware.num_gpus, cluster.gpus_per_node) if launcher_name(query) == LOCAL else hardware.num_gpus
 
 
-def _cores(cluster: ClusterSpec, hardware: Hardware) -> float:
-    """Cores of the one host that shares them among processes; infinitely many where processes have devices of their own."""
-    shared = cluster.gpu.kind == "cpu" and hardware.num_gpus >= cluster.num_gpus
-    return hardware.num_gpus / hardware.oversubscription if shared else float("inf")
-
-
 def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware) -> CostedSpace:
     """The candidates that the launcher has devices for: for the whole of them, or for the smallest run that can stand for one.
 
@@ -149,7 +153,7 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
     needed = np.full(len(space.candidates), problem.cluster.num_gpus)
     if not _runs_whole(query):
         available_gpus = _reduced_gpus(query, problem.cluster, hardware)
-        needed = fewest_gpus(space.candidates, problem=problem)
+        needed = _fewest_gpus(space.candidates, problem=problem)
     if needed.min() > available_gpus:
         raise InputError(
             f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the query needs at least "
@@ -163,10 +167,6 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
 def _runs_whole(query: Query) -> bool:
     """Whether nothing may be left out of a run: it is asked for, or a trainer's own command decides what it follows."""
     return query.search.fidelity == "full" or query.trainer is not None
-
-
-def _capacity(problem: TrainingProblem) -> float:
-    return problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
 
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
@@ -194,15 +194,10 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
         return space
     rows = np.flatnonzero(~refused)
     before = space.rejections.get("not_profiled", 0)
-    acceptable = space.acceptable[rows]
-    return replace(
-        space,
-        candidates=space.candidates.take(rows),
-        step_s=space.step_s[rows],
-        memory_total_bytes=space.memory_total_bytes[rows],
-        acceptable=acceptable,
+    return CostedSpace(
+        **space.take(rows).columns(),
         legal=len(rows),
-        feasible=int(np.count_nonzero(acceptable)),
+        feasible=int(np.count_nonzero(space.acceptable[rows])),
         rejections={**space.rejections, "not_profiled": before + int(np.count_nonzero(refused))},
     )
 
@@ -213,11 +208,77 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
     order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
     if len(order) <= MAX_ROWS:
         return np.sort(order)
-    kinds = _kinds(space.candidates)[order]
+    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
+    kinds = np.stack([getattr(space.candidates, name)[order] for name in columns], axis=1)
     _, first = np.unique(kinds, axis=0, return_index=True)  # the first of each kind in order of speed
     return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))
 
 
-def _kinds(candidates: Candidates) -> NDArray[np.int64]:
-    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
-    return np.stack([getattr(candidates, name) for name in columns], axis=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reducer:
+    """Reductions of one problem's configurations on a launcher that can give one job `available_gpus`."""
+
+    problem: TrainingProblem
+    available_gpus: int
+    cores: float = math.inf
+    """Of a host whose processes are the devices: more of them than cores share these. GPUs are not shared."""
+
+    def __call__(self, parallel: ParallelConfig) -> Reduction | None:
+        """The first of the cheapest reductions that the frameworks accept and that fits; None where only the whole will do."""
+        for fidelity in self._fidelities(parallel):
+            found = self._reduction(parallel, fidelity)
+            if found is not None:
+                return found
+        return None
+
+    def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
+        """From the cheapest up: all layers first, then fewer, on as few replicas as keep the pattern; then more replicas."""
+        d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
+        m = micro_batches_kept(self.problem.workload, parallel)
+        fewest = int(_fewest_replicas(Candidates.from_configs([parallel]), problem=self.problem)[0])
+        chunks = parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size
+        for replicas in (k for k in range(fewest, d + 1) if d % k == 0):
+            for kept in (layers, *(k for k in (layers // 2, layers // 4) if k and k % chunks == 0)):
+                fidelity = Fidelity(
+                    num_hidden_layers=kept if kept < layers else None,
+                    data_parallel_size=replicas if replicas < d else None,
+                    num_micro_batches=m if m < num_micro_batches(self.problem.workload, parallel) else None,
+                )
+                if not fidelity.is_whole:
+                    yield fidelity
+
+    def _reduction(self, parallel: ParallelConfig, fidelity: Fidelity) -> Reduction | None:
+        devices = num_gpus(parallel, fidelity)
+        if devices > self.available_gpus:
+            return None
+        problem, config = reduced_problem(self.problem, parallel=parallel, fidelity=fidelity)
+        one = Candidates.from_configs([config])
+        code = legality(case=problem, candidates=one)
+        if code[0]:
+            return None
+        costs = problem.costs(one)
+        if not costs.feasible[0]:
+            return None
+        crowding = max(1.0, num_gpus(parallel) / self.cores) / max(1.0, devices / self.cores)
+        return Reduction(
+            fidelity=fidelity,
+            num_gpus=devices,
+            parts_s=costs.parts,
+            layer_passes=layer_passes(case=problem, candidates=one),
+            features=residual_features(case=problem, candidates=one),
+            crowding=crowding,
+        )
+
+
+def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
+    """(n,) replicas of the smallest run that can stand for each candidate; all of them where ZeRO shards over a part."""
+    d = candidates.data_parallel_size
+    kept = replicas_kept(candidates, data_parallel_size=d, gpus_per_node=problem.cluster.gpus_per_node)
+    return np.where(candidates.data_parallel_shard_size > 0, d, kept)
+
+
+def _fewest_gpus(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
+    """(n,) devices of that run."""
+    c = candidates
+    ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
+    return np.asarray(ranks * _fewest_replicas(c, problem=problem))

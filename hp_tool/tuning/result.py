@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.cost.arrays import BoolArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Measurement
@@ -21,6 +20,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.fidelity import standing
+from hp_tool.search.problem import Question
 from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
@@ -104,18 +104,17 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
 
     Candidates that miss max_days or max_cost by their measured or calibrated time are not recommended.
     """
-    runs = account.runs
     table = problem.search.table
-    measured, failed = _by_row(problem, runs)
+    outcomes = outcome_of_rows(problem.search, account.runs)
+    measured = {row: outcome for row, outcome in outcomes.items() if outcome.status == "ok"}
+    failed = outcomes.keys() - measured.keys()
     step = table.predict_step(calibration)
     memory = table.predict_memory(calibration)
     fits = memory.fit_probability(table.usable_bytes) >= 0.5
     limit_s = problem.training.longest_step_s
     whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}
     median_s, log_sd = _with_extrapolated(step, measured)
-    untried = [
-        row for row in np.flatnonzero(fits & (median_s <= limit_s)).tolist() if row not in failed and row not in measured
-    ]
+    untried = [row for row in np.flatnonzero(fits & (median_s <= limit_s)).tolist() if row not in outcomes]
     reduced = [row for row in measured if row not in whole and median_s[row] <= limit_s]
     rows = rank(
         median_s=median_s,
@@ -129,7 +128,11 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         known_bytes[row] = measured[row].peak_memory_bytes or known_bytes[row]
     front = [rows[place] for place in undominated(known_s[rows], -known_bytes[rows])]
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
-    near = [] if shown else _nearest(fits=fits, median_s=median_s, memory_bytes=table.memory_bytes, without=failed)
+    near = []
+    if not shown:  # what fits by its time, then the rest by its size; not what failed to run
+        order = np.lexsort((np.where(fits, median_s, table.memory_bytes), ~fits)).tolist()
+        near = [row for row in order if row not in failed][:NEAREST]
+    grid_gpu_seconds = _grid_gpu_seconds(problem, account.runs, median_s=step.median_s[fits]) if measured else None
     return TuneResult(
         id=problem.query.id,
         status="error" if account.error else "ok",
@@ -137,11 +140,9 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         recommendations=_describe(problem, shown, calibration=calibration, measured=measured),
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
         rejections=problem.space.rejections,
-        nearest_misses=_describe(problem, near, calibration=calibration, measured=measured) if near else (),
-        pareto=_describe(problem, front, calibration=calibration, measured=measured) if front else (),
-        search=account.summary(
-            grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step.median_s[fits]) if measured else None
-        ),
+        nearest_misses=_describe(problem, near, calibration=calibration, measured=measured),
+        pareto=_describe(problem, front, calibration=calibration, measured=measured),
+        search=account.summary(grid_gpu_seconds=grid_gpu_seconds),
     )
 
 
@@ -185,12 +186,6 @@ def rank(
     return order
 
 
-def _nearest(*, fits: BoolArray, median_s: FloatArray, memory_bytes: FloatArray, without: Collection[int]) -> list[int]:
-    """NEAREST rows where none is good enough: what fits by its time, then the rest by its size. Not what failed to run."""
-    order = np.lexsort((np.where(fits, median_s, memory_bytes), ~fits)).tolist()
-    return [row for row in order if row not in without][:NEAREST]
-
-
 def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]) -> tuple[FloatArray, FloatArray]:
     """(n,) medians and widths of what is known of each row short of a whole run: predictions, and what reduced runs imply."""
     median_s, log_sd = step.median_s.copy(), step.log_sd.copy()
@@ -202,41 +197,31 @@ def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]
     return median_s, log_sd
 
 
-def _by_row(problem: TuningProblem, runs: Sequence[RunRecord]) -> tuple[dict[int, Measurement], set[int]]:
-    """Successful measurements by row, and the rows that failed, by the run of each that counts."""
-    measured: dict[int, Measurement] = {}
-    failed: set[int] = set()
-    for parallel, run in standing(runs).items():
-        row = problem.search.row(parallel)
-        if row is None or run.measurement is None:
-            continue
-        if run.measurement.status == "ok":
-            measured[row] = run.measurement
-        else:
-            failed.add(row)
-    return measured, failed
+def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
+    """What was measured of each of the search's rows, by the run that counts."""
+    counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
+    return {row: measurement for row, measurement in counted if row is not None and measurement is not None}
 
 
 def _describe(
     problem: TuningProblem, rows: Sequence[int], *, calibration: Calibration, measured: Mapping[int, Measurement]
 ) -> tuple[Recommendation, ...]:
+    if not rows:
+        return ()
     training = problem.training
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
     predictor = CalibratedPredictor(calibration=calibration)
-    rows_in_full = []
-    for place, row in enumerate(rows):
-        estimate = estimate_row(place, case=training, costs=costs, candidates=candidates)
-        rows_in_full.append(
-            Recommendation(
-                rank=place + 1,
-                parallel=candidates.config(place),
-                estimate=estimate,
-                measurement=measured.get(row),
-                calibrated_estimate=predictor.estimate(place, costs=costs, candidates=candidates, problem=training),
-            )
+    return tuple(
+        Recommendation(
+            rank=place + 1,
+            parallel=candidates.config(place),  # as it ran, so that pages find its run
+            estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
+            measurement=measured.get(row),
+            calibrated_estimate=predictor.estimate(place, costs=costs, candidates=candidates, problem=training),
         )
-    return tuple(rows_in_full)
+        for place, row in enumerate(rows)
+    )
 
 
 def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray) -> float | None:

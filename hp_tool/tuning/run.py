@@ -27,9 +27,8 @@ from hp_tool.trainers import TrainerLauncher
 from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
-from hp_tool.tuning.ending import conclude, end, outcome_stored
 from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
-from hp_tool.tuning.heartbeat import LEASE_S, Heartbeat
+from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, nothing_feasible
 from hp_tool.tuning.serving import ServingTuning, build_serving, resolve_serving_search
@@ -63,8 +62,8 @@ def run_search(
     raised with nothing touched.
     `launcher` and `storage` (Optuna's) default to what the query names and to memory.
     """
-    heart = Heartbeat(store=store, lease=lease, lease_s=lease_s)
-    with heart as heartbeat, outcome_stored(store, lease, launcher=lambda: launcher):
+    heartbeat = Heartbeat(store=store, lease=lease, lease_s=lease_s)
+    with heartbeat, outcome_stored(store, lease, launcher=lambda: launcher):
         record = store.get_search(search_id=lease.search_id)
         query = parse_query(record.query)
         launcher = launcher or create_launcher(query)
@@ -87,7 +86,9 @@ def run_search(
         if query.trainer is not None and isinstance(problem, TuningProblem):  # refused for serving
             launcher = TrainerLauncher(launcher, trainer=query.trainer, problem=problem.training, settings=query.search)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
-        on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **_size(problem)})
+        legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
+        size = {"candidates": len(problem.search.table), "legal": len(legal), "budget_runs": query.search.budget_runs}
+        on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **size})
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
@@ -119,15 +120,6 @@ def run_search(
             return None
         calibration = sampler.calibration(study=projection.study)
         return conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds)
-
-
-def _size(problem: TuningProblem | ServingTuning) -> JsonObject:
-    legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
-    return {
-        "candidates": len(problem.search.table),
-        "legal": len(legal),
-        "budget_runs": problem.query.search.budget_runs,
-    }
 
 
 def tune(

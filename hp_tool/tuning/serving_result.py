@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,13 +14,12 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
 from hp_tool.search.account import spent_by
-from hp_tool.search.fidelity import standing
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
 from hp_tool.serving.problem import CostedRows
 from hp_tool.training.recommend import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
-from hp_tool.tuning.result import TOP, Account, TuneResult, rank
+from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
 from hp_tool.tuning.serving import ServingTuning
 
 
@@ -34,7 +33,7 @@ class RowLatencies:
     """Of the time per token, where it was not measured."""
     intervals: dict[str, tuple[FloatArray, FloatArray]]
     measured: dict[int, Measurement]
-    failed: frozenset[int]
+    failed: Set[int]
 
     def row(self, row: int, *, output_length: int) -> Latencies:
         ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
@@ -79,23 +78,18 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
     ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
     if tuning.problem.output_length == 1:
         tpot_s[:] = 0.0
-    measured: dict[int, Measurement] = {}
-    failed: set[int] = set()
-    for parallel, run in standing(runs).items():
-        row = tuning.search.row(parallel)
-        if row is None or run.measurement is None:
-            continue
-        if (load := run.measurement.load) is None:
-            failed.add(row)
-            continue
-        measured[row], ttft_s[row], tpot_s[row] = run.measurement, load.ttft_s, load.tpot_s
+    outcomes = outcome_of_rows(tuning.search, runs)
+    measured = {row: outcome for row, outcome in outcomes.items() if outcome.load is not None}
+    for row, outcome in measured.items():
+        assert outcome.load is not None
+        ttft_s[row], tpot_s[row] = outcome.load.ttft_s, outcome.load.tpot_s
     return RowLatencies(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         log_sd=tpot.log_sd,
         intervals={"ttft_s": ttft.interval(confidence=CONFIDENCE), "tpot_s": tpot.interval(confidence=CONFIDENCE)},
         measured=measured,
-        failed=frozenset(failed),
+        failed=outcomes.keys() - measured.keys(),
     )
 
 

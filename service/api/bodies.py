@@ -1,20 +1,32 @@
-"""Request bodies parsed, and typed answers written, without FastAPI's own parsing, which coerces and knows no nearest key."""
+"""Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and typed answers, written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
+from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from hp_tool.answers import Line
+from hp_tool.domain.query import Query
+from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema
+from hp_tool.queries.registered import Find, names_registered, with_registered
+from service.api.dependencies import FindDep
+from service.api.views import NDJSON
+from service.settings import Settings
 
 T = TypeVar("T")
 SHORT_BYTES = 4096
 """JSON up to this size is read on the event loop, in less time than a thread takes to begin."""
+LINES_A_TURN = 64
+"""Lines answered in one hop to a thread: enough to make the hop cheap, few enough to stream and to end soon after a hang-up."""
 
 
 async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
@@ -46,3 +58,114 @@ def _is_json(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def read_query(data: bytes, *, find: Find) -> Query:
+    """The query in a body or batch line, registered names looked up.
+
+    Raises:
+        InputError: it is no query.
+        UnsupportedError: it brings a command, which a worker would run.
+    """
+    return resolve(schema.parse_query(data), find=find)
+
+
+def resolve(query: Query, *, find: Find) -> Query:
+    """The query with registered names looked up. Raises UnsupportedError where it brings a command.
+
+    It cannot open the server's files either: a name is a path only for the command line and the Python API (`OwnFile`).
+    """
+    query = with_registered(query, find=find)
+    refuse_trainer(query)
+    return query
+
+
+def refuse_trainer(query: Query) -> None:
+    """Raise UnsupportedError where the query brings a command: only one's own command line may run those."""
+    if query.trainer is not None:
+        raise UnsupportedError(
+            "a worker runs no commands that come with a query; run `hp-tool tune` yourself", field="trainer.command"
+        )
+
+
+async def _body(request: Request, find: FindDep) -> Query:
+    query = await read_body(request, schema.parse_query)
+    if names_registered(query):
+        request.state.by_owner = True  # so the answer is cached for nobody
+        return await run_in_threadpool(resolve, query, find=find)
+    refuse_trainer(query)
+    return query
+
+
+QueryBody = Annotated[Query, Depends(_body)]
+"""The query in the body."""
+
+
+class LineSplitter:
+    """Cuts a stream into its non-empty lines. An overlong line is skipped, not collected."""
+
+    def __init__(self, *, limit: int) -> None:
+        """`limit`: bytes in the longest accepted line."""
+        self._limit = limit
+        self._kept = bytearray()
+        self._overlong = False
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """The lines that `chunk` completes."""
+        *ends, rest = chunk.split(b"\n")
+        complete = [line for end in ends for line in self._end_line(end)]
+        self._keep(rest)
+        return complete
+
+    def _keep(self, piece: bytes) -> None:
+        self._overlong = self._overlong or len(self._kept) + len(piece) > self._limit
+        if self._overlong:
+            self._kept.clear()
+        else:
+            self._kept += piece
+
+    def _end_line(self, piece: bytes) -> list[Line]:
+        self._keep(piece)
+        overlong, line = self._overlong, bytes(self._kept).strip()
+        self._overlong = False
+        self._kept.clear()
+        if overlong:
+            return [HpToolError(f"the line is longer than {self._limit} bytes", code="payload_too_large")]
+        return [line] if line else []
+
+
+class Duplex(StreamingResponse):
+    """A response that is written while the request is still being read.
+
+    The parent class watches for a hang-up by reading the request itself, and so swallows pieces of the body; here the reader
+    of the body sees the hang-up.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
+
+
+def stream_answers(request: Request, answers_of: Callable[[list[Line]], list[str]]) -> StreamingResponse:
+    """One answer for each line of the body, in order; an overlong line comes as its error. `answers_of` runs in a thread."""
+    settings: Settings = request.app.state.settings
+
+    def turn(lines: list[Line]) -> bytes:
+        return b"".join(answer.encode() + b"\n" for answer in answers_of(lines))
+
+    async def answers() -> AsyncIterator[bytes]:
+        splitter = LineSplitter(limit=settings.max_body_bytes)
+        try:
+            async for chunk in request.stream():
+                lines = splitter.feed(chunk)
+                for start in range(0, len(lines), LINES_A_TURN):
+                    yield await run_in_threadpool(turn, lines[start : start + LINES_A_TURN])
+            last = splitter.feed(b"\n")  # what the stream did not end itself
+        except ClientDisconnect:  # whoever hangs up in the middle wants no further answer
+            return
+        except HpToolError as error:
+            # The body as a whole is too large. Its status line is long sent, so the last line says it.
+            last = [error]
+        if last:
+            yield await run_in_threadpool(turn, last)
+
+    return Duplex(answers(), media_type=NDJSON)

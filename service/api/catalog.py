@@ -123,7 +123,7 @@ def cluster(name: str, store: StoreDep) -> NodeType:
 )
 def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Register a model, or replace one's own of this name. Searches already submitted keep the earlier spec."""
-    return _registered(new, store, kind="model", owner=None if new.shared else principal.owner)
+    return registered(new, store, kind="model", owner=None if new.shared else principal.owner)
 
 
 @router.post(
@@ -134,7 +134,7 @@ def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> Re
 )
 def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Register a server or cluster, or replace one's own of this name."""
-    return _registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
+    return registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
 
 
 @router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
@@ -149,7 +149,8 @@ def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
     store.remove_registration(kind="cluster", name=name, owner=owner)
 
 
-def _registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None) -> RegistrationView:
+def registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None) -> RegistrationView:
+    """The registration, checked and stored. Raises HpToolError."""
     checked_registration(kind=kind, name=new.name, spec=new.spec)
     return RegistrationView.of(store.put_registration(kind=kind, name=new.name, spec=new.spec, owner=owner))
 

@@ -1,14 +1,10 @@
-"""Dependencies of the routes: the store, the settings, calibrations and paging.
-
-All of them are async: FastAPI runs others in a thread, which takes longer than they do.
-"""
+"""Dependencies of the routes. All are async: FastAPI runs others in a thread, which takes longer than they do."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal, cast
@@ -19,7 +15,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.domain.records import JsonObject, Paging, RegistrationKind
 from hp_tool.errors import InputError
 from hp_tool.queries.registered import Find
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
@@ -31,30 +27,26 @@ from service.settings import Settings
 
 
 async def get_settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
+    return cast(Settings, request.app.state.settings)
 
 
 async def get_principal(request: Request) -> Principal:
     """Whose request it is, by the key that the gate checked."""
-    principal: Principal = request.state.principal
-    return principal
+    return cast(Principal, request.state.principal)
 
 
 async def get_store(request: Request) -> Store:
     """The store as the request's principal may use it."""
     state = request.app.state
-    principal: Principal = request.state.principal
-    return cast(Store, PrincipalStore(store=state.store, principal=principal, settings=state.settings))
+    return cast(Store, PrincipalStore(store=state.store, principal=request.state.principal, settings=state.settings))
 
 
 async def get_system_store(request: Request) -> AccessStore:
     """The whole store, for routes that only administrators reach, or that show nobody's data."""
-    store: AccessStore = request.app.state.store
-    return store
+    return cast(AccessStore, request.app.state.store)
 
 
-async def get_find(store: Annotated[Store, Depends(get_store)]) -> Find:
+async def get_find(store: StoreDep) -> Find:
     """Look-up of the names that the principal may use; within one request a name means one thing."""
 
     @lru_cache(maxsize=256)
@@ -74,9 +66,7 @@ async def get_calibrations(
     return stored if calibration else None
 
 
-async def get_recorded(
-    request: Request, calibrations: Annotated[Calibrations | None, Depends(get_calibrations)]
-) -> Calibrations | None:
+async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
     """The same, recording which ones the answer used, so that the cache can tell when it is out of date."""
     learnt: Learnt = []
     request.state.learnt = learnt
@@ -115,16 +105,6 @@ def _parameters(dependant: Dependant) -> set[str]:
     return own.union(*(_parameters(each) for each in dependant.dependencies))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paging:
-    """Which part of a list, and in which order. A cursor belongs to the order and the filters it was answered with."""
-
-    since: datetime | None
-    until: datetime | None
-    oldest_first: bool
-    cursor: str | None
-
-
 def in_utc(instant: datetime) -> datetime:
     """The same instant in UTC, in which the database compares. ValueError where the year 1 or 9999 does not hold it there."""
     try:
@@ -141,8 +121,6 @@ def no_number(text: object) -> object:
 
 
 Instant = Annotated[AwareDatetime, BeforeValidator(no_number), AfterValidator(in_utc)]
-Since = Annotated[Instant | None, Query(description="Created at this instant or later")]
-Until = Annotated[Instant | None, Query(description="Created before this instant")]
 Order = Literal["newest", "oldest"]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
 
@@ -151,8 +129,8 @@ def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
     """The parameters that long lists share; `first`: their default order."""
 
     async def paging(
-        since: Since = None,
-        until: Until = None,
+        since: Annotated[Instant | None, Query(description="Created at this instant or later")] = None,
+        until: Annotated[Instant | None, Query(description="Created before this instant")] = None,
         order: Annotated[Order, Query(description="What comes first")] = first,
         cursor: Cursor = None,
     ) -> Paging:

@@ -1,4 +1,4 @@
-"""Queries answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings and /v1/batch."""
+"""What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch, /v1/exports and /v1/imports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
@@ -17,14 +18,17 @@ from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
+from hp_tool.exchange import Assessment, assess, detect, export
+from hp_tool.exchange import read_query as read_configuration
+from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, with_registered
 from service.api import openapi
-from service.api.bodies import json_response, read_body
+from service.api.bodies import QueryBody, json_response, read_body, read_query, stream_answers
 from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep
-from service.api.queries import QueryBody, read_query
-from service.api.streaming import stream_answers
 
 router = APIRouter(tags=["estimates"])
+formats = APIRouter(tags=["formats"])
+"""Other tools' configurations, both ways."""
 EXAMPLE: dict[str, Any] = {
     "kind": "training",
     "model": "gpt-22b",
@@ -33,6 +37,15 @@ EXAMPLE: dict[str, Any] = {
     "parallel": {"tensor_parallel_size": 8, "micro_batch_size": 4, "recompute": "selective"},
 }
 SPACE_EXAMPLE = {name: part for name, part in EXAMPLE.items() if name != "parallel"}
+MAX_LOG_CHARACTERS = 1_000_000
+EXPORT_EXAMPLE: dict[str, Any] = {"result": EXAMPLE, "format": "megatron-lm"}
+IMPORT_EXAMPLE: dict[str, Any] = {
+    "command": "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
+    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 "
+    "--tensor-model-parallel-size 2 --vocab-size 51200",
+    "num_gpus": 8,
+    "overrides": {"cluster.gpu": "a100-sxm-80gb"},
+}
 SIZING_EXAMPLE = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "days": 7.0}
 
 # One thread of each kind computes at a time: more of them take the interpreter and its caches from each other, and all end
@@ -101,3 +114,55 @@ async def batch(
     """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
     read = functools.partial(read_query, find=find)
     return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, calibrations=calibrations))
+
+
+class ExportRequest(BaseModel):
+    """A result or a query, and whose words it is wanted in."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": EXPORT_EXAMPLE})
+
+    result: dict[str, Any]
+    """What estimates, recommendations or a search's result answered, or a query."""
+    format: str
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, slurm, vllm, sglang or trtllm."""
+    rank: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Which recommendation."""
+
+
+class ExportAnswer(BaseModel):
+    """A configuration as another tool's text."""
+
+    format: str
+    text: str
+
+
+class ImportRequest(BaseModel):
+    """A configuration as someone runs it."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE})
+
+    command: Annotated[str, Field(max_length=200_000)]
+    """A Megatron-LM launch script, a torchtitan TOML or a DeepSpeed JSON file."""
+    format: str | None = None
+    """megatron-lm, torchtitan or deepspeed; guessed where left out."""
+    num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
+    """Where the configuration does not say."""
+    overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
+    """What it cannot say, by dotted path: cluster.gpu, model, model.vocab_size."""
+    log: Annotated[str | None, Field(max_length=MAX_LOG_CHARACTERS)] = None
+    """The run's log."""
+
+
+@formats.post("/exports")
+def exports(request: ExportRequest) -> ExportAnswer:
+    """A chosen configuration in the words of the tool that will run it."""
+    return ExportAnswer(format=request.format, text=export(result=request.result, format=request.format, rank=request.rank))
+
+
+@formats.post("/imports", response_model=Assessment)
+def imports(request: ImportRequest) -> Any:
+    """What someone runs as a query, its prediction beside its log, and the best configuration for the same work."""
+    tool = request.format or detect(request.command)
+    data = read_configuration(request.command, format=tool, num_gpus=request.num_gpus, overrides=request.overrides)
+    lines = None if request.log is None else request.log.splitlines()
+    return json_response(assess(schema.parse_query(data), log=lines, reader=tool))

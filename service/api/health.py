@@ -29,10 +29,9 @@ async def healthz() -> Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
+class Readiness(Health):
     """The checks; answered only where none failed."""
 
-    status: Literal["ok"] = "ok"
     checks: list[Check]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request, status
 from starlette.concurrency import run_in_threadpool
@@ -68,8 +68,7 @@ class IssuedKey:
 
 def scope_name(scope: Scope) -> ScopeName:
     """A scope as the API and the command line write it."""
-    names: dict[Scope, ScopeName] = {Scope.READ: "read", Scope.SUBMIT: "submit", Scope.ADMIN: "admin"}
-    return names[scope]
+    return cast(ScopeName, scope.name.lower())
 
 
 EXAMPLE = {"owner": "ada", "scope": "submit", "lifetime_s": 7_776_000.0, "gpu_seconds_per_day": 36_000.0}

@@ -1,11 +1,10 @@
-"""Measurements: the list, and reports of real trainings' step times."""
+"""Measurements: the list, and reports of real trainings' step times. Calibrations fitted to them: versions and new ones."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import json
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, status
@@ -13,20 +12,23 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.answers import Line
+from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.records import MeasurementSource, NewMeasurement
 from hp_tool.errors import HpToolError
-from hp_tool.learning import MeasurementReport, read_report
+from hp_tool.learning import MadeCalibration, MeasurementReport, calibrate, read_report
 from service.api import openapi
-from service.api.dependencies import FindDep, PagingDep, StoreDep
-from service.api.queries import resolve
+from service.api.bodies import resolve, stream_answers
+from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refuse_body
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
-from service.api.streaming import stream_answers
-from service.api.views import MeasurementView, PageView
+from service.api.views import CalibrationView, MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
+calibrations = APIRouter(prefix="/calibrations", tags=["calibrations"])
+Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
+Framework = Annotated[str | None, Query(max_length=100)]
 EXAMPLE = {
     "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
     "parallel": {"tensor_parallel_size": 2},
@@ -103,6 +105,40 @@ def list_measurements(
         status=status,
         search_id=search_id,
         limit=limit,
-        **asdict(paging),
+        **paging,
     )
     return PageView.of(page, MeasurementView.of)
+
+
+def learn(
+    request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
+) -> tuple[MadeCalibration, ...]:
+    """Fit the stored measurements; this process takes up what is new at once."""
+    made = calibrate(store=store, gpu=gpu, framework=framework)
+    request.app.state.calibrations.forget()
+    request.app.state.answers.doubt()
+    return made
+
+
+@calibrations.post("", status_code=status.HTTP_201_CREATED, dependencies=[Depends(refuse_body)])
+def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
+    """Fit the stored measurements, or those of one GPU or framework, and answer the newest version of every series.
+
+    This needs scope submit: it learns from everybody's measurements and shows none of them. A series without new measurements
+    keeps its version. Estimates use a new version at once in this process, and within seconds in others.
+    """
+    made = learn(request, store, gpu=gpu, framework=framework)
+    return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
+
+
+@calibrations.get("")
+def list_calibrations(
+    store: StoreDep,
+    cluster_key: Annotated[str | None, Query(max_length=200)] = None,
+    framework: Framework = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Cursor = None,
+) -> PageView[CalibrationView]:
+    """Calibrations that match all filters, newest first."""
+    page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)
+    return PageView.of(page, CalibrationView.of)

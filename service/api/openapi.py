@@ -1,8 +1,4 @@
-"""The API description: request bodies, the key, and every error that an operation may answer.
-
-Routes parse bodies themselves (strictly, naming the nearest key), so FastAPI does not know their schemas; and the gate answers
-most errors, not the routes. This module adds both, from the same dataclasses and by one rule for all operations.
-"""
+"""The API description: bodies, which routes parse themselves, the key, and the errors, most of which the gate answers."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ from pydantic import TypeAdapter
 
 from service.api.problems import MEDIA_TYPE, Problem
 from service.api.views import NDJSON
+from service.routes import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}-Input"
 _BODIES: dict[str, type] = {}
 """Types of the bodies that routes parse themselves, by name; filled where the routes are declared."""
 _METHODS = ("get", "put", "post", "delete", "patch")
 _KEY = "key"
-_UNGUARDED = ("/healthz", "/readyz")
 _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
@@ -82,7 +78,7 @@ def install(app: FastAPI) -> None:
 
 def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
     """Add the key and the problems; a problem that the route declared keeps its description."""
-    if path not in _UNGUARDED:
+    if path not in OPEN_PATHS:
         operation["security"] = [{_KEY: []}]
     responses = operation["responses"]
     declared = [int(code) for code in responses if code.isdecimal() and int(code) >= HTTPStatus.BAD_REQUEST]
@@ -102,7 +98,7 @@ def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
 def _problems(operation: dict[str, Any], *, method: str, path: str) -> Iterator[int]:
     """What the gate and the parsing of parameters and bodies answer, whatever the route does."""
     yield from (421, 422, 500, 503)
-    if path not in _UNGUARDED:
+    if path not in OPEN_PATHS:
         yield from (401, 403, 429)
     if "{" in path:
         yield 404

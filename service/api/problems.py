@@ -48,18 +48,11 @@ class Problem(BaseModel):
     """Dotted path of the input at fault."""
 
 
-def status_of(error: HpToolError, *, path_parameters: Collection[str] = ()) -> int:
-    """The HTTP status of an error. An unknown name is 404 where it stands in the path, and bad input in a body."""
-    if error.code in STATUS_BY_CODE:
-        return STATUS_BY_CODE[error.code]
-    if isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters:
-        return 422
-    return next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
-
-
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
-    """The response for an error."""
-    status = status_of(error, path_parameters=path_parameters)
+    """The response for an error. An unknown name is 404 where it stands in the path, and bad input in a body."""
+    in_body = isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters
+    by_class = 422 if in_body else next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
+    status = STATUS_BY_CODE.get(error.code, by_class)
     response = _response(status, code=error.code, detail=error.message, field=error.field)
     if isinstance(error, LimitError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))

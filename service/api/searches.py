@@ -1,4 +1,4 @@
-"""Searches: submit, list, inspect, act on, and their results."""
+"""Searches: submit, list, inspect, act on, and what their stored results say; the pages of the dashboard use it too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
@@ -14,21 +14,22 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain import query as domain
-from hp_tool.domain.fields import Amount, Strict
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
+from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
-from service.api import openapi, search_actions
-from service.api.bodies import json_body
+from service.api import openapi
+from service.api.bodies import QueryBody, json_body
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
-from service.api.queries import QueryBody
-from service.api.search_actions import MEANING, Action, apply_action
-from service.api.search_results import search_answer, trials_of
-from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, WebhookView
+from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.keys import Keyring
 from service.webhooks.policy import LONGEST_URL
 
@@ -49,6 +50,14 @@ EXAMPLE: dict[str, Any] = {
 LARGEST_SEQ = 2**31 - 1
 """The largest value of the database's column."""
 KEY_REUSED = "The Idempotency-Key came with another request before"
+Action = Literal["cancel", "pause", "resume", "clone"]
+"""Each the last word of a POST route."""
+MEANING: dict[Action, str] = {
+    "cancel": "A waiting or failed search ends at once, a running one or one with open runs as soon as a worker sees it.",
+    "pause": "Nobody works on it until it is resumed; what was measured stays.",
+    "resume": "Queue a paused or failed search again; its finished runs are not repeated.",
+    "clone": "A new search with the same query; it runs again, informed by what is known by now.",
+}
 
 
 @router.post(
@@ -92,7 +101,7 @@ def list_searches(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Searches that match all filters, newest first."""
-    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **asdict(paging))
+    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **paging)
     return PageView.of(page, SearchView.of)
 
 
@@ -119,7 +128,7 @@ class BudgetChange(Strict):
 )
 def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
     """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
-    return SearchView.of(search_actions.change_budget(store, search_id=search_id, **asdict(change)))
+    return SearchView.of(changed_budget(store, search_id=search_id, change=change))
 
 
 @router.get("/{search_id}/trials")
@@ -133,10 +142,10 @@ def get_trials(
 ) -> TrialsView:
     """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
     record = store.get_search(search_id=search_id)
-    page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **asdict(paging))
-    return TrialsView(
-        search_id=search_id, state=record.state, trials=trials_of(record, page.items), next_cursor=page.next_cursor
-    )
+    page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
+    calibrated = calibrated_predictions(record)  # the result's, so they appear when the search has ended
+    trials = [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in page.items]
+    return TrialsView(search_id=search_id, state=record.state, trials=trials, next_cursor=page.next_cursor)
 
 
 @router.get("/{search_id}/webhook")
@@ -221,11 +230,11 @@ def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchS
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=MEANING[Action.CLONE],
+    description=MEANING["clone"],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-    record = apply_action(store, search_id=search_id, action=Action.CLONE, idempotency_key=idempotency_key)
+    record = apply_action(store, search_id=search_id, action="clone", idempotency_key=idempotency_key)
     return _accepted(record, response)
 
 
@@ -236,18 +245,97 @@ def _route(action: Action) -> Callable[..., SearchView]:
     return act
 
 
-for _action in (Action.CANCEL, Action.PAUSE, Action.RESUME):  # done twice they do as much as once, so they take no key
-    router.add_api_route(
-        f"/{{search_id}}/{_action}",
-        _route(_action),
-        methods=["POST"],
-        name=str(_action),
-        description=MEANING[_action],
-        responses=openapi.conflict("The search's state does not allow it"),
-    )
+for _action, _meaning in MEANING.items():
+    if _action != "clone":  # done twice, the others do as much as once, so they take no key
+        router.add_api_route(
+            f"/{{search_id}}/{_action}",
+            _route(_action),
+            methods=["POST"],
+            name=_action,
+            description=_meaning,
+            responses=openapi.conflict("The search's state does not allow it"),
+        )
 
 
 def _accepted(record: SearchRecord, response: Response) -> SearchView:
-    response.status_code = status.HTTP_202_ACCEPTED
     response.headers["Location"] = f"/v1/searches/{record.id}"
     return SearchView.of(record)
+
+
+def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> SearchRecord:
+    """The search with another budget.
+
+    Raises:
+        InputError: a number out of range, or nothing to change.
+        NotFoundError: no such search.
+        ConflictError: it has ended.
+    """
+    if change == BudgetChange():
+        raise InputError("nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs")
+    check_bounds(domain.SearchSettings, asdict(change))
+    return store.change_budget(search_id=search_id, **asdict(change))
+
+
+def apply_action(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
+    """The search after the action. A clone is the new search, or the one made earlier with the same key.
+
+    Raises:
+        NotFoundError: no such search.
+        ConflictError: its state does not allow the action.
+    """
+    match action:
+        case "cancel":
+            return store.request_cancel(search_id=search_id)
+        case "pause":
+            return store.request_pause(search_id=search_id)
+        case "resume":
+            return store.resume_search(search_id=search_id)
+        case "clone":
+            query = store.get_search(search_id=search_id).query
+            # The digest keeps the key apart from those of submissions and of other searches' clones.
+            key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
+            return store.create_search(query=query, idempotency_key=key)
+
+
+def search_answer(record: SearchRecord) -> dict[str, Any]:
+    """The answer of an ended search: its result, or why it has none."""
+    if record.result is not None:
+        return record.result
+    error = record.error or {"code": str(record.state), "message": f"the search was {record.state}", "field": None}
+    return {
+        "id": record.query.get("id"),
+        "status": "error",
+        "error": error,
+        "search": {"id": record.id, "state": str(record.state), "stopped_because": record.stopped_because},
+    }
+
+
+def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation | None:
+    """The first row of a search's result; None while there is none."""
+    rows = (record.result or {}).get("recommendations")
+    if not rows:
+        return None
+    kind = ServingRecommendation if "max_num_seqs" in rows[0]["parallel"] else Recommendation
+    row: Recommendation | ServingRecommendation = schema.adapter(kind).validate_python(rows[0])
+    return row
+
+
+def calibrated_predictions(record: SearchRecord) -> dict[Configuration, dict[str, Any]]:
+    """Predictions by configuration after calibration, as the result of a search states them."""
+    return {
+        decode_configuration(row["parallel"]): _prediction(row["calibrated_estimate"])
+        for row in (record.result or {}).get("recommendations", ())
+        if row.get("calibrated_estimate")
+    }
+
+
+def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
+    """The figures of an estimate that a run is compared with."""
+    memory, intervals = estimate.get("memory") or {}, estimate.get("intervals") or {}
+    return {
+        "step_s": (estimate.get("time") or {}).get("step_s") or estimate.get("request_latency_s"),
+        "step_s_interval": intervals.get("step_s"),
+        "tokens_per_second_per_gpu": estimate.get("tokens_per_second_per_gpu")
+        or estimate.get("output_tokens_per_second_per_gpu"),
+        "memory_bytes": memory.get("total_bytes"),
+    }

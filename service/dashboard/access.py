@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool.domain.access import AccessStore, AuditRecord, KeyRecord, Scope
+from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.units import SECONDS_PER_DAY
 from service import keys
+from service.api import keys as api
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
 from service.api.views import View
-from service.dashboard.contexts import ErrorFields, Page, Tone
-from service.dashboard.forms import Form
-from service.dashboard.links import address, next_href
-from service.dashboard.page_and_json import page_at
-from service.dashboard.rendering import render
+from service.dashboard.page import ErrorFields, Form, Page, Tone, address, next_href, page_at, render
 
 KeyState = Literal["valid", "expired", "revoked"]
 
@@ -75,7 +71,17 @@ class AuditPage(Page):
 @page_at(router, "/keys", template="keys.html", section="Keys")
 def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
     """API keys, as shown on their page."""
-    return _keys_page(store, cursor=cursor)
+    page = store.list_keys(limit=MAX_ROWS, cursor=cursor)
+    return KeysPage(
+        title="Keys",
+        json_href="/keys.json",
+        rows=tuple(_row(record) for record in page.items),
+        next_href=next_href("/keys", page),
+        scopes=SCOPES,
+        fields={},
+        issued=None,
+        error=None,
+    )
 
 
 @page_at(router, "/audit", template="audit.html", section="Keys")
@@ -107,37 +113,15 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
             gpu_seconds_per_day=_number(fields, "gpu_seconds_per_day"),
         )
     except HpToolError as error:
-        page = _keys_page(store, fields=fields, error=error)
+        page = replace(keys_context(store), fields=fields, error=error.as_dict())
         return render("keys.html", page=page, section="Keys", status=HTTP_422_UNPROCESSABLE_CONTENT)
-    return render("keys.html", page=_keys_page(store, issued=token), section="Keys")
+    return render("keys.html", page=replace(keys_context(store), issued=token), section="Keys")
 
 
 @router.post("/keys/{key_id}/revoke", include_in_schema=False)
 async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> RedirectResponse:
-    await run_in_threadpool(store.revoke_key, key_id=key_id)
-    request.app.state.keyring.forget(key_id)
+    await api.revoke_key(key_id, request, store)
     return RedirectResponse("/keys", status_code=HTTP_303_SEE_OTHER)
-
-
-def _keys_page(
-    store: AccessStore,
-    *,
-    cursor: str | None = None,
-    fields: dict[str, str] | None = None,
-    issued: str | None = None,
-    error: HpToolError | None = None,
-) -> KeysPage:
-    page = store.list_keys(limit=MAX_ROWS, cursor=cursor)
-    return KeysPage(
-        title="Keys",
-        json_href="/keys.json",
-        rows=tuple(_row(record) for record in page.items),
-        next_href=next_href("/keys", page),
-        scopes=SCOPES,
-        fields=fields or {},
-        issued=issued,
-        error=error.as_dict() if error else None,
-    )
 
 
 def _row(record: KeyRecord) -> KeyRow:
@@ -156,8 +140,7 @@ def _row(record: KeyRecord) -> KeyRow:
 
 
 def _number(fields: dict[str, str], name: str) -> float | None:
-    text = fields.get(name, "").strip()
     try:
-        return float(text) if text else None
+        return float(fields[name]) if name in fields else None
     except ValueError:
-        raise InputError(f"{name.replace('_', ' ')} must be a number, got {text[:40]!r}", field=name) from None
+        raise InputError(f"{name.replace('_', ' ')} must be a number, got {fields[name][:40]!r}", field=name) from None

@@ -1,4 +1,4 @@
-"""/calibration and its series: prediction errors before and after, drift, outliers, and the runs."""
+"""/calibration and its series: prediction errors before and after, drift, outliers, and the runs. /measurements: every run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.measurement import Runner
-from hp_tool.domain.records import CalibrationRecord
-from hp_tool.errors import NotFoundError
+from hp_tool.domain.measurement import MeasurementStatus, Runner
+from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
+from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.learning.evidence import residual_report
 from hp_tool.search.serving import software
-from service.api.calibrations import learn
-from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
+from service.api.measurements import learn
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import Page
-from service.dashboard.links import address, json_href
-from service.dashboard.measurements import MeasuredRow
-from service.dashboard.page_and_json import page_at
-from service.dashboard.plots import Figure, Trace, line, markers
+from service.dashboard.figures import Figure, Trace, line, markers
+from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, configuration_href, json_href, next_href, page_at
+from service.dashboard.trials import TONES, words
 
+MAX_ROWS = 50
+STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
@@ -37,6 +37,59 @@ OUTLIER: dict[str, object] = {"color": "--bad", "symbol": "x-thin-open", "size":
 Word = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow(View):
+    """A measured run, wherever one is listed. Errors are predicted / measured - 1."""
+
+    model: str
+    arithmetic: str
+    details: str
+    source: str
+    measured_s: float | None
+    search_href: str | None
+    """None for a measurement that was reported or imported."""
+    configuration_href: str | None
+    """None if the stored query is empty or from another version."""
+    created_at: datetime
+
+    @staticmethod
+    def computed(record: MeasurementRecord) -> dict[str, Any]:
+        arithmetic, details = words(record.parallel)
+        return {
+            "arithmetic": arithmetic,
+            "details": details,
+            "search_href": f"/searches/{record.search_id}" if record.search_id else None,
+            "configuration_href": _configuration_href(record),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRow(MeasuredRow):
+    """A stored measurement."""
+
+    short_id: str
+    gpu: str
+    framework: str
+    status: MeasurementStatus
+    tone: Tone
+    predicted_s: float | None
+    error: float | None
+    peak_memory_bytes: int | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementsPage(Page):
+    """Measurements, newest first."""
+
+    gpu: str
+    model: str
+    status: MeasurementStatus | None
+    statuses: tuple[MeasurementStatus, ...]
+    rows: tuple[MeasurementRow, ...]
+    next_href: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +234,55 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
     )
 
 
+@page_at(router, "/measurements", template="measurements.html", section="Calibration")
+def measurements_context(
+    store: StoreDep,
+    status: Annotated[MeasurementStatus | None, Query(description="How it ended"), BLANK_IS_NONE] = None,
+    gpu: Word = "",
+    model: Word = "",
+    cursor: Cursor = None,
+) -> MeasurementsPage:
+    """Measurements, as shown on their page."""
+    page = store.measurements(gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS, cursor=cursor)
+    filters = {"gpu": gpu, "model": model, "status": status}
+    return MeasurementsPage(
+        title="Measurements",
+        json_href=address("/measurements.json", filters),
+        gpu=gpu,
+        model=model,
+        status=status,
+        statuses=STATUSES,
+        rows=tuple(map(_row, page.items)),
+        next_href=next_href("/measurements", page, filters),
+    )
+
+
 @router.post("/calibration", include_in_schema=False)
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     """Fit all stored measurements, as POST /v1/calibrations does."""
     learn(request, store)
     return RedirectResponse("/calibration", status_code=303)
+
+
+def _row(record: MeasurementRecord) -> MeasurementRow:
+    measurement, predicted_s = record.measurement, record.predicted.get("step_s")
+    measured_s = measurement.objective_s
+    return MeasurementRow.of(
+        record,
+        measurement,
+        short_id=record.id[:8],
+        tone=TONES.get(measurement.status, ""),
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+        error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
+    )
+
+
+def _configuration_href(record: MeasurementRecord) -> str | None:
+    try:
+        return configuration_href(record.query, parallel=record.parallel) if record.query else None
+    except HpToolError:
+        return None
 
 
 def _series_href(record: CalibrationRecord) -> str:

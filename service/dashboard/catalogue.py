@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -26,11 +25,7 @@ from service.api.catalog import NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import ErrorFields, Fact, Page
-from service.dashboard.forms import Form
-from service.dashboard.links import address
-from service.dashboard.page_and_json import page_at
-from service.dashboard.rendering import render
+from service.dashboard.page import ErrorFields, Fact, Form, Page, address, page_at, render
 from service.keys import Principal
 
 Section = Literal["models", "gpus", "clusters"]
@@ -163,7 +158,20 @@ class EntryPage(Page):
 @page_at(router, "/models", template="models.html", section="Models")
 def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
     """Models, as shown on their page."""
-    return _models_page(store, new=_empty_form("model", principal))
+    listing = api.models(store)
+    registered = {entry.name for entry in listing.registered}
+    rows = tuple(
+        ModelRow.of(
+            spec,
+            href=_href("models", spec.name),
+            parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
+            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
+            num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
+            registered=spec.name in registered,
+        )
+        for spec in listing.items
+    )
+    return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=_empty_form("model", principal))
 
 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
@@ -185,7 +193,18 @@ def gpus_context() -> GpusPage:
 @page_at(router, "/clusters", template="clusters.html", section="Clusters")
 def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
     """Clusters, as shown on their page."""
-    return _clusters_page(store, new=_empty_form("cluster", principal))
+    listing = api.clusters(store)
+    registered = {entry.name for entry in listing.registered}
+    rows = tuple(
+        ClusterRow.of(
+            node,
+            href=_href("clusters", node.name),
+            network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
+            registered=node.name in registered,
+        )
+        for node in listing.items
+    )
+    return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=_empty_form("cluster", principal))
 
 
 @page_at(router, "/models/{name}", template="entry.html", section="Models")
@@ -207,79 +226,33 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
     return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
 
 
-@router.post("/models", include_in_schema=False)
-def add_model(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
-    """Register the model in the form; on an error, show the form again with its message."""
-    return _add(fields, kind="model", register=partial(api.register_model, store=store, principal=principal), store=store)
-
-
-@router.post("/clusters", include_in_schema=False)
-def add_cluster(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
-    """Register the cluster in the form; on an error, show the form again with its message."""
-    return _add(fields, kind="cluster", register=partial(api.register_cluster, store=store, principal=principal), store=store)
-
-
-@router.post("/models/{name}/remove", include_in_schema=False)
-def remove_model(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_model(name, store, principal.owner)
-    return RedirectResponse("/models", status_code=HTTP_303_SEE_OTHER)
-
-
-@router.post("/clusters/{name}/remove", include_in_schema=False)
-def remove_cluster(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
-    api.remove_cluster(name, store, principal.owner)
-    return RedirectResponse("/clusters", status_code=HTTP_303_SEE_OTHER)
-
-
-def _add(
-    fields: dict[str, str], *, kind: RegistrationKind, register: Callable[[NewRegistration], object], store: Store
-) -> Response:
-    form = NewEntry(name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind])
-    try:
-        register(NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text))))
-    except HpToolError as error:
-        page = PAGES[kind](store, new=replace(form, error=error.as_dict()))
-        return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
-    return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
-
-
 def _empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None:
     return NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None
 
 
-def _models_page(store: Store, *, new: NewEntry | None) -> ModelsPage:
-    listing = api.models(store)
-    registered = {entry.name for entry in listing.registered}
-    rows = tuple(
-        ModelRow.of(
-            spec,
-            href=_href("models", spec.name),
-            parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
-            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
-            num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
-            registered=spec.name in registered,
-        )
-        for spec in listing.items
-    )
-    return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=new)
+def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]) -> None:
+    """Let forms register and remove entries of this kind."""
+
+    def add(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
+        form = NewEntry(name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind])
+        try:
+            new = NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text)))
+            api.registered(new, store, kind=kind, owner=principal.owner)
+        except HpToolError as error:
+            page = replace(page_of(store, principal), new=replace(form, error=error.as_dict()))
+            return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
+        return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+
+    def remove(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
+        store.remove_registration(kind=kind, name=name, owner=principal.owner)
+        return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+
+    router.add_api_route(f"/{kind}s", add, methods=["POST"], include_in_schema=False)
+    router.add_api_route(f"/{kind}s/{{name}}/remove", remove, methods=["POST"], include_in_schema=False)
 
 
-def _clusters_page(store: Store, *, new: NewEntry | None) -> ClustersPage:
-    listing = api.clusters(store)
-    registered = {entry.name for entry in listing.registered}
-    rows = tuple(
-        ClusterRow.of(
-            node,
-            href=_href("clusters", node.name),
-            network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
-            registered=node.name in registered,
-        )
-        for node in listing.items
-    )
-    return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=new)
-
-
-PAGES: dict[RegistrationKind, Callable[..., ModelsPage | ClustersPage]] = {"model": _models_page, "cluster": _clusters_page}
+_add_routes("model", models_context)
+_add_routes("cluster", clusters_context)
 
 
 def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool) -> EntryPage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,22 +14,20 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.queries.registered import Find
 from hp_tool.render.words import LABELS
 from hp_tool.training.calibrated import Calibrations
+from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.queries import read_query
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
-from service.dashboard.contexts import ErrorFields, Page, Tone
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.links import address, configuration_text
 from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
-from service.dashboard.page_and_json import error_status, page_at
+from service.dashboard.page import ErrorFields, Page, Tone, address, configuration_text, error_status, page_at
 from service.dashboard.trials import TONES
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
-TITLE = "Two configurations"
 
 router = APIRouter(tags=["dashboard"])
 
@@ -93,11 +91,7 @@ class ComparePage(Page):
 def compare_context(first: QueryText, second: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ComparePage:
     """Two configurations, as shown on their page."""
     json_href = address("/compare.json", {"first": first, "second": second})
-    try:
-        one, two = (read_query(text.encode(), find=find) for text in (first, second))
-        return compare_page(one, two, json_href=json_href, calibrations=calibrations)
-    except HpToolError as error:
-        return ComparePage(title=TITLE, json_href=json_href, error=error.as_dict())
+    return _compared((first, second), json_href=json_href, calibrations=calibrations, find=find)
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
@@ -107,37 +101,35 @@ def compare_runs_context(
     """Two runs of a search, as shown on their page. A run that the caller may not see is not found."""
     query = store.get_search(search_id=search_id).query
     runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b)]
-    json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b})
-    try:
-        texts = [configuration_text(query, parallel=run.parallel) for run in runs]
-        first, second = (read_query(text.encode(), find=find) for text in texts)
-        return compare_page(
-            first,
-            second,
-            json_href=json_href,
-            calibrations=calibrations,
-            runs=tuple(map(compared_run, runs)),
-            search_href=f"/searches/{search_id}",
-        )
-    except HpToolError as error:  # a query of another version
-        return ComparePage(title=TITLE, json_href=json_href, error=error.as_dict())
+    return _compared(
+        (configuration_text(query, parallel=run.parallel) for run in runs),
+        json_href=address(f"/searches/{search_id}/compare.json", {"a": a, "b": b}),
+        calibrations=calibrations,
+        find=find,
+        runs=tuple(map(_compared_run, runs)),
+        search_href=f"/searches/{search_id}",
+    )
 
 
-def compare_page(
-    first: Query,
-    second: Query,
+def _compared(
+    texts: Iterable[str],
     *,
     json_href: str,
     calibrations: Calibrations | None,
+    find: Find,
     runs: tuple[ComparedRun, ...] = (),
     search_href: str | None = None,
 ) -> ComparePage:
-    """Context of the page that compares two queries' configurations; `runs`: a measured run of each. Raises HpToolError."""
-    if first.kind != second.kind:
-        raise InputError("a training and a serving configuration cannot be compared", field="second")
-    (one, first_estimate), (two, second_estimate) = (
-        configuration_view(query, calibrations=calibrations, with_fixes=False) for query in (first, second)
-    )
+    """The page that compares the configurations of two queries; `runs`: a measured run of each."""
+    try:
+        first, second = (read_query(text.encode(), find=find) for text in texts)
+        if first.kind != second.kind:
+            raise InputError("a training and a serving configuration cannot be compared", field="second")
+        (one, first_estimate), (two, second_estimate) = (
+            configuration_view(query, calibrations=calibrations, with_fixes=False) for query in (first, second)
+        )
+    except HpToolError as error:  # also of a search's query of another version
+        return ComparePage(title="Two configurations", json_href=json_href, error=error.as_dict())
     return ComparePage(
         title=f"{one.heading} and {two.heading}",
         json_href=json_href,
@@ -151,8 +143,7 @@ def compare_page(
     )
 
 
-def compared_run(run: RunRecord) -> ComparedRun:
-    """A stored run, as the comparison shows it."""
+def _compared_run(run: RunRecord) -> ComparedRun:
     measurement = run.measurement
     state = measurement.status if measurement else str(run.state)
     return ComparedRun(

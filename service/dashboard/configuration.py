@@ -24,16 +24,26 @@ from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
+from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep
-from service.api.queries import read_query
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.contexts import ErrorFields, Fact, Page, Tone
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.links import MAX_QUERY, address, compare_href, configuration_href, configuration_text
 from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
-from service.dashboard.page_and_json import error_status, page_at
+from service.dashboard.page import (
+    MAX_QUERY,
+    ErrorFields,
+    Fact,
+    Page,
+    Tone,
+    address,
+    compare_href,
+    configuration_href,
+    configuration_text,
+    error_status,
+    page_at,
+)
 
 MAX_STAGES = 16
 """Pipeline stages drawn; of more, the fullest and an even choice of the others."""

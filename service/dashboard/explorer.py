@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -15,20 +15,19 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
+from hp_tool.queries.registered import Find
 from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
+from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.queries import resolve
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
-from service.dashboard.contexts import ErrorFields, Page
 from service.dashboard.explorer_settings import Control, Settings, controls
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.links import configuration_href, json_href
-from service.dashboard.page_and_json import page_at
+from service.dashboard.page import ErrorFields, Page, configuration_href, json_href, page_at
 
 MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""
@@ -42,9 +41,6 @@ EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Full recomputation", False, "full"),
 )
 """Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
-
-Resolve = Callable[[Query], Query]
-"""Replaces registered names by what they name, and refuses what only the operator may send."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -105,20 +101,20 @@ def explorer_context(
         precisions=_precisions(settings.gpu),
     )
     try:
-        return _answered(page, settings, resolve=partial(resolve, find=find), calibrations=calibrations)
+        return _answered(page, settings, find=find, calibrations=calibrations)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
 
 
-def _answered(page: ExplorerPage, settings: Settings, *, resolve: Resolve, calibrations: Calibrations | None) -> ExplorerPage:
-    unrestricted = resolve(schema.parse_query(settings.workload()))
+def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None) -> ExplorerPage:
+    unrestricted = resolve(schema.parse_query(settings.workload()), find=find)
     predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
-    identity = str(predictor.provenance.get("id")) if predictor is not None else None
-    ranking = _ranking(schema.to_json(unrestricted), _Calibration(id=identity, calibrations=calibrations))
+    calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
+    ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations)
     parallel = settings.parallel()
     if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
         parallel = schema.to_dict(config_query(best[0].parallel))
-    query = resolve(schema.parse_query(settings.workload() | {"parallel": parallel}))
+    query = resolve(schema.parse_query(settings.workload() | {"parallel": parallel}), find=find)
     configuration = resolve_configuration(query)
     config = configuration.config
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
@@ -140,18 +136,10 @@ def _answered(page: ExplorerPage, settings: Settings, *, resolve: Resolve, calib
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calibration:
-    """The stored calibration that predictions use; part of a cache's key."""
-
-    id: str | None
-    calibrations: Calibrations | None = field(compare=False)
-
-
 @lru_cache(maxsize=64)
-def _ranking(query: str, calibration: _Calibration) -> Ranking[Recommendation]:
-    """Best configurations of a query; cached, because each move of a slider asks for them again."""
-    return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibration.calibrations)
+def _ranking(query: str, calibration_id: str | None, calibrations: Calibrations | None) -> Ranking[Recommendation]:
+    """Best configurations of a query; cached until the calibration changes: each move of a slider asks for them again."""
+    return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibrations)
 
 
 def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:

@@ -12,7 +12,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import AttentionKind
-from service.dashboard.links import address
+from service.dashboard.page import address
 
 MAX_SIZE = 64
 """Largest tensor, pipeline and context parallel size offered; the address accepts any."""

@@ -1,10 +1,12 @@
-"""Stacked bar charts as numbers; `figures.html` draws them as SVG."""
+"""Charts as data: stacked bars, which figures.html draws as SVG, and scatter plots as Plotly's JSON, which plot.js draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from service.api.views import View
 
 MARGIN = 1.04
 """Length of the axis over that of its longest bar."""
@@ -12,6 +14,9 @@ MIN_SHARE = 0.002
 """Parts thinner than this share of the axis are not drawn."""
 
 Unit = Literal["bytes", "seconds"]
+Trace = dict[str, Any]
+Figure = dict[str, Any]
+"""A plot. Its strings that begin with -- are colours of tokens.css."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(View):
     """A labelled bar of stacked parts."""
 
     label: str
@@ -78,14 +83,7 @@ def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
         unit=unit,
         names=tuple(name for name in dict.fromkeys(name for row in rows for name in row.parts) if name in drawn),
         bars=tuple(
-            Bar(
-                label=row.label,
-                note=row.note,
-                parts=tuple(_stacked(row.parts)),
-                total=total,
-                over=row.limit is not None and total > row.limit,
-                href=row.href,
-            )
+            Bar.of(row, parts=tuple(_stacked(row.parts)), total=total, over=row.limit is not None and total > row.limit)
             for row, total in zip(rows, totals, strict=True)
         ),
         limit=min(limits, default=None),
@@ -112,3 +110,20 @@ def _ticks(scale: float, *, step_unit: float) -> tuple[float, ...]:
             if length / step <= 8.0:
                 break
     return tuple(k * step * step_unit for k in range(int(length / step) + 1))
+
+
+def markers(
+    name: str, *, x: Iterable[object], y: Iterable[object], text: Iterable[str], hover: str, marker: Mapping[str, object]
+) -> Trace:
+    """Points. `hover`: Plotly's template of what each shows; `marker`: colour, size and symbol."""
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y), "text": list(text),
+        "marker": dict(marker), "hovertemplate": f"%{{text}}<br>{hover}<extra></extra>",
+    }  # fmt: skip
+
+
+def line(name: str, *, x: Iterable[object], y: Iterable[object], style: Mapping[str, object]) -> Trace:
+    """A line without hover text; `style`: colour, width and dash."""
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": dict(style), "hoverinfo": "skip",
+    }  # fmt: skip

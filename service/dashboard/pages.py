@@ -14,28 +14,15 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
-    measurements,
+    new_search,
     plotly,
     search,
     searches,
 )
-from service.dashboard.new_search import page as new_search
-from service.dashboard.rendering import ASSETS, STATIC
+from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
-MODULES = (
-    new_search,
-    searches,
-    search,
-    access,
-    calibration,
-    measurements,
-    catalogue,
-    configuration,
-    compare,
-    explorer,
-    plotly,
-)
+MODULES = (new_search, searches, search, access, calibration, catalogue, configuration, compare, explorer, plotly)
 """Modules with a router of pages."""
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from hp_tool.domain.ports import Store
 from hp_tool.queries import schema
 from service.dashboard import plotly
-from service.dashboard.rendering import STATIC, rendered
+from service.dashboard.page import STATIC, rendered
 from service.dashboard.search import search_page
 from service.dashboard.trials import trial_table
 
@@ -36,8 +36,8 @@ def report_html(*, store: Store, search_id: str) -> str:
 @cache
 def _module(name: str) -> str:
     """Source of a module with its imports inlined: a page opened from a file may not fetch others."""
-    return IMPORT.sub(lambda match: f'from "{_data_url(_module(match[1]))}"', (STATIC / name).read_text(encoding="utf-8"))
 
+    def inlined(match: re.Match[str]) -> str:
+        return f'from "data:text/javascript;base64,{base64.b64encode(_module(match[1]).encode()).decode()}"'
 
-def _data_url(text: str) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(text.encode()).decode()}"
+    return IMPORT.sub(inlined, (STATIC / name).read_text(encoding="utf-8"))

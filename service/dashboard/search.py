@@ -5,33 +5,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
+from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import JsonObject, SearchRecord, SearchState
-from hp_tool.errors import InputError, NotFoundError
+from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.exchange import TRAINING, export
 from hp_tool.formats.engines import ENGINES
-from service.api import search_actions
+from hp_tool.search.serving import TARGETS
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
-from service.api.search_actions import Action, apply_action
-from service.api.search_results import recommended
+from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget, recommended
 from service.api.views import SearchView, View
-from service.dashboard.best import Best, leading_best, recommended_best
-from service.dashboard.contexts import Page, Quantity, Tone
+from service.dashboard import trials
 from service.dashboard.formats import subject
-from service.dashboard.forms import Form
-from service.dashboard.links import configuration_href
-from service.dashboard.page_and_json import page_at
-from service.dashboard.serving_runs import quantity, serves
-from service.dashboard.trials import TrialTable, trial_table
+from service.dashboard.page import Form, Page, Tone, configuration_href, page_at
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -53,12 +50,48 @@ class Button:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One latency of a serving configuration."""
+
+    name: str
+    measured_s: float | None
+    predicted_s: float | None
+    """By the cost model, before calibration."""
+    target_s: float | None
+    """Maximum; None if the query sets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
+
+    arithmetic: str
+    details: str
+    measured: bool
+    step_s: float | None
+    """Measured, or predicted if `measured` is false."""
+    tokens_per_second_per_gpu: float | None
+    peak_memory_bytes: int | None = None
+    predicted_step_s: float | None = None
+    """By the cost model, before calibration."""
+    calibrated_step_s: float | None = None
+    """By the calibrated cost model."""
+    predicted_memory_bytes: float | None = None
+    latencies: tuple[Latency, ...] = ()
+    """Of a serving configuration under the full load."""
+    predicted_tokens_per_second_per_gpu: float | None = None
+    """Of a serving configuration."""
+    misses: tuple[str, ...] = ()
+    """Targets that its measurement misses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPage(Page, View):
     """One search. Its trials, which can be many, have an address of their own."""
 
     id: str
     kind: Kind
-    quantity: Quantity
+    quantity: trials.Quantity
     trials_href: str
     """JSON of its `TrialTable`."""
     logs_href: str
@@ -99,11 +132,11 @@ def search_context(search_id: str, store: StoreDep) -> SearchPage:
     return search_page(store.get_search(search_id=search_id), store=store)
 
 
-@router.get("/searches/{search_id}/trials.json", response_model=TrialTable)
+@router.get("/searches/{search_id}/trials.json", response_model=trials.TrialTable)
 def trials_json(search_id: str, store: StoreDep) -> Response:
     """All profile runs of a search in columns, as its charts and its table show them."""
     record = store.get_search(search_id=search_id)
-    return json_response(trial_table(record=record, runs=store.run_figures(search_id=search_id)))
+    return json_response(trials.trial_table(record=record, runs=store.run_figures(search_id=search_id)))
 
 
 @router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
@@ -140,7 +173,7 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     text = values.get("budget_runs", "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
-    search_actions.change_budget(store, search_id=search_id, budget_runs=int(text))
+    changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=int(text)))
     return RedirectResponse(f"/searches/{search_id}", status_code=303)
 
 
@@ -151,7 +184,7 @@ def _handler(action: Action) -> Callable[..., RedirectResponse]:
     return handle
 
 
-for _action in Action:  # the gate has checked by the Origin header that our own page sent the request
+for _action in MEANING:  # the gate has checked by the Origin header that our own page sent the request
     router.add_api_route(f"/searches/{{search_id}}/{_action}", _handler(_action), methods=["POST"], include_in_schema=False)
 
 
@@ -159,12 +192,12 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     """Context of one search's page."""
     view = SearchView.of(record)
     account = view.progress | (view.summary or {})
-    export_formats = ENGINES if serves(view.query) else TRAINING
+    export_formats = ENGINES if trials.serves(view.query) else TRAINING
     best = _best(record, store)
     return SearchPage.of(
         view,
-        kind="inference" if serves(view.query) else "training",
-        quantity=quantity(view.query),
+        kind="inference" if trials.serves(view.query) else "training",
+        quantity=trials.quantity(view.query),
         title=subject(view.query),
         json_href=f"/searches/{view.id}.json",
         trials_href=f"/searches/{view.id}/trials.json",
@@ -189,10 +222,13 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
 
 
 def _best(record: SearchRecord, store: Store) -> Best | None:
-    if (row := recommended(record)) is not None:
-        return recommended_best(row, query=record.query)
-    run_id = record.progress.get("best_run_id")
-    return leading_best(store.get_run(search_id=record.id, run_id=run_id), query=record.query) if run_id else None
+    """The first row of the search's result; until there is one, its best run so far."""
+    row, run_id = recommended(record), record.progress.get("best_run_id")
+    if isinstance(row, ServingRecommendation):
+        return _served(row, record.query)
+    if row is not None:
+        return _trained(row)
+    return _leading(store.get_run(search_id=record.id, run_id=run_id), record.query) if run_id else None
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
@@ -227,3 +263,86 @@ def _buttons(view: SearchView) -> tuple[Button, ...]:
 def budget_runs_of(query: JsonObject) -> int:
     """Maximum number of profile runs in a search's query."""
     return int((query.get("search") or {}).get("budget_runs") or 0)
+
+
+def _trained(row: Recommendation) -> Best:
+    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    calibrated_step_s = known.time.step_s if known.time else None
+    arithmetic, details = trials.words(row.parallel)
+    return Best(
+        arithmetic=arithmetic,
+        details=details,
+        measured=measurement is not None,
+        step_s=measurement.objective_s if measurement else calibrated_step_s,
+        tokens_per_second_per_gpu=(measurement or known).tokens_per_second_per_gpu,
+        peak_memory_bytes=_peak_memory_bytes(measurement) if measurement else None,
+        predicted_step_s=predicted.time.step_s if predicted.time else None,
+        calibrated_step_s=calibrated_step_s,
+        predicted_memory_bytes=predicted.memory.allocated_bytes if predicted.memory else None,
+    )
+
+
+def _leading(run: RunRecord, query: JsonObject) -> Best | None:
+    """A run with its predictions; None without a measurement."""
+    if (measurement := run.measurement) is None:
+        return None
+    arithmetic, details = trials.words(run.parallel)
+    best = Best(
+        arithmetic=arithmetic,
+        details=details,
+        measured=True,
+        step_s=measurement.objective_s,
+        tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
+        peak_memory_bytes=_peak_memory_bytes(measurement),
+        predicted_step_s=run.predicted.get("step_s"),
+        calibrated_step_s=run.predicted.get("calibrated_step_s"),
+        predicted_memory_bytes=run.predicted.get("memory_allocated_bytes"),
+    )
+    if not trials.serves(query):
+        return best
+    try:
+        costs = trials.predicted_costs(query, [run.parallel])
+    except HpToolError:  # a query of another version: only stored values are shown
+        return best
+    return replace(
+        best,
+        predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
+        misses=trials.misses(measurement.load, targets=trials.targets_of(query)) if measurement.load else (),
+        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
+    )
+
+
+def _peak_memory_bytes(measurement: Measurement) -> int | None:
+    """None for a reduced run, which needs another amount of memory than the whole configuration."""
+    return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
+
+
+def _served(row: ServingRecommendation, query: JsonObject) -> Best:
+    """The calibrated estimate of a measured row holds the measured values."""
+    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    arithmetic, details = trials.words(row.parallel)
+    return Best(
+        arithmetic=arithmetic,
+        details=details,
+        measured=measurement is not None,
+        step_s=known.request_latency_s,
+        tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
+        peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
+        predicted_step_s=predicted.request_latency_s,
+        calibrated_step_s=known.request_latency_s,
+        predicted_tokens_per_second_per_gpu=predicted.output_tokens_per_second_per_gpu,
+        latencies=_latencies({name: getattr(predicted, name) for name in TARGETS}, known if measurement else None, query),
+    )
+
+
+def _latencies(predicted_s: dict[str, float | None], measured: object | None, query: JsonObject) -> tuple[Latency, ...]:
+    targets = trials.targets_of(query)
+    return tuple(
+        Latency(
+            name=trials.LATENCIES[name],
+            measured_s=getattr(measured, name) if measured else None,
+            predicted_s=predicted_s[name],
+            target_s=targets.get(name),
+        )
+        for name in TARGETS
+    )

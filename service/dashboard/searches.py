@@ -16,13 +16,10 @@ from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
 from service.api.views import SearchView, View
-from service.dashboard.contexts import Page, Tone
 from service.dashboard.formats import subject
-from service.dashboard.forms import BLANK_IS_NONE
-from service.dashboard.links import address, next_href
-from service.dashboard.page_and_json import page_at
+from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
 from service.dashboard.search import TONES, budget_runs_of
-from service.dashboard.serving_runs import serves, words
+from service.dashboard.trials import serves, words
 
 MAX_ROWS = 50
 KINDS: tuple[Kind, ...] = get_args(Kind)

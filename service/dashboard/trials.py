@@ -1,4 +1,4 @@
-"""Runs of a search in columns, as its charts and its table show them."""
+"""Runs of a search: in words, in the columns that its charts and its table show, and as the cost model predicts them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
+from hp_tool.render.words import serving_arithmetic
+from hp_tool.search.serving import TARGETS
+from hp_tool.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
-from service.api.search_results import calibrated_predictions
-from service.dashboard.contexts import Quantity, Tone
-from service.dashboard.serving_runs import misses, predicted_costs, quantity, serves, targets_of, words
+from hp_tool.tuning.serving import serving_candidates
+from service.api.searches import calibrated_predictions
+from service.dashboard import formats
+from service.dashboard.page import Tone
 
 AxisValue = int | str | bool
 TONES: dict[str, Tone] = {
@@ -45,6 +52,18 @@ AXES = {
 """Labels of the fields of `parallel` that become axes if trials differ in them."""
 SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}
 """The same for a serving search."""
+LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """What the runs of a search are compared by: a time and a rate."""
+
+    seconds: str
+    """Name of the time: step time, or for serving the latency of a request under the full load."""
+    charged: bool
+    """The search minimises this time plus a penalty for missed targets."""
+    rate: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +187,9 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     names = ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
     try:
         costs = predicted_costs(query, [run.parallel for run in runs])
-        predicted = {name: _floats(getattr(costs, name)) for name in names}
+        predicted = {
+            name: tuple(float(value) if math.isfinite(value) else None for value in getattr(costs, name)) for name in names
+        }
     except HpToolError:  # a query of another version: only stored values are shown
         predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
@@ -183,10 +204,6 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     )
 
 
-def _floats(values: Any) -> tuple[float | None, ...]:
-    return tuple(float(value) if math.isfinite(value) else None for value in values)
-
-
 def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, ...]:
     columns = {name: tuple(_value(run.parallel, name) for run in runs) for name in labels}
     return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
@@ -197,3 +214,50 @@ def _value(parallel: Configuration, name: str) -> AxisValue:
     if name == "recompute":
         return recompute_name(value)
     return value if value is not None else "default"
+
+
+def serves(query: JsonObject) -> bool:
+    """Whether a stored query is of kind inference."""
+    return query.get("kind") == "inference"
+
+
+def words(config: Configuration) -> tuple[str, str]:
+    """(arithmetic, details) of a configuration."""
+    if not isinstance(config, ServingConfig):
+        return formats.arithmetic(config), formats.details(config)
+    replicas = config.data_parallel_size // config.attention_data_parallel_size
+    requests = config.max_num_seqs
+    return serving_arithmetic(config, replicas=replicas), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
+
+
+def quantity(query: JsonObject) -> Quantity:
+    """What a search compares the runs of its query by."""
+    if not serves(query):
+        return Quantity(seconds="Step time", charged=False, rate="Tokens/s per GPU")
+    return Quantity(seconds="Request latency", charged=bool(targets_of(query)), rate="Output tokens/s per GPU")
+
+
+def targets_of(query: JsonObject) -> dict[str, float]:
+    """The query's targets in seconds, by the name of the latency."""
+    targets = query.get("targets") or {}
+    return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
+
+
+def misses(latencies: Latencies, *, targets: dict[str, float]) -> tuple[str, ...]:
+    """The targets that `latencies` miss, in words."""
+    seconds: dict[str, Any] = {name: getattr(latencies, name) for name in targets}
+    return tuple(
+        f"{LATENCIES[name]} {formats.seconds(seconds[name])} is above {formats.seconds(limit)}"
+        for name, limit in targets.items()
+        if seconds[name] > limit
+    )
+
+
+def predicted_costs(query: JsonObject, configs: Sequence[Configuration]) -> ServingCosts:
+    """The cost model's predictions of serving configurations under a stored query's load.
+
+    Raises HpToolError, for example for a query of another version with names that no longer exist.
+    """
+    problem = resolve_serving(schema.parse_query(query))
+    serving = [config for config in configs if isinstance(config, ServingConfig)]
+    return problem.costed(serving_candidates(problem, serving)).costs

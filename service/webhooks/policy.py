@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 
 from hp_tool.errors import InputError
-from service.webhooks.signing import secret_bytes
 
 LONGEST_URL = 2000
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -42,7 +41,9 @@ class WebhookSettings:
         if not parsed.host or parsed.userinfo or parsed.fragment:
             raise _refused("it must name a host, and neither a user nor a fragment")
         is_here = parsed.host == "localhost" or (address is not None and address.is_loopback)
-        if parsed.scheme != "https" and not (parsed.scheme == "http" and is_here and self._reaches_loopback):
+        if parsed.scheme != "https" and not (
+            parsed.scheme == "http" and is_here and any(each.is_loopback for each in self.networks)
+        ):
             raise _refused("its scheme must be https")
         if address is not None and not self.admits(address, encrypted=parsed.scheme == "https"):
             raise _refused("its address is not public")
@@ -57,23 +58,6 @@ class WebhookSettings:
         if any(address in network for network in self.networks):
             return True
         return address.is_global and not address.is_multicast and not any(address in carrier for carrier in CARRIERS)
-
-    @property
-    def _reaches_loopback(self) -> bool:
-        return any(network.is_loopback for network in self.networks)
-
-
-def read(*, secret: str | None, networks: str) -> WebhookSettings | None:
-    """Settings from the texts of the environment; None without a secret: nothing is sent. InputError where one is malformed."""
-    if secret is None:
-        return None
-    try:
-        parsed = tuple(ipaddress.ip_network(part.strip()) for part in networks.split(",") if part.strip())
-    except ValueError as error:
-        raise InputError(
-            f"HP_WEBHOOK_NETWORKS: {error}; give networks as 10.0.0.0/8,::1/128", field="HP_WEBHOOK_NETWORKS"
-        ) from None
-    return WebhookSettings(key=secret_bytes(secret), networks=parsed)
 
 
 def _literal(host: str) -> Any:

@@ -1,8 +1,4 @@
-"""Signatures after the Standard Webhooks specification, for which libraries exist in most languages.
-
-`webhook-signature` is `v1,` and the base64 of HMAC-SHA256(secret, id.timestamp.body), so it covers the message's id, its time
-of sending and its body.
-"""
+"""Signatures after the Standard Webhooks specification, for which libraries exist in most languages."""
 
 from __future__ import annotations
 
@@ -59,5 +55,6 @@ def verify(*, secret: str, headers: Mapping[str, str], body: bytes, tolerance_s:
 
 
 def _signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
+    """`v1,` and the base64 of HMAC-SHA256(key, id.timestamp.body), which covers the id, the time of sending and the body."""
     digest = hmac.new(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
     return "v1," + base64.b64encode(digest).decode()

@@ -18,7 +18,7 @@ from hp_tool import diagnostics as doctor
 from hp_tool.catalog import library
 from hp_tool.cli.main import build
 from hp_tool.domain.access import DatabaseState
-from hp_tool.launchers import devices
+from hp_tool.launchers import local as devices
 from hp_tool.store import open_store, schema
 
 STATE = DatabaseState(revision="0002", needed_revision="0002", clock_offset_s=0.0, read_only=False)

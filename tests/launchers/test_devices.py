@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.launchers import devices
+from hp_tool.launchers import local as devices
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import create, kubernetes_manifest
+from hp_tool.launchers import create, kubernetes
 from hp_tool.launchers.kubernetes import ending, job_state
 from hp_tool.launchers.options import KubernetesOptions
 from tests.launchers.contract import GOOD, LauncherContract, plan, wait
@@ -65,7 +65,7 @@ class TestKubernetesLauncher(LauncherContract):
     ) -> None:
         launcher = new_launcher()
         with monkeypatch.context() as patch:
-            patch.setattr(kubernetes_manifest, "belongings", lambda *_, **__: [])
+            patch.setattr(kubernetes, "belongings", lambda *_, **__: [])
             handle = launcher.submit(plan(GOOD))
         assert launcher.poll([handle]) == {handle: JobState.QUEUED}
         assert new_launcher().submit(plan(GOOD)) == handle
@@ -80,11 +80,11 @@ def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: s
 
     asked = KubernetesOptions.parse(options, origin="test")
     given = replace(plan(GOOD, job_name="Search_1.run-1"), num_gpus=16)
-    items = kubernetes_manifest.manifest(asked, plan=given)["items"]
+    items = kubernetes.manifest(asked, plan=given)["items"]
     for each in items:
         kubernetes_validate.validate(each, version, strict=True)
     assert [each["kind"] for each in items] == ["ConfigMap", "Service", "Job"]
-    kubernetes_validate.validate(kubernetes_manifest.cancelled_job(asked, job_name="a"), version, strict=True)
+    kubernetes_validate.validate(kubernetes.cancelled_job(asked, job_name="a"), version, strict=True)
     job = items[-1]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**job, "spec": {**job["spec"], "paralelism": 2}}, version, strict=True)
@@ -96,7 +96,7 @@ def test_the_manifest_of_a_profile_run() -> None:
     given = launcher.plan(asked, job_name="a")
     assert given.command[1:5] == ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1")
     assert "PYTHONPATH" not in given.environment
-    job = kubernetes_manifest.job(KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
+    job = kubernetes.job_object(KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
     assert (job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 0)
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "512Gi", "rdma/hca": "8"}
@@ -106,7 +106,7 @@ def test_the_manifest_of_a_profile_run() -> None:
 
 def test_names_are_kubernetes_names_and_stay_apart() -> None:
     names = ["a", "A", "a.b", "a-b", "a_b", "9", "x" * 128, "x" * 127 + "y", "search-1.run-2.token-3"]
-    made = [kubernetes_manifest.object_name(name) for name in names]
+    made = [kubernetes.object_name(name) for name in names]
     assert len(set(made)) == len(names) and made[0] == "a"
     for name in made:
         assert len(name) <= 52 and name == name.lower() and name[0].isalpha() and name.replace("-", "").isalnum()

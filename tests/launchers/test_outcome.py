@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hp_tool.domain.measurement import Hardware
-from hp_tool.launchers.outcome import Ending, measure
+from hp_tool.launchers.jobs import Ending, measure
 
 RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
 

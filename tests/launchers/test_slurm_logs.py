@@ -14,9 +14,9 @@ from typing import Any
 
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import JobState, LaunchPlan
-from hp_tool.launchers import jobs, slurm_folder, slurm_logs
+from hp_tool.launchers import jobs, slurm_folder
+from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import Logs, SlurmOptions
-from hp_tool.launchers.outcome import measure
 from hp_tool.launchers.slurm_controller import Job
 from hp_tool.launchers.slurm_script import render
 from tests.launchers.contract import GOOD
@@ -63,7 +63,7 @@ class Played:
         return done.returncode
 
     def measured(self, word: str = "COMPLETED") -> Any:
-        slurm_logs.bring(self.folder, options=self.options)
+        slurm_folder.bring(self.folder, options=self.options)
         job = Job(id=7, state=word)
         ending = slurm_folder.ending(self.folder, state=JobState.FINISHED, job=job, timeout_s=20.0)
         return measure(self.folder, ending=ending, timeout_s=20.0, hardware=HARDWARE)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.errors import InputError
-from hp_tool.launchers import create, slurm_logs
+from hp_tool.launchers import create, slurm_folder
 from hp_tool.launchers.options import Container, Logs, SlurmOptions
 from hp_tool.launchers.slurm_script import render
 from tests.profiler.requests import request
@@ -174,7 +174,7 @@ def test_files_that_travel_in_the_script_arrive_as_they_were(command: list[str],
     plan = LaunchPlan(
         job_name="s1", command=tuple(command), environment={"A": text}, files={"f": text}, num_gpus=4, timeout_s=9.0
     )
-    step = slurm_logs.step(plan, srun="played() { cat; }; played", python="python3")
+    step = slurm_folder.step(plan, srun="played() { cat; }; played", python="python3")
     arrived = subprocess.run(["bash", "-c", step], capture_output=True, text=True, check=True).stdout
     files = json.loads(arrived)
     assert files["f"] == text

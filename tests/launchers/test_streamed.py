@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.errors import InputError
 from hp_tool.launchers import streamed, supervisor
-from hp_tool.launchers.outcome import Ending
+from hp_tool.launchers.jobs import Ending
 from tests.launchers.contract import GOOD, plan
 
 HARDWARE = Hardware(gpu="cpu", num_gpus=1)

@@ -14,7 +14,7 @@ intervals = st.lists(st.tuples(times, times), max_size=6)
 
 @given(compute=intervals, reduces=intervals, sends=intervals)
 def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
-    from hp_tool.profiler.breakdown import parts
+    from hp_tool.profiler.steps import parts
 
     found = parts(whole=(0.0, 1.0), compute=compute, communication={"all_reduce": reduces, "send_receive": sends})
     assert sum(found.values()) == pytest.approx(1.0)
@@ -22,7 +22,7 @@ def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
 
 
 def test_hidden_communication_costs_nothing():
-    from hp_tool.profiler.breakdown import parts
+    from hp_tool.profiler.steps import parts
 
     found = parts(whole=(0.0, 10.0), compute=[(0, 4), (3, 6)], communication={"all_reduce": [(5, 8)], "all_gather": [(1, 2)]})
     assert found == {"compute": 6.0, "all_gather": 0.0, "all_reduce": 2.0, "idle": 2.0}
@@ -41,6 +41,6 @@ def test_hidden_communication_costs_nothing():
     ],
 )
 def test_kinds_of_communication(name, kind):
-    from hp_tool.profiler.breakdown import communication_kind
+    from hp_tool.profiler.steps import communication_kind
 
     assert communication_kind(name) == kind

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
-from service.api import catalog, estimates, formats, measurements, searches
+from service.api import catalog, estimates, measurements, searches
 from tests.service.routes import Address, every_route
 
 Json = dict[str, Any]
@@ -105,22 +105,22 @@ def _export(place: str, value: str) -> Iterator[Json]:
     for result in (query, {"query": query, "recommendations": [config]}):
         yield {"json": {"result": result, "format": format}}
     if place == "model":
-        yield {"json": formats.EXPORT_EXAMPLE | {"format": value}}
+        yield {"json": estimates.EXPORT_EXAMPLE | {"format": value}}
 
 
 def _import(place: str, value: str) -> Iterator[Json]:
-    given = formats.IMPORT_EXAMPLE["overrides"]
-    yield {"json": formats.IMPORT_EXAMPLE | {"overrides": given | {place: value}}}
-    yield {"json": formats.IMPORT_EXAMPLE | {"overrides": given | laid({}, place, value)}}
+    given = estimates.IMPORT_EXAMPLE["overrides"]
+    yield {"json": estimates.IMPORT_EXAMPLE | {"overrides": given | {place: value}}}
+    yield {"json": estimates.IMPORT_EXAMPLE | {"overrides": given | laid({}, place, value)}}
     if place != "model":
         return
     torchtitan = f'[model]\nname = "{value}"\nflavor = "{value}"\n'
     deepspeed = json.dumps({"train_batch_size": 8, "hostfile": value})
-    megatron = f"{formats.IMPORT_EXAMPLE['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
+    megatron = f"{estimates.IMPORT_EXAMPLE['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
     for command in (value, megatron, torchtitan, deepspeed):
-        yield {"json": formats.IMPORT_EXAMPLE | {"command": command}}
-    yield {"json": formats.IMPORT_EXAMPLE | {"format": value}}
-    yield {"json": formats.IMPORT_EXAMPLE | {"log": value}}
+        yield {"json": estimates.IMPORT_EXAMPLE | {"command": command}}
+    yield {"json": estimates.IMPORT_EXAMPLE | {"format": value}}
+    yield {"json": estimates.IMPORT_EXAMPLE | {"log": value}}
 
 
 def _sizing(place: str, value: str) -> Iterator[Json]:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
 from hp_tool.queries.schema import to_json
 from hp_tool.store import open_store
-from service.api.queries import read_query
+from service.api.bodies import read_query
 from service.app import create_app
 from service.settings import Settings
 from tests.service.mutations import mutated
@@ -71,7 +72,8 @@ def _doors(folder: Path) -> dict[str, tuple[int, Door]]:
     file = folder / "query.yaml"
 
     def line(query: bytes, task: str) -> tuple[str, str | None]:
-        answer = answer_lines([query], task=task, top=3, read=read_query)[0]  # type: ignore[arg-type]
+        read = partial(read_query, find=lambda kind, name: None)
+        answer = answer_lines([query], task=task, top=3, read=read)[0]  # type: ignore[arg-type]
         return _judged(answer)
 
     def command(query: bytes, task: str) -> tuple[str, str | None]:

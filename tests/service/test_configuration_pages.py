@@ -141,7 +141,7 @@ def test_every_part_has_a_colour() -> None:
     from hp_tool.cost.memory import MEMORY_PARTS
     from hp_tool.cost.step_time import TIME_PARTS
     from service.dashboard.configuration import SERVING_MEMORY
-    from service.dashboard.rendering import STATIC
+    from service.dashboard.page import STATIC
 
     coloured = set(re.findall(r"\.(\w+)(?=[^{}]*\{ fill:)", (STATIC / "figures.css").read_text(encoding="utf-8")))
     of_requests = ("queue", "front_end", "prefill", "prefill_interference", "decode")

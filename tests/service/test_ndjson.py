@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError
-from service.api.streaming import LineSplitter
+from service.api.bodies import LineSplitter
 
 LIMIT = 8
 
 
 def split(chunks: list[bytes]) -> list[bytes | str]:
     splitter = LineSplitter(limit=LIMIT)
-    found = [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
+    found = [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.feed(b"\n")
     return [line.code if isinstance(line, HpToolError) else line for line in found]
 
 
@@ -35,4 +35,4 @@ def test_an_endless_line_is_not_collected() -> None:
     for _ in range(1000):
         assert splitter.feed(b"x" * 1000) == []
         assert len(splitter._kept) <= LIMIT
-    assert [type(line) for line in splitter.finish()] == [HpToolError]
+    assert [type(line) for line in splitter.feed(b"\n")] == [HpToolError]

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from service.dashboard.forms import read_form
-from service.dashboard.new_search.fields import fields
-from service.dashboard.new_search.form import to_query, to_values
+from service.dashboard.new_search_form import fields, to_query, to_values
+from service.dashboard.page import read_form
 
 Query = dict[str, Any]
 FILLED = {

@@ -18,8 +18,7 @@ from hp_tool.domain.records import SearchState
 from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
-from service.settings import Settings
-from service.webhooks import policy
+from service.settings import Settings, webhook_settings
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.routes import Address, every_route
 
@@ -29,7 +28,7 @@ CANARY, VOCABULARY = "canary", 77_777
 
 @pytest.fixture
 def app(store: SqlStore) -> FastAPI:
-    webhooks = policy.read(secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", networks="")
+    webhooks = webhook_settings({"HP_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
     return create_app(Settings(api_key="the operator's key", webhooks=webhooks, poll_s=0.02), store=store)
 
 

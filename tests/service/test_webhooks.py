@@ -29,11 +29,10 @@ from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore, tables
 from service.app import create_app
-from service.settings import Settings, from_environment
-from service.webhooks import policy, sending, verify
-from service.webhooks.delivery import Deliveries, Undelivered, message, message_id
+from service.settings import Settings, from_environment, webhook_settings
+from service.webhooks import delivery, verify
+from service.webhooks.delivery import Deliveries, DeliveryError, message, message_id, post, warn_of_overdue
 from service.webhooks.policy import WebhookSettings
-from service.webhooks.sending import DeliveryError, post
 from service.webhooks.signing import signed_headers
 from tests.service.coordinator import claim, finish
 from tests.service.processes import process, served, wait_for
@@ -43,7 +42,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 def settings_of(networks: str) -> WebhookSettings:
-    found = policy.read(secret=SECRET, networks=networks)
+    found = webhook_settings({"HP_WEBHOOK_SECRET": SECRET, "HP_WEBHOOK_NETWORKS": networks})
     assert found is not None
     return found
 
@@ -216,7 +215,7 @@ def test_a_name_for_a_private_address_is_not_connected_to(
 ) -> None:
     port = receiver.server_address[1]
     found = [(0, 0, 0, "", (address, port)) for address in answers]
-    monkeypatch.setattr(sending.socket, "getaddrinfo", lambda *given, **options: found)
+    monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: found)
     with pytest.raises(DeliveryError, match="public addresses"):
         post(PUBLIC.check(f"https://rebound.example:{port}/"), settings=PUBLIC, body=b"{}", headers={})
     assert receiver.came == []
@@ -324,15 +323,14 @@ def test_what_nobody_tells_is_told_to_the_operator(
     http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopping = threading.Event()
-    undelivered = Undelivered(store=store, stopping=stopping, look_s=0.01)
     search = store.create_search(query=query, webhook=receiver.url).id
     long_ago(store, tables.webhooks.c.next_attempt_at)
-    assert not undelivered.look()  # it has not ended
+    assert not store.state().overdue_webhooks  # it has not ended
     store.request_cancel(search_id=search)
-    assert not undelivered.look()  # nor has its worker had the time to tell
+    assert not store.state().overdue_webhooks  # nor has its worker had the time to tell
     long_ago(store, tables.searches.c.finished_at)
     with caplog.at_level(logging.WARNING):
-        undelivered.run()  # returns, for it says so once
+        warn_of_overdue(store=store, stopping=stopping, look_s=0.01)  # returns, for it says so once
     (record,) = caplog.records
     assert "1 webhooks are overdue" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
     ready = http.get("/readyz")

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from hp_tool.cli import db
-from hp_tool.domain.access import Scope
+from hp_tool.domain.access import NewKey, Scope
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import NewMeasurement, SearchState
@@ -32,7 +32,7 @@ def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> Non
         store.add_measurement(measurement=new_measurement())
     store.save_calibration(cluster_key="c", framework="f", payload={}, num_measurements=1)
     store.put_registration(kind="cluster", name="lab", spec={"gpu": "cpu"})
-    store.add_key(key_id="ab", owner="ada", scope=Scope.SUBMIT, secret_sha256="00")
+    store.add_key(key=NewKey(id="ab", owner="ada", scope=Scope.SUBMIT, secret_sha256="00"))
     store.add_audit(owner="ada", api_key_id="ab", action="POST /v1/searches", resource="/v1/searches", outcome="202")
 
 

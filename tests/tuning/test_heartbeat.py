@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease
 from hp_tool.errors import ConflictError, HpToolError, StoreError
-from hp_tool.tuning.heartbeat import PATIENCE_LEASES, Heartbeat
+from hp_tool.tuning.lease import PATIENCE_LEASES, Heartbeat
 from hp_tool.tuning.run import run_search
 
 LEASE = Lease(search_id="s", holder="h", token=1, expires_at=datetime.now(UTC), heartbeat_at=datetime.now(UTC))

@@ -1,24 +1,58 @@
-"""The clusters and models that users registered, each under its owner or for everybody."""
+"""What is kept by name: calibrations in versions, and the clusters and models that users registered."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import JsonObject, RegistrationKind, RegistrationRecord
+from hp_tool.domain.records import CalibrationRecord, JsonObject, Page, Paging, RegistrationKind, RegistrationRecord
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
-from hp_tool.store.columns import encode, row_dict
+from hp_tool.store.columns import encode, new_id, row_dict
+from hp_tool.store.paging import Listing
 
-REGISTRATION = tables.registrations
+CALIBRATION, REGISTRATION = tables.calibrations, tables.registrations  # everybody's registrations have the empty owner
+MAX_RIVALS = 50
 MOST_REGISTRATIONS = 1000
 """Of one kind and owner: lists are answered whole."""
 
 
-class Registrations(StoreBase):
-    """The part of `Store` about registrations. In the table, everybody's have the empty owner."""
+class Knowledge(StoreBase):
+    def save_calibration(
+        self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
+    ) -> CalibrationRecord:
+        series = {"cluster_key": cluster_key, "framework": framework, "model_family": model_family}
+        payload = encode(payload, field="payload")
+        values: dict[str, Any] = {"id": new_id(), **series, "payload": payload, "num_measurements": num_measurements}
+        newest = sa.select(sa.func.coalesce(sa.func.max(CALIBRATION.c.version), 0)).filter_by(**series)
+        with self._writing() as connection:
+            for _ in range(MAX_RIVALS):  # another may take the version meanwhile; then take the one after it
+                values |= {"version": connection.execute(newest).scalar_one() + 1, "created_at": now(connection)}
+                if insert_if_new(connection, CALIBRATION, values):
+                    return CalibrationRecord(**values)
+        raise ConflictError(f"too many calibrations of {cluster_key} are being saved at once; try again")
+
+    def latest_calibration(
+        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+    ) -> CalibrationRecord | None:
+        query = sa.select(CALIBRATION).order_by(CALIBRATION.c.version.desc()).limit(1)
+        query = query.filter_by(cluster_key=cluster_key, framework=framework, model_family=model_family)
+        if before is not None:
+            query = query.where(CALIBRATION.c.created_at < before)
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else CalibrationRecord(**row_dict(row))
+
+    def list_calibrations(
+        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
+    ) -> Page[CalibrationRecord]:
+        filters = {CALIBRATION.c.cluster_key: cluster_key, CALIBRATION.c.framework: framework}
+        listing = Listing(table=CALIBRATION, filters=filters, paging=paging)
+        with self._reading() as connection:
+            return listing.page(connection, limit=limit, record=lambda row: CalibrationRecord(**row_dict(row)))
 
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
@@ -63,5 +97,4 @@ def _here(kind: RegistrationKind, name: str, owner: str | None) -> tuple[sa.Colu
 
 
 def _record(row: sa.Row[Any]) -> RegistrationRecord:
-    values = row_dict(row)
-    return RegistrationRecord(**values | {"owner": values["owner"] or None})
+    return RegistrationRecord(**row_dict(row) | {"owner": row.owner or None})

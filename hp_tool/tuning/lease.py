@@ -1,11 +1,14 @@
-"""How a search ends: what it learnt and its result stored, or the error that ended it."""
+"""The lease of a search: renewed beside the work, and given back with what the search learnt, or the error that ended it."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from types import TracebackType
 
 from hp_tool.calibration import Calibration, fit_calibration
 from hp_tool.domain.ports import Launcher, Store
@@ -16,11 +19,53 @@ from hp_tool.queries.schema import to_dict
 from hp_tool.search.account import open_runs, progress_of
 from hp_tool.search.coordinator import Outcome, end_run
 from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
-from hp_tool.tuning.heartbeat import LEASE_S
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.result import Account, TuneResult, make_result
 from hp_tool.tuning.serving import ServingTuning
 from hp_tool.tuning.serving_result import make_serving_result
+
+LEASE_S = 30.0
+"""A coordinator that died keeps its search from others this long; a living one renews far more often."""
+PATIENCE_LEASES = 10
+"""A coordinator that shows no sign of life for this many leases has lost its way, and loses its search."""
+
+
+class Heartbeat:
+    """Renews `lease` in a thread of its own until left, lost, or the work beside it stands still."""
+
+    def __init__(self, *, store: Store, lease: Lease, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._lease, self._lease_s, self._clock = store, lease, lease_s, clock
+        self._seen = clock()
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{lease.search_id}", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._left.set()
+        self._thread.join(timeout=self._lease_s)
+
+    def watched(self, question: Callable[[], bool]) -> Callable[[], bool]:
+        """`question`, which the work asks again and again; each time is a sign of life."""
+
+        def asked() -> bool:
+            self._seen = self._clock()
+            return question()
+
+        return asked
+
+    def _run(self) -> None:
+        while not self._left.wait(self._lease_s / 3):
+            if self._clock() - self._seen > PATIENCE_LEASES * self._lease_s:
+                return
+            try:
+                self._store.renew_lease(lease=self._lease, lease_s=self._lease_s)
+            except ConflictError:  # ended, handed back or taken over: whoever works here learns it at the next write
+                return
+            except StoreError:  # away for a while; the lease may last until it is back
+                continue
 
 
 @contextlib.contextmanager

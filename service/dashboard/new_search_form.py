@@ -1,14 +1,19 @@
-"""Fields of the new search's form, by section. Their options, bounds, defaults and help come from the query's schema."""
+"""The new search's form: its fields, which the query's schema describes, and their values to and from a query."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from hp_tool.domain.query import Kind, Query
+from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.queries.schema import branches, declarations
+from service.dashboard.formats import dotted
 
 Suggested = Literal["models", "gpus", "clusters"]
 
@@ -115,6 +120,8 @@ BUDGET: tuple[Spec, ...] = (
     ("search.reuse", "Reuse earlier measurements"),
 )
 SUGGESTED: dict[str, Suggested] = {"model": "models", "cluster.gpu": "gpus", "cluster": "clusters"}
+EXTRA = "extra"
+"""The form's last field: further fields of the query, as YAML."""
 
 
 @cache
@@ -161,3 +168,70 @@ def _field(spec: Spec) -> Field:
         help=str(declared.get("description", "")),
         default="" if default is None else str(default).lower() if isinstance(default, bool) else str(default),
     )
+
+
+def kind_of(values: Mapping[str, Any]) -> Kind:
+    """Kind of query that a form or a query's mapping describes."""
+    return "inference" if values.get("kind") == "inference" else "training"
+
+
+def to_query(values: Mapping[str, str]) -> dict[str, Any]:
+    """The form's query, not yet validated. Raises InputError for invalid YAML."""
+    query: dict[str, Any] = {"kind": kind_of(values)}
+    if EXTRA in values:
+        query |= _extra(values[EXTRA])
+    known = fields(kind_of(values))
+    filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
+    if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
+        raise InputError("name a registered cluster or describe one, not both", field="cluster")
+    return schema.lay(query, filled)
+
+
+def to_values(query: Mapping[str, Any]) -> dict[str, str]:
+    """The form's values for a query; what its fields cannot hold goes into its YAML."""
+    leaves = dotted({name: value for name, value in query.items() if name != "kind"})
+    texts = {name: _text(field, leaves.get(name)) for name, field in fields(kind_of(query)).items()}
+    values = {"kind": kind_of(query), **{name: text for name, text in texts.items() if text is not None}}
+    if rest := schema.lay({}, {path: value for path, value in leaves.items() if path not in values}):
+        values[EXTRA] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)
+    return values
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        data = schema.read_yaml(text)
+    except InputError as error:
+        raise InputError(error.message, field=EXTRA, code=error.code) from None
+    if not all(isinstance(name, str) for name in data):
+        raise InputError("further fields are `name: value` lines of a query", field=EXTRA, code="syntax")
+    return dict(data)
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.several and "," in text:
+        return [_scalar(field, part.strip()) for part in text.split(",") if part.strip()]
+    return _scalar(field, text)
+
+
+def _scalar(field: Field, text: str) -> Any:
+    """The text as a number or boolean if the field can hold one, else unchanged."""
+    if field.text:
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _text(field: Field, value: Any) -> str | None:
+    """A value as the field shows it; None if it cannot."""
+    if isinstance(value, list | tuple):
+        parts = [_text(field, each) for each in value]
+        return ", ".join(part for part in parts if part is not None) if field.several and value and None not in parts else None
+    if value is None or isinstance(value, dict):
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)

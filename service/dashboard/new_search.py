@@ -1,4 +1,4 @@
-"""The cost model's answer to the form as the user types, and the query as YAML, command line and request."""
+"""/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
 from __future__ import annotations
 
@@ -6,33 +6,55 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from fastapi import APIRouter, Depends, Request
+from fastapi import Query as QueryParameter
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.responses import Response
+from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
+from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query, Targets
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.queries.registered import Find
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import resolve_search
 from hp_tool.units import GIB
-from service.api.queries import resolve
+from service.api.bodies import json_response, resolve
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
-from service.dashboard.contexts import ErrorFields
+from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, details, dotted
-from service.dashboard.links import configuration_href
-from service.dashboard.new_search.form import kind_of, to_query
-from service.dashboard.plots import Figure, Trace, line, markers
+from service.dashboard.new_search_form import Section, kind_of, sections, to_query, to_values
+from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
 
 MAX_ROWS = 8
 MAX_POINTS = 60
 """Configurations drawn in the plot."""
 FRONT = {"color": "--series-3", "width": 2}
+EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
+
+router = APIRouter(prefix="/searches/new", tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSearchPage(Page):
+    """The form of a new search."""
+
+    kind: Kind
+    sections: tuple[Section, ...]
+    suggestions: dict[str, tuple[str, ...]]
+    """Names to suggest, by what they name: models, gpus, clusters."""
+    values: dict[str, str]
+    """The form's values by field."""
+    error: ErrorFields | None
+    """Why the search was not accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +107,40 @@ class Preview:
     commands: tuple[Command, ...] = ()
 
 
-def preview(values: Mapping[str, str], *, find: Find, calibrations: Calibrations | None, server: str) -> Preview:
+@page_at(router, "", template="new_search.html", section="New search")
+def form_context(
+    request: Request,
+    store: StoreDep,
+    clone: Annotated[
+        str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
+    ] = None,
+) -> NewSearchPage:
+    """Form of a new search, as shown on its page; filled with a search's query, or with the fields in the address."""
+    if clone is not None:
+        query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
+        return form_page(to_values(query), store=store)
+    return form_page(read_form(request.url.query) or EXAMPLE, store=store)
+
+
+def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
+    """Context of the form's page with these values."""
+    registered = {kind: tuple(r.name for r in store.list_registrations(kind=kind)) for kind in ("model", "cluster")}
+    return NewSearchPage(
+        title="New search",
+        json_href="/searches/new.json",
+        kind=kind_of(values),
+        sections=sections(kind_of(values)),
+        suggestions={
+            "models": (*registered["model"], *catalog.names("models")),
+            "gpus": tuple(catalog.names("gpus")),
+            "clusters": registered["cluster"],
+        },
+        values=dict(values),
+        error=None,
+    )
+
+
+def preview(values: Form, request: Request, find: FindDep, calibrations: CalibrationsDep) -> Preview:
     """Answer to the form's values; an error in them is an answer too."""
     try:
         query = schema.parse_query(to_query(values))
@@ -108,8 +163,35 @@ def preview(values: Mapping[str, str], *, find: Find, calibrations: Calibrations
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,
         unsearchable=_unsearchable(resolved),
-        commands=commands(query, server=server),
+        commands=commands(query, server=str(request.base_url).rstrip("/")),
     )
+
+
+PreviewDep = Annotated[Preview, Depends(preview)]
+
+
+@router.post("/preview.json", response_model=Preview)
+def preview_json(page: PreviewDep) -> Response:
+    """The cost model's answer to a form, whose fields are named by their paths in a query."""
+    return json_response(page)
+
+
+@router.post("/preview", response_class=HTMLResponse, include_in_schema=False)
+def preview_html(page: PreviewDep) -> HTMLResponse:
+    return render("preview.html", page=page)
+
+
+@router.post("", include_in_schema=False)
+def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
+    """Queue the search and redirect to its page; on an error, show the form again with its message."""
+    try:
+        query = resolve(schema.parse_query(to_query(values)), find=find)
+        resolve_search(query)
+        record = store.create_search(query=schema.to_dict(query))
+    except HpToolError as error:
+        page = replace(form_page(values, store=store), error=error.as_dict())
+        return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)
+    return RedirectResponse(f"/searches/{record.id}", status_code=303)
 
 
 def commands(query: Query, *, server: str) -> tuple[Command, ...]:

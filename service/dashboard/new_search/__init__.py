@@ -1,1 +1,0 @@
-"""The form of a new search, with the cost model's answer as the user types."""

@@ -1,0 +1,210 @@
+"""What the pages share: contexts, routes, templates, forms, and addresses, each of which holds the whole state of its page."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool.domain import records
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import Configuration
+from hp_tool.errors import InputError
+from hp_tool.queries import schema
+from service.api.bodies import read_body
+from service.dashboard import formats, plotly
+
+ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
+Tone = Literal["good", "warn", "bad", "busy", ""]
+ErrorFields = dict[str, str | None]
+"""{code, message, field} of an error."""
+
+MAX_FIELDS = 100
+"""Of a form."""
+MAX_QUERY = 20_000
+"""Characters of a query in an address."""
+IRRELEVANT = ("search", "id")
+"""Fields of a query that do not describe its configuration."""
+STATIC = Path(__file__).parent / "static"
+SECTIONS = (
+    ("Searches", "/"),
+    ("New search", "/searches/new"),
+    ("Explorer", "/explorer"),
+    ("Calibration", "/calibration"),
+    ("Models", "/models"),
+    ("GPUs", "/gpus"),
+    ("Clusters", "/clusters"),
+    ("Keys", "/keys"),
+)
+"""The navigation bar: name and address."""
+ASSETS = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))).hexdigest()[:12]
+"""Digest of the static files. It is part of their URLs, so they can be cached forever."""
+
+_environment = Environment(
+    loader=PackageLoader("service.dashboard"),
+    autoescape=select_autoescape(default=True, default_for_string=True),
+    # A misspelt field fails a test instead of leaving an empty cell.
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "plotly_href": plotly.HREF}
+_environment.globals["plotly_styles"] = " ".join(plotly.style_ids())
+_environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What every page has."""
+
+    title: str
+    json_href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A named value in words."""
+
+    name: str
+    value: str
+
+
+def page_at(
+    router: APIRouter,
+    path: str,
+    *,
+    template: str,
+    section: str,
+    status: Callable[[Any], int] = lambda context: HTTP_200_OK,
+    home: bool = False,
+) -> Callable[[ContextFunction], ContextFunction]:
+    """Register the HTML page at `path` and its JSON for the decorated function, which returns the page's context.
+
+    The function is a FastAPI dependency; its docstring describes the JSON in the API. `status` computes the HTML response's
+    status from the context. With `home`, the page is also the dashboard's front page.
+    """
+
+    def register(context_function: ContextFunction) -> ContextFunction:
+        dependency = Depends(context_function)
+
+        def json_page(context: Any = dependency) -> Any:
+            return context
+
+        def html_page(context: Any = dependency) -> HTMLResponse:
+            return render(template, page=context, section=section, status=status(context))
+
+        name = context_function.__name__.removesuffix("_context")
+        # JSON first: if the path ends in a parameter, the HTML route would match its address too.
+        router.add_api_route(
+            f"{path}.json",
+            json_page,
+            name=f"{name}_json",
+            description=inspect.getdoc(context_function),
+            response_model=get_type_hints(context_function)["return"],
+        )
+        for address in (path, "/") if home else (path,):
+            router.add_api_route(address, html_page, name=f"{name}_html", response_class=HTMLResponse, include_in_schema=False)
+        return context_function
+
+    return register
+
+
+def error_status(context: Any) -> int:
+    """422 if the context has an `error`, else 200."""
+    return HTTP_200_OK if context.error is None else HTTP_422_UNPROCESSABLE_CONTENT
+
+
+def rendered(template: str, **variables: Any) -> str:
+    """HTML of `template` with these variables."""
+    return _environment.get_template(template).render(variables)
+
+
+def render(template: str, *, page: Any, section: str | None = None, status: int = 200) -> HTMLResponse:
+    """HTML response of `template` with the context `page`; `section` is marked in the navigation bar."""
+    return HTMLResponse(rendered(template, page=page, section=section), status_code=status)
+
+
+def none_if_blank(text: object) -> object:
+    """The text without surrounding spaces; None if nothing is left."""
+    return text.strip() or None if isinstance(text, str) else text
+
+
+class _BlankIsNone:
+    """Reads blank text as None, and says in the schema that blank text is accepted."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(none_if_blank, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [handler(schema), {"type": "string", "const": ""}]}
+
+
+BLANK_IS_NONE = _BlankIsNone()
+"""For filters in an address: a form sends those not set as empty text."""
+
+
+def read_form(text: str | bytes) -> dict[str, str]:
+    """Values by name, without blank ones; the last value of a repeated name counts. Raises InputError."""
+    try:
+        pairs = parse_qsl(text if isinstance(text, str) else text.decode(), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise InputError("the form is not URL-encoded or has too many fields", code="bad_request") from None
+    return {name: value.strip() for name, value in pairs if value.strip()}
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    return await read_body(request, read_form)
+
+
+Form = Annotated[dict[str, str], Depends(_fields)]
+"""Fields of the posted form. The gate has checked its size and, by the Origin header, that our own page sent it."""
+
+
+def address(path: str, parameters: Mapping[str, object]) -> str:
+    """`path` with its query string; parameters that are None or empty are left out."""
+    kept = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def next_href(path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None) -> str | None:
+    """Address of the part of a list that follows `part`; None on the last one."""
+    return address(path, {**(filters or {}), "cursor": part.next_cursor}) if part.next_cursor else None
+
+
+def json_href(href: str) -> str:
+    """Address of the JSON of the page at `href`."""
+    path, question_mark, parameters = href.partition("?")
+    return f"{path}.json{question_mark}{parameters}"
+
+
+def configuration_href(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
+    """Page of a query's configuration, or of `parallel` in its place."""
+    return address("/configurations", {"query": configuration_text(query, parallel=parallel)})
+
+
+def compare_href(first: str, second: str) -> str:
+    """Page that compares two configurations, each given as `configuration_text`."""
+    return address("/compare", {"first": first, "second": second})
+
+
+def configuration_text(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
+    """Query of one configuration, as compact JSON."""
+    mapping = schema.query_mapping(query) if isinstance(query, Query) else dict(query)
+    if parallel is not None:
+        values = schema.to_dict(parallel)
+        mapping["parallel"] = {name: value for name, value in values.items() if value is not None}
+    kept = {name: value for name, value in mapping.items() if name not in IRRELEVANT}
+    return json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
