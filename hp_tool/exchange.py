@@ -48,7 +48,10 @@ def export(
         raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
     if "kind" in result:
         query = read(result)
-        return _write(query, _recommended(query, rank), format)
+        ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+        if (count := len(ranking.recommendations)) < rank:
+            raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
+        return _write(query, ranking.recommendations[rank - 1].parallel, format)
     if not isinstance(result.get("query"), dict):
         raise InputError(
             "the result does not hold its query; export what estimate, recommend or tune print with --json",
@@ -57,15 +60,6 @@ def export(
         )
     query = read(result["query"])
     return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
-
-
-def _recommended(query: Query, rank: int) -> ParallelConfig | ServingConfig:
-    """The configuration that a query's own answer puts at this rank."""
-    ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
-    rows = ranking.recommendations
-    if len(rows) < rank:
-        raise InputError(f"the query has {len(rows)} acceptable configurations; rank {rank} is not among them", field="rank")
-    return rows[rank - 1].parallel
 
 
 def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:

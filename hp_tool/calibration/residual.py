@@ -31,19 +31,6 @@ _HYPERPRIOR_LOG_SD = np.array([0.3, 0.4, 0.3])
 """Of amplitude, length and noise; the prior has their medians."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualPrediction:
-    """n configurations; arrays of shape (n,)."""
-
-    log_shift: FloatArray
-    """g: mean of ln(step / corrected prediction) in the regular regime."""
-    log_variance: FloatArray
-    """Of the same, noise of one run included."""
-    slow_probability: FloatArray
-    stall_s: FloatArray
-    """Seconds a micro-batch loses in the slow regime."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResidualFit(Residuals):
     """n runs that teach, each with its probability of being slow."""
@@ -61,8 +48,9 @@ class ResidualFit(Residuals):
     def _process(self) -> Process:
         return _condition(self.points, self.residual, self.slow, (self.amplitude, self.length, self.noise))
 
-    def predict(self, features: Mapping[str, FloatArray]) -> ResidualPrediction:
-        """The residuals of configurations with these features.
+    def predict(self, features: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Of n configurations, each (n,): mean of ln(step / corrected prediction) in the regular regime and its variance, one
+        run's noise included; probability of the slow regime, and seconds that a micro-batch loses in it.
 
         The slow regime: each run counts by how near it is to the configuration asked for; far from all, the share of all does.
         """
@@ -75,12 +63,7 @@ class ResidualFit(Residuals):
         probability = (SLOW_WEIGHT * self.share + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.
         slow = slow + (1e-3 * self.slow + NUGGET)
-        return ResidualPrediction(
-            log_shift=mean,
-            log_variance=self.scale**2 * variance,
-            slow_probability=probability,
-            stall_s=np.exp(slow @ self.log_stall / slow.sum(axis=1)),
-        )
+        return mean, self.scale**2 * variance, probability, np.exp(slow @ self.log_stall / slow.sum(axis=1))
 
 
 def fit_residual(

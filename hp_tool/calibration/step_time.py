@@ -154,10 +154,10 @@ class StepTimeFit:
         parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
         regular_s, variance, slow = median_s, np.full(len(median_s), self.residual_log_sd**2), None
         if self.residual is not None and features:
-            residual = self.residual.predict(features)
-            regular_s, variance = median_s * np.exp(residual.log_shift), residual.log_variance
-            stall_s = residual.stall_s * np.exp2(features.get(MICRO_BATCHES, np.zeros(len(median_s))))
-            slow = SlowRegime(probability=residual.slow_probability, step_s=regular_s + stall_s)
+            shift, variance, probability, stall_s = self.residual.predict(features)
+            regular_s = median_s * np.exp(shift)
+            micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(median_s))))
+            slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * micro_batches)
         return StepPrediction(
             regular_s=regular_s,
             log_sd=np.sqrt(variance + parameter_variance),
