@@ -46,7 +46,6 @@ def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = 
 
 
 def _print_parts(console: Console, parts_bytes: Mapping[str, float]) -> None:
-    """Memory by part."""
     rows = [(name.replace("_", " "), gib(size)) for name, size in parts_bytes.items()]
     print_table(console, ("part", "size"), rows, left=1)
 
@@ -69,7 +68,6 @@ def _print_space(console: Console, answer: RecommendAnswer) -> None:
 
 
 def _print_rejections(console: Console, answer: RecommendAnswer) -> None:
-    """How many configurations each rule rejected."""
     if answer.rejections:
         console.print("rejected: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
 

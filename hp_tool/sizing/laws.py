@@ -55,7 +55,6 @@ _CHINCHILLA_MODELS = (70e6, 16e9)
 
 
 def _chinchilla(number: int, *, exponent: float, flops: float, table: str, doubt: str = "") -> ScalingLaw:
-    """One of Hoffmann's three approaches."""
     return ScalingLaw(
         name=f"chinchilla-{number}",
         source=f"arXiv 2203.15556, approach {number}: exponent of table 2, anchored at the 67B row of table {table}{doubt}",
