@@ -19,7 +19,7 @@ from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration, resolve_configuration
-from hp_tool.training.pareto import Objective
+from hp_tool.training.recommend import Objective
 
 log = logging.getLogger(__name__)
 

@@ -49,10 +49,10 @@ def candidates_per_second() -> dict[str, float]:
     problem = resolve_serving(query)
     limits = {"max_num_seqs": [8 * k for k in range(1, 65)], "max_num_batched_tokens": [1024 * k for k in range(1, 17)]}
     asked = parse_query(QUERY | {"parallel": limits})
-    space = serving_space(query=asked.parallel, case=problem, concurrency=tuple(range(8, 257, 8)))
-    chunks = [space.candidates.take(slice(first, first + CHUNK)) for first in range(0, len(space.candidates), CHUNK)]
+    candidates, _ = serving_space(query=asked.parallel, case=problem, concurrency=tuple(range(8, 257, 8)))
+    chunks = [candidates.take(slice(first, first + CHUNK)) for first in range(0, len(candidates), CHUNK)]
     seconds = cpu_seconds(lambda: [problem.costed(chunk) for chunk in chunks])
-    n = len(space.candidates)
+    n = len(candidates)
     return {"candidates": n, "per_second": n / seconds["best"], "per_second_median": n / seconds["median"]}
 
 

@@ -155,6 +155,7 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
         raise InputError(f"num_gpus {query.num_gpus} is not the {total} that stages add up to", field="cluster.num_gpus")
     kinds = tuple(cluster(dataclasses.replace(query, stages=None, gpu=stage.gpu, num_gpus=stage.num_gpus)) for stage in stages)
     name = " + ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
+    prices = [kind.price_per_gpu_hour for kind in kinds if kind.price_per_gpu_hour is not None]
     return dataclasses.replace(
         min(kinds, key=lambda kind: kind.inter_node_bandwidth_bytes_per_second),
         name=query.name or name,
@@ -162,7 +163,7 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
         num_gpus=total,
         gpus_per_node=min(kind.gpus_per_node for kind in kinds),
         nvlink_domain_size=min(kind.nvlink_domain_size for kind in kinds),
-        price_per_gpu_hour=_mean(kinds, [kind.price_per_gpu_hour for kind in kinds]),
+        price_per_gpu_hour=_device_mean(kinds, prices) if len(prices) == len(kinds) else None,
         kinds=kinds,
     )
 
@@ -185,11 +186,6 @@ def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
         price_per_hour=None,
         source="means over the devices of both kinds",
     )
-
-
-def _mean(kinds: Sequence[ClusterSpec], values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _device_mean(kinds, known) if len(known) == len(kinds) else None
 
 
 def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float:

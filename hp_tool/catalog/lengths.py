@@ -67,16 +67,9 @@ def sequence_lengths(name: str) -> LengthDistribution:
             field=FIELD,
         )
     try:
-        return _from_table(path) if path.suffix in TABLES else _from_file(path)
+        return _from_table(path) if path.suffix in TABLES else _build(library.sole_entry(path, field=FIELD))
     except InputError as error:
         raise InputError(error.message, field=FIELD) from None
-
-
-def _from_file(path: Path) -> LengthDistribution:
-    entries = list(library.file_entries(path))
-    if len(entries) != 1:
-        raise InputError(f"{path} holds {len(entries)} entries; a file of lengths has its fields at the top level")
-    return _build(entries[0])
 
 
 def _build(entry: library.Entry) -> LengthDistribution:

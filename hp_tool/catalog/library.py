@@ -103,6 +103,14 @@ def file_entries(path: Path) -> Iterator[Entry]:
         yield _entry(str(name), fields, document.get("defaults", {}), source, path)
 
 
+def sole_entry(path: Path, *, field: str) -> Entry:
+    """The entry of a file that may hold no other. InputError, which names `field` as the input at fault."""
+    held = list(file_entries(path))
+    if len(held) != 1:
+        raise InputError(f"{path} holds {len(held)} entries; a file that is named has its fields at the top level", field=field)
+    return held[0]
+
+
 def own_folders() -> tuple[Path, ...]:
     """One's own folders, first match wins; the first is where new entries are written."""
     return _folders()[:-1]

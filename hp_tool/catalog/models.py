@@ -43,32 +43,26 @@ def is_file_name(name: str) -> bool:
     return "." in name and Path(name).suffix in documents.SUFFIXES
 
 
-def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
+def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
     """A model from ModelSpec's fields, or from a Hugging Face config.json's content (told by model_type or architectures).
 
-    An unknown key of the first form is an InputError that names the nearest known one.
+    An unknown key of the first form is an InputError that names the nearest known one. `origin`: the file it stands in.
     """
-    return _from_mapping(mapping, origin=None)
+    if is_config(mapping):
+        return checked_model(read_config(mapping))
+    return checked_model(records.build(ModelSpec, mapping, field="model", origin=origin))
 
 
 @functools.lru_cache(maxsize=1024)
 def _from_entry(entry: library.Entry) -> ModelSpec:
-    return _from_mapping({"name": entry.name, **entry.fields}, origin=entry.path)
+    return model_from_mapping({"name": entry.name, **entry.fields}, origin=entry.path)
 
 
 def _from_file(path: Path) -> ModelSpec:
-    entries = list(library.file_entries(path))
-    if len(entries) != 1:
-        raise InputError(f"{path} holds {len(entries)} entries; a model file has its fields at the top level", field="model")
+    entry = library.sole_entry(path, field="model")
     # config.json says nothing of a name: its folder's is the nearest thing.
-    name = path.resolve().parent.name if path.name == "config.json" else entries[0].name
-    return _from_mapping({"name": name, **entries[0].fields}, origin=path)
-
-
-def _from_mapping(mapping: Mapping[str, Any], *, origin: Path | None) -> ModelSpec:
-    if is_config(mapping):
-        return checked_model(read_config(mapping))
-    return checked_model(records.build(ModelSpec, mapping, field="model", origin=origin))
+    name = path.resolve().parent.name if path.name == "config.json" else entry.name
+    return model_from_mapping({"name": name, **entry.fields}, origin=path)
 
 
 def _holds_config(path: Path) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
-from typing import Protocol, Unpack
+from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import ANY_KEY, JsonObject, Page, Paging, RunRecord, RunState, SearchRecord, SearchState
@@ -47,6 +47,17 @@ class KeyRecord(NewKey):
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+
+
+class NewAudit(TypedDict):
+    """The fields of an AuditRecord that its writer knows."""
+
+    owner: str | None
+    api_key_id: str | None
+    action: str
+    resource: str
+    outcome: str
+    request_id: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +127,7 @@ class AccessStore(Store, Protocol):
     def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
         """What ended runs took since midnight UTC, and what searches that have not ended may still take."""
 
-    def add_audit(
-        self,
-        *,
-        owner: str | None,
-        api_key_id: str | None,
-        action: str,
-        resource: str,
-        outcome: str,
-        request_id: str | None = None,
-    ) -> None: ...
+    def add_audit(self, **entry: Unpack[NewAudit]) -> None: ...
 
     def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         """Newest first."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
@@ -25,6 +26,16 @@ AttentionKind = Literal["grouped", "latent"]
 MlpKind = Literal["dense", "experts"]
 
 _VECTORS: dict[Vectors, int] = {"none": 0, "weight": 1, "weight_bias": 2}
+T = TypeVar("T")
+
+
+def _given(field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpec], T]) -> cached_property[T]:
+    """What a field says or, where it is None, what follows from others."""
+
+    def value(model: ModelSpec) -> T:
+        return otherwise(model) if (given := field(model)) is None else given
+
+    return cached_property(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +160,21 @@ class ModelSpec(Strict):
     type_vocab_size: ZeroOrMore | None = None
     """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
 
-    @cached_property
-    def decoder_layers(self) -> int:
-        """encoder_decoder: layers of the decoder."""
-        return self.num_decoder_layers if self.num_decoder_layers is not None else self.num_hidden_layers
+    decoder_layers = _given(lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers)
+    """encoder_decoder: layers of the decoder."""
+    kv_heads = _given(lambda model: model.num_key_value_heads, lambda model: model.num_attention_heads)
+    head_size = _given(lambda model: model.head_dim, lambda model: model.hidden_size // model.num_attention_heads)
+    qk_nope_size = _given(lambda model: model.qk_nope_head_dim, lambda model: model.head_size)
+    """MLA: width of the part of a query or key head without rotary embedding."""
+    ffn_size = _given(lambda model: model.intermediate_size, lambda model: 4 * model.hidden_size)
+    expert_size = _given(lambda model: model.moe_intermediate_size, lambda model: model.ffn_size)
+    """Width of one routed expert."""
+    has_attention_bias = _given(lambda model: model.attention_bias, lambda model: model.is_gpt_like)
+    has_attention_output_bias = _given(lambda model: model.attention_output_bias, lambda model: model.has_attention_bias)
+    has_mlp_bias = _given(lambda model: model.mlp_bias, lambda model: model.has_attention_bias)
+    has_output_bias = _given(lambda model: model.output_bias, lambda model: model.architecture == "encoder")
+    has_sentence_head = _given(lambda model: model.sentence_head, lambda model: model.architecture == "encoder")
+    token_types = _given(lambda model: model.type_vocab_size, lambda model: 2 if model.architecture == "encoder" else 0)
 
     @cached_property
     def total_layers(self) -> int:
@@ -174,19 +196,6 @@ class ModelSpec(Strict):
         return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
 
     @cached_property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_attention_heads
-
-    @cached_property
-    def head_size(self) -> int:
-        return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_attention_heads
-
-    @cached_property
-    def qk_nope_size(self) -> int:
-        """MLA: width of the part of a query or key head without rotary embedding."""
-        return self.qk_nope_head_dim if self.qk_nope_head_dim is not None else self.head_size
-
-    @cached_property
     def qk_head_size(self) -> int:
         """Width of a query or key head; of latent attention with its rotary part."""
         return self.head_size if self.attention == "grouped" else self.qk_nope_size + (self.qk_rope_head_dim or 0)
@@ -204,11 +213,6 @@ class ModelSpec(Strict):
         return 2 if self.gated_mlp else 1
 
     @cached_property
-    def expert_size(self) -> int:
-        """Width of one routed expert."""
-        return self.moe_intermediate_size if self.moe_intermediate_size is not None else self.ffn_size
-
-    @cached_property
     def shared_expert_size(self) -> int:
         """Width of the shared experts of a layer together; 0 where there are none."""
         if self.shared_expert_intermediate_size is not None and self.num_shared_experts:
@@ -216,21 +220,9 @@ class ModelSpec(Strict):
         return self.num_shared_experts * self.expert_size
 
     @cached_property
-    def ffn_size(self) -> int:
-        return self.intermediate_size if self.intermediate_size is not None else 4 * self.hidden_size
-
-    @cached_property
     def is_gpt_like(self) -> bool:
         """layernorm without gates: the family that has biases and learned positions unless told otherwise."""
         return self.normalization == "layernorm" and not self.gated_mlp
-
-    @cached_property
-    def has_attention_bias(self) -> bool:
-        return self.attention_bias if self.attention_bias is not None else self.is_gpt_like
-
-    @cached_property
-    def has_attention_output_bias(self) -> bool:
-        return self.attention_output_bias if self.attention_output_bias is not None else self.has_attention_bias
 
     @cached_property
     def vectors_per_norm(self) -> int:
@@ -239,27 +231,10 @@ class ModelSpec(Strict):
         return _VECTORS[self.norm_vectors or of_normalization]
 
     @cached_property
-    def has_output_bias(self) -> bool:
-        return self.output_bias if self.output_bias is not None else self.architecture == "encoder"
-
-    @cached_property
     def head_dense_vectors(self) -> int:
         """Weight and bias, a weight, or nothing of the dense layer in the head."""
         of_architecture: Vectors = "weight_bias" if self.architecture == "encoder" else "none"
         return _VECTORS[self.head_dense or of_architecture]
-
-    @cached_property
-    def has_sentence_head(self) -> bool:
-        return self.sentence_head if self.sentence_head is not None else self.architecture == "encoder"
-
-    @cached_property
-    def token_types(self) -> int:
-        of_architecture = 2 if self.architecture == "encoder" else 0
-        return self.type_vocab_size if self.type_vocab_size is not None else of_architecture
-
-    @cached_property
-    def has_mlp_bias(self) -> bool:
-        return self.mlp_bias if self.mlp_bias is not None else self.has_attention_bias
 
     @cached_property
     def positions(self) -> PositionEmbedding:

@@ -175,9 +175,6 @@ class Store(Protocol):
     ) -> Page[SearchRecord]:
         """Newest first unless asked otherwise, without results. `model`: as their queries name it."""
 
-    def count_searches(self) -> dict[SearchState, int]:
-        """How many there are of each state, zeros included."""
-
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         """A waiting or failed search without open runs is cancelled at once, any other is asked through `requested`.
 

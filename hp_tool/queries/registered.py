@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hp_tool import catalog
 from hp_tool.domain.hardware import ClusterQuery, NodeType
@@ -51,15 +51,16 @@ def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSp
 
 def names_registered(query: Query | SizingQuery) -> bool:
     """Whether the query names something that the catalogue does not have; only then is it worth asking a database."""
-    return any(name is not None for name in (_unknown_model(query), _unknown_cluster(query)))
+    return any(name is not None for name in _unknown(query))
 
 
 def with_registered(query: Q, *, find: Find) -> Q:
     """The query with what is registered in place of its names. What nobody registered stays, to be refused as unknown."""
-    if (name := _unknown_model(query)) is not None and (spec := find("model", name)) is not None:
-        query = replace(query, model={**spec, "name": name})
-    if (name := _unknown_cluster(query)) is not None and (spec := find("cluster", name)) is not None:
-        node = catalog.node_type_from_mapping({**spec, "name": name})
+    model, cluster = _unknown(query)
+    if model is not None and (spec := find("model", model)) is not None:
+        query = replace(query, model={**spec, "name": model})
+    if cluster is not None and (spec := find("cluster", cluster)) is not None:
+        node = catalog.node_type_from_mapping({**spec, "name": cluster})
         wanted = query.cluster if isinstance(query.cluster, ClusterQuery) else ClusterQuery()
         query = replace(query, cluster=_laid(wanted, node))
     return query
@@ -69,29 +70,13 @@ def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
     """The cluster asked for, with what it leaves out as the registered server has it; the catalogue's rules for node types."""
     if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(f"gpu is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu")
-    per_node = wanted.gpus_per_node or node.gpus_per_node
-    domain = wanted.nvlink_domain_size or node.nvlink_domain_size or node.gpus_per_node
+    shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
+    laid = replace(wanted, node_type=None, **{name: getattr(node, name) for name in shared if getattr(wanted, name) is None})
+    domain = laid.nvlink_domain_size or node.gpus_per_node
     if wanted.nvlink_domain_size is None:
+        per_node = laid.gpus_per_node or node.gpus_per_node
         domain = max(per_node, domain - domain % per_node)
-
-    def either(name: str) -> Any:
-        value = getattr(wanted, name)
-        return getattr(node, name) if value is None else value
-
-    return replace(
-        wanted,
-        name=wanted.name or node.name,
-        node_type=None,
-        gpu=node.gpu,
-        num_gpus=wanted.num_gpus or node.num_gpus or node.gpus_per_node,
-        gpus_per_node=per_node,
-        nvlink_domain_size=domain,
-        inter_node_bandwidth_bytes_per_second=either("inter_node_bandwidth_bytes_per_second"),
-        network_topology=either("network_topology"),
-        nodes_per_leaf=either("nodes_per_leaf"),
-        network_oversubscription=either("network_oversubscription"),
-        price_per_gpu_hour=either("price_per_gpu_hour"),
-    )
+    return replace(laid, name=wanted.name or node.name, num_gpus=laid.num_gpus or node.gpus_per_node, nvlink_domain_size=domain)
 
 
 def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
@@ -100,12 +85,12 @@ def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
     return {**spec, "name": name}
 
 
-def _unknown_model(query: Query | SizingQuery) -> str | None:
-    model = query.model if isinstance(query.model, str) else ""
-    return model.casefold() if NAME.fullmatch(model.casefold()) and not catalog.knows("models", model) else None
+def _unknown(query: Query | SizingQuery) -> tuple[str | None, str | None]:
+    """The names of model and cluster, where they could be registered and the catalogue has none of that name."""
+    cluster = query.cluster.node_type if isinstance(query.cluster, ClusterQuery) else query.cluster
+    return _unless_known("models", query.model), _unless_known("clusters", cluster)
 
 
-def _unknown_cluster(query: Query | SizingQuery) -> str | None:
-    cluster = query.cluster
-    name = (cluster.node_type if isinstance(cluster, ClusterQuery) else cluster) or ""
-    return name.casefold() if NAME.fullmatch(name.casefold()) and not catalog.knows("clusters", name) else None
+def _unless_known(kind: catalog.Kind, name: object) -> str | None:
+    small = name.casefold() if isinstance(name, str) else ""
+    return small if NAME.fullmatch(small) and not catalog.knows(kind, small) else None

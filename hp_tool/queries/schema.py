@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
@@ -186,9 +185,11 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
         return out_of_bounds(deepest["input"], bounds, field=whole)
     value = json.dumps(deepest.get("input"), default=str)
-    return InputError(
-        f"{field or 'the query'}: {_expectation(problems, path)}, got {value[:80]}", field=field, code="invalid_value"
+    # All types of a value that may have several.
+    expected = " or ".join(
+        dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
     )
+    return InputError(f"{field or 'the query'}: expected {expected}, got {value[:80]}", field=field, code="invalid_value")
 
 
 def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:
@@ -205,12 +206,6 @@ def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> Input
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
     field = ".".join((*_path(loc[:-1]), key)) or None
     return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
-
-
-def _expectation(problems: list[ErrorDetails], path: tuple[str, ...]) -> str:
-    """What is accepted; all types of a value that may have several."""
-    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path]
-    return "expected " + " or ".join(dict.fromkeys(messages))
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from hp_tool import bounds
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import axis_values
-from hp_tool.domain.query import Query, Targets
+from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import UnsupportedError
@@ -35,11 +35,12 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     """
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
-    sides = _sides(query)
+    cluster = catalogue_cluster(query.cluster)
+    sides = cluster.kinds or (cluster, cluster)
     problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))
     _refuse_unmodelled(problem)
     cases = [serving_case(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides]
-    t_p, t_d, n_p, n_d = _pairs(query, spec, cases)
+    t_p, t_d, n_p, n_d = _pairs(spec, cases, shared=not cluster.kinds, every=query.objective == "min_gpus")
     if len(t_p) == 0:
         return ()
     costs = pool_costs(
@@ -51,7 +52,11 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     )
     gpus = t_p * n_p + t_d * n_d
     dollars = _cost_per_million(sides, costs, [t_p * n_p, t_d * n_d])
-    good = np.flatnonzero(costs.fits & costs.sustained & _meets(costs, problem.targets))
+    acceptable = costs.fits & costs.sustained
+    for name in _TARGETS:
+        if (limit := getattr(problem.targets, name)) is not None:
+            acceptable &= getattr(costs, name) <= limit
+    good = np.flatnonzero(acceptable)
     score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=problem.request_rate_per_second is not None)
     order = good[np.lexsort((gpus[good], score[good]))][:top]
     return tuple(
@@ -69,12 +74,6 @@ def only_pools(query: Query) -> bool:
     """Whether only separate pools can answer, since no server spans two kinds of GPU."""
     pools = query.inference is not None and query.inference.disaggregated is not None
     return pools and not isinstance(query.cluster, str) and query.cluster.stages is not None
-
-
-def _sides(query: Query) -> tuple[ClusterSpec, ClusterSpec]:
-    """Where prefill and where decoding may run."""
-    cluster = catalogue_cluster(query.cluster)
-    return (cluster.kinds[0], cluster.kinds[1]) if cluster.kinds else (cluster, cluster)
 
 
 def _one_kind(query: Query) -> str | ClusterQuery:
@@ -96,9 +95,10 @@ def _refuse_unmodelled(problem: ServingProblem) -> None:
         )
 
 
-def _pairs(query: Query, spec: DisaggregationSpec, cases: Sequence[ServingCase]) -> IntArray:
-    """(4, n): t_p, t_d, n_p and n_d of replicas of legal sizes that the devices suffice for."""
-    shared = not catalogue_cluster(query.cluster).kinds
+def _pairs(spec: DisaggregationSpec, cases: Sequence[ServingCase], *, shared: bool, every: bool) -> IntArray:
+    """(4, n): t_p, t_d, n_p and n_d of replicas of legal sizes that the devices suffice for. `shared`: both pools take theirs
+    from the same devices; `every`: also pairs that leave some of them free.
+    """
     room = [side.cluster.num_gpus for side in cases]
     prefill_sizes = _legal(cases[0], spec.prefill_tensor_parallel_size)
     decode_sizes = _legal(cases[1], spec.decode_tensor_parallel_size)
@@ -106,7 +106,7 @@ def _pairs(query: Query, spec: DisaggregationSpec, cases: Sequence[ServingCase])
         "prefill_tensor_parallel_size": len(prefill_sizes),
         "decode_tensor_parallel_size": len(decode_sizes),
         "prefill_replicas": 1 if spec.prefill_replicas else room[0],
-        "decode_replicas": 1 if spec.decode_replicas or query.objective != "min_gpus" else room[1],
+        "decode_replicas": room[1] if every and not spec.decode_replicas else 1,
     }
     axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
     bounds.plan(pairs := math.prod(axes.values()), axes=axes, most=MAX_PAIRS)
@@ -116,8 +116,8 @@ def _pairs(query: Query, spec: DisaggregationSpec, cases: Sequence[ServingCase])
             for n_p in _replicas(spec.prefill_replicas, room[0] // t_p):
                 bounds.check()
                 most = (room[1] - (n_p * t_p if shared else 0)) // t_d
-                fewest = 1 if query.objective == "min_gpus" else max(most, 1)
-                rows += [(t_p, t_d, n_p, n_d) for n_d in _replicas(spec.decode_replicas, most, fewest=fewest)]
+                counts = _replicas(spec.decode_replicas, most, fewest=1 if every else max(most, 1))
+                rows += [(t_p, t_d, n_p, n_d) for n_d in counts]
     bounds.check(done=pairs)
     return np.array(rows, dtype=np.int64).reshape(-1, 4).T
 
@@ -154,15 +154,6 @@ def _candidates(t: IntArray, replicas: IntArray, problem: ServingProblem) -> Ser
         max_num_batched_tokens=ones * problem.engine.max_num_batched_tokens,
         concurrency=ones * (problem.concurrency or 1),
     )
-
-
-def _meets(costs: PoolCosts, targets: Targets) -> BoolArray:
-    met = np.ones(len(costs.ttft_s), dtype=bool)
-    for name in _TARGETS:
-        limit = getattr(targets, name)
-        if limit is not None:
-            met &= getattr(costs, name) <= limit
-    return met
 
 
 def _score(objective: str | None, costs: PoolCosts, *, gpus: IntArray, dollars: FloatArray | None, by_rate: bool) -> FloatArray:

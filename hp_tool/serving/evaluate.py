@@ -9,10 +9,11 @@ from hp_tool.cost.serving.legality import explain, legality
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig
-from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.serving.breakdown import estimate_row
+from hp_tool.errors import UnsupportedError
+from hp_tool.serving.estimates import estimate_row
 from hp_tool.serving.fixes import fixes
 from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.training.evaluate import single_values
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
@@ -45,14 +46,7 @@ def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> Servi
     """The one configuration a query describes, data_parallel_size derived. Raises InputError if an axis is a list."""
     engine = problem.engine
     values = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
-    for name in ServingConfig.__slots__:
-        value = getattr(parallel, name)
-        if isinstance(value, tuple):
-            if len(value) != 1:
-                raise InputError(f"parallel.{name} is a list; an estimate wants one value", field=f"parallel.{name}")
-            value = value[0]
-        if value is not None:
-            values[name] = value
+    values |= single_values(parallel, ServingConfig.__slots__)
     stage = values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1)
     values.setdefault("data_parallel_size", max(problem.cluster.num_gpus // stage, 1))
     return ServingConfig(**values)

@@ -13,16 +13,11 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
-from hp_tool.serving.breakdown import estimate_row
+from hp_tool.serving.estimates import bounded_values, estimate_row, meets_targets
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
-from hp_tool.serving.targets import bounded_values, meets_targets
 from hp_tool.space.serving import serving_space
+from hp_tool.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
 
-MAX_FIXES = 5
-MAX_CHANGES = 3
-"""Axes changed at once; more are listed only where fewer fix nothing."""
-GROWTH = (2, 4, 8)
-"""Multiples of the devices that are tried; the smallest that is a fix is listed."""
 LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
 """Powers of two by which an engine's limits are moved; far down, since most targets are missed by crowding."""
 AXES = (
@@ -126,7 +121,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
         return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
 
     query = ParallelQuery(max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens"))
-    candidates = serving_space(query=query, case=problem, concurrency=(problem.concurrency or 1,)).candidates
+    candidates, _ = serving_space(query=query, case=problem, concurrency=(problem.concurrency or 1,))
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]

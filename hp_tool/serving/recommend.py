@@ -17,9 +17,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.serving.breakdown import OVERLOADED, estimate_row
+from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets
 from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.serving.targets import meets_targets
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
 
@@ -88,7 +87,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
     steps = np.arange(int(np.log2(problem.concurrency) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
     loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), problem.concurrency}))
-    candidates = serving_space(query=query.parallel, case=problem, concurrency=loads).candidates
+    candidates, _ = serving_space(query=query.parallel, case=problem, concurrency=loads)
     n = len(candidates)
     tpot, throughput, good = np.empty(n), np.empty(n), np.empty(n, dtype=bool)
     for rows, costs, met in costed_chunks(candidates, problem=problem):
@@ -96,32 +95,23 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         good[rows] = costs.fits & met
     kept = np.flatnonzero(good)
     chosen = candidates.take(kept[undominated(tpot[kept], throughput[kept])])
-    if len(chosen) == 0:
-        return ()
-    costed = problem.costed(chosen)
-    front = []
-    for row in range(len(chosen)):
-        loaded = replace(problem, concurrency=int(chosen.concurrency[row]))
-        estimate = estimate_row(replace(costed, problem=loaded), row)
-        front.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
-    return tuple(front)
+    return recommendations(chosen, problem=problem)
 
 
 def cost_space(*, query: Query, problem: ServingProblem) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk."""
-    space = serving_space(query=query.parallel, case=problem, concurrency=(problem.concurrency or 1,))
-    n = len(space.candidates)
+    candidates, rejections = serving_space(query=query.parallel, case=problem, concurrency=(problem.concurrency or 1,))
+    n = len(candidates)
     score = np.empty(n)
     fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
-    for rows, costs, in_target in costed_chunks(space.candidates, problem=problem):
+    for rows, costs, in_target in costed_chunks(candidates, problem=problem):
         fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, in_target
         score[rows] = _score(costs, query.objective, problem)
-    rejections = dict(space.rejections)
     reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}
     for code, turned_away in reasons.items():
         if count := int(np.count_nonzero(turned_away)):
             rejections[code] = count
-    return CostedSpace(candidates=space.candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
+    return CostedSpace(candidates=candidates, score=score, acceptable=fits & sustained & met, rejections=rejections)
 
 
 def costed_chunks(candidates: ServingCandidates, *, problem: ServingProblem) -> Iterator[tuple[slice, ServingCosts, BoolArray]]:
@@ -146,11 +136,12 @@ def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) 
 
 
 def recommendations(chosen: ServingCandidates, *, problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
-    """The chosen candidates in full, ranked in their order."""
+    """The chosen candidates in full, ranked in their order, each under its own concurrency."""
     if len(chosen) == 0:
         return ()
-    rows = problem.costed(chosen)
-    return tuple(
-        ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate_row(rows, row))
-        for row in range(len(chosen))
-    )
+    costed, rows = problem.costed(chosen), []
+    for row, concurrency in enumerate(chosen.concurrency.tolist()):
+        loaded = problem if problem.concurrency is None else replace(problem, concurrency=concurrency)
+        estimate = estimate_row(replace(costed, problem=loaded), row)
+        rows.append(ServingRecommendation(rank=row + 1, parallel=chosen.config(row), estimate=estimate))
+    return tuple(rows)

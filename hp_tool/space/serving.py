@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,17 +17,13 @@ MAX_STAGES = 16
 """Pipeline stages tried by default: each adds a hop to every token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingSpace:
-    """The legal candidates, and how many combinations each rule turned away."""
+def serving_space(
+    *, query: ParallelQuery, case: ServingCase, concurrency: tuple[int, ...]
+) -> tuple[ServingCandidates, dict[str, int]]:
+    """Every legal combination of what the query allows, under each concurrency, once; and how many each rule turned away.
 
-    candidates: ServingCandidates
-    rejections: dict[str, int]
-
-
-def serving_space(*, query: ParallelQuery, case: ServingCase, concurrency: tuple[int, ...]) -> ServingSpace:
-    """Every legal combination of what the query allows, under each concurrency, once. Left free, the sizes are the divisors of
-    the devices; expert and attention data parallelism belong to models with experts; batch limits are the engine's.
+    Left free, the sizes are the divisors of the devices; expert and attention data parallelism belong to models with experts;
+    batch limits are the engine's.
     """
     model, engine, num_gpus = case.model, case.engine, case.cluster.num_gpus
     shares = divisors(num_gpus, limit=num_gpus)
@@ -62,4 +57,4 @@ def serving_space(*, query: ParallelQuery, case: ServingCase, concurrency: tuple
     codes = legality(model=model, num_gpus=num_gpus, candidates=candidates)
     legal = np.flatnonzero(codes == 0)
     bounds.check(done=len(codes) - len(legal))
-    return ServingSpace(candidates=candidates.take(legal), rejections=rejection_counts(codes))
+    return candidates.take(legal), rejection_counts(codes)

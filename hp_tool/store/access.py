@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from hp_tool.domain.access import AuditRecord, KeyRecord, NewKey, Scope, Usage
+from hp_tool.domain.access import AuditRecord, KeyRecord, NewAudit, NewKey, Scope, Usage
 from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRunsLimit, Page, Paging, RunState, SearchState
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError, LimitError
@@ -87,27 +87,11 @@ class Access(StoreBase):
                 webhooks=webhooks,
             )
 
-    def add_audit(
-        self,
-        *,
-        owner: str | None,
-        api_key_id: str | None,
-        action: str,
-        resource: str,
-        outcome: str,
-        request_id: str | None = None,
-    ) -> None:
-        values = {
-            "id": new_id(),
-            "owner": owner,
-            "api_key_id": api_key_id,
-            "action": action[:200],
-            "resource": storable(resource[:500]),  # what a stranger typed
-            "outcome": outcome,
-            "request_id": request_id,
-        }
+    def add_audit(self, **entry: Unpack[NewAudit]) -> None:
+        resource = storable(entry["resource"][:500])  # what a stranger typed
+        shortened = {**entry, "action": entry["action"][:200], "resource": resource}
         with self._writing() as connection:
-            connection.execute(sa.insert(AUDIT).values(**values, created_at=now(connection)))
+            connection.execute(sa.insert(AUDIT).values(id=new_id(), created_at=now(connection), **shortened))
 
     def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         with self._reading() as connection:

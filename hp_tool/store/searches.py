@@ -16,7 +16,6 @@ from hp_tool.store.base import (
     StoreBase,
     add_event,
     checked,
-    counts,
     first_use,
     locked_search,
     now,
@@ -107,10 +106,6 @@ class Searches(StoreBase):
         listing = Listing(table=SEARCH, filters=filters, paging=paging)
         with self._reading() as connection:
             return listing.page(connection, query=query, limit=limit, record=search_record)
-
-    def count_searches(self) -> dict[SearchState, int]:
-        with self._reading() as connection:
-            return counts(connection, SEARCH.c.state, SearchState)
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         with self._writing() as connection:

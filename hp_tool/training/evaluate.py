@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,15 +105,7 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
 
     Raises InputError if an axis is a list, or the schedule does not run that number of model chunks.
     """
-    values: dict[str, Any] = {}
-    for name in ParallelConfig.__slots__:
-        value = getattr(parallel, name)
-        if isinstance(value, tuple) and name not in OF_THE_QUERY:
-            if len(value) != 1:
-                raise InputError(f"parallel.{name} is a list; an estimate wants one value", field=f"parallel.{name}")
-            value = value[0]
-        if value is not None:
-            values[name] = value
+    values = single_values(parallel, ParallelConfig.__slots__)
     values.setdefault("zero_stage", facts(framework).default_zero_stage)
     if parallel.pipeline_layout is not None:
         laid_out = len(parse_layout(parallel.pipeline_layout).chunks)  # p v; if the query gives neither, each is a stage
@@ -136,6 +128,20 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
     if values.get("data_parallel_shard_size") == values.get("data_parallel_size", parallel.data_parallel_size):
         values["data_parallel_shard_size"] = 0  # the whole group
     return ParallelConfig(**values)
+
+
+def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:
+    """The one value of each of these axes that the query gives. Raises InputError if an axis is a list."""
+    values: dict[str, Any] = {}
+    for name in axes:
+        value = getattr(parallel, name)
+        if isinstance(value, tuple) and name not in OF_THE_QUERY:
+            if len(value) != 1:
+                raise InputError(f"parallel.{name} is a list; an estimate wants one value", field=f"parallel.{name}")
+            value = value[0]
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def config_query(config: ParallelConfig) -> ParallelQuery:

@@ -71,11 +71,6 @@ class Neighbours:
         ranked: NDArray[np.intp] = first[np.lexsort([key[first] for key in fastest])]
         return ranked
 
-    def fastest_that_fits(self) -> int | None:
-        """The fastest row that fits in memory, whatever max_days and max_cost say; None if none fits."""
-        rows = np.flatnonzero(self.costs.feasible)
-        return int(rows[np.argmin(self.costs.step_s[rows])]) if len(rows) else None
-
 
 def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Mend, ...]:
     """At most MAX_FIXES smallest changes after which the infeasible estimate of `query` would be feasible.
@@ -102,8 +97,8 @@ def _on_the_same_devices(query: Query, problem: TrainingProblem, infeasible: Est
         limit_s = min((WORTHWHILE * fix.step_s for fix in found), default=math.inf)
         rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(found)]
         found += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
-        if (fastest := near.fastest_that_fits()) is not None:
-            fitting.append(_fix(near, fastest, infeasible, num_gpus=num_gpus))
+        if len(fits := np.flatnonzero(near.costs.feasible)):  # whatever max_days and max_cost say
+            fitting.append(_fix(near, int(fits[np.argmin(near.costs.step_s[fits])]), infeasible, num_gpus=num_gpus))
     return sorted(found, key=lambda fix: fix.step_s) if found else _too_slow(fitting, infeasible)
 
 

@@ -267,6 +267,6 @@ def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | 
         return workload, None
     distribution = sequence_lengths(workload.sequence_lengths)
     rows = (packed_rows if workload.packed else padded_rows)(distribution, row_tokens=workload.sequence_length)
-    values: dict[str, Any] = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}
+    values = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}
     resolved = VariableLengthWorkload(**values, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
     return resolved, rows if workload.packed else None

@@ -1,22 +1,29 @@
-"""The best training configurations of a query's space; if nothing in it is acceptable, what comes nearest."""
+"""The best training configurations of a query's space: those ranked first, what comes nearest, and Pareto fronts."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
+from hp_tool import bounds
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.frameworks import facts
+from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
+from hp_tool.space import default_axes
+from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
-from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, recommendations
+from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, recommendations, with_residuals
 
+Objective = Literal["memory", "gpus"]
+"""What a Pareto front sets against step time."""
 MAX_TOP = 1_000
 NEAREST = 3
 """Misses in an answer."""
@@ -47,8 +54,10 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
         if further is not None:
             space = further
         else:
-            missed = _nearest_misses(problem, predictor=predictor).candidates
-            misses = nearest_recommendations(missed, problem=problem, predictor=predictor)
+            missed: list[CostedRows] = []
+            for rows, _ in costed_chunks(problem=problem, predictor=predictor):
+                missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
+            misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
     return Ranking(
         recommendations=recommendations(space.candidates, problem=problem, predictor=predictor),
         space=SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start),
@@ -69,14 +78,6 @@ def _with_all_zero_stages(problem: TrainingProblem, *, keep: int, predictor: Cal
     return space if space.feasible else None
 
 
-def _nearest_misses(problem: TrainingProblem, *, predictor: CalibratedPredictor | None) -> CostedRows:
-    """The `nearest` of a whole space, in which nothing is acceptable."""
-    kept: list[CostedRows] = []
-    for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-        kept = [nearest(CostedRows.concatenate([*kept, rows]), problem=problem)]
-    return kept[0]
-
-
 def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
     """The NEAREST of candidates none of which is acceptable: first those that miss one limit alone, memory or time, then by
     how far they are off: bytes over the capacity, or seconds over the longest step that max_days and max_cost allow,
@@ -94,3 +95,78 @@ def nearest_recommendations(
     """Candidates that are not acceptable in full, with every limit they miss among their estimate's reasons."""
     rows = recommendations(chosen, problem=problem, predictor=predictor)
     return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)
+
+
+def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:
+    """Configurations that no other beats in two objectives at once.
+
+    memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and number of devices up
+    to cluster.num_gpus, fewest first; `provenance` of each estimate says on how many it runs.
+    """
+    problem = resolve_training(query)
+    predictor = None if calibrations is None else calibrations(problem)
+    if against == "memory":
+        front = _memory_front(problem, predictor)
+        return recommendations(front.candidates, problem=problem, predictor=predictor)
+    rows: list[Recommendation] = []
+    best_s = float("inf")
+    for smaller in _possible(problem):
+        space = cost_space(problem=smaller, keep=1, predictor=predictor)
+        if space.feasible and space.step_s[0] < best_s:
+            best_s = float(space.step_s[0])
+            rows += recommendations(space.candidates, problem=smaller, predictor=predictor)
+    return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+
+
+def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
+    """Rising numbers of devices up to the cluster's: whole nodes, or equal shares of one, that t p c d can fill.
+
+    d divides the global batch, t, p and c are the values that a search on the whole cluster would try.
+    """
+    cluster, batch = problem.cluster, problem.workload.global_batch_size
+    axes = default_axes(query=problem.parallel, case=problem)
+    ranks = {
+        t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
+    }
+    node, most = cluster.gpus_per_node, cluster.num_gpus
+    fitting: set[int] = set()
+    for d in divisors(batch, limit=most):
+        bounds.check()
+        counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
+        fitting |= {n for n in counts if (n % node == 0 if n > node else node % n == 0)}
+    return tuple(sorted(fitting | {cluster.num_gpus}))
+
+
+def fewest_devices(
+    *, problem: TrainingProblem, keep: int, predictor: CalibratedPredictor | None = None
+) -> tuple[TrainingProblem, CostedSpace]:
+    """The fewest of `device_counts` with something acceptable, and the space there; the whole cluster if none has."""
+    for smaller in _possible(problem):
+        space = cost_space(problem=smaller, keep=keep, predictor=predictor)
+        if space.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
+            return smaller, space
+    return problem, cost_space(problem=problem, keep=keep, predictor=predictor)
+
+
+def _memory_front(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
+    """Acceptable candidates that no other beats in both step time and memory, fastest first."""
+    front: list[CostedRows] = []
+    for rows, _ in costed_chunks(problem=problem, predictor=predictor):
+        front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
+    (rows,) = front  # there is at least one chunk, if an empty one
+    if predictor is not None and len(rows.candidates):
+        rows = _acceptable_front(with_residuals(rows.candidates, problem=problem, predictor=predictor)[0])
+    return rows
+
+
+def _acceptable_front(rows: CostedRows) -> CostedRows:
+    acceptable = rows.take(np.flatnonzero(rows.acceptable))
+    return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
+
+
+def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
+    """The problem on each of `device_counts` that could meet the deadline at twice the devices' peak."""
+    for count in device_counts(problem):
+        smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
+        if smaller.least_step_s <= smaller.longest_step_s:
+            yield smaller

@@ -29,9 +29,9 @@ from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers import check_trainer, check_varied, program_name
 from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.pareto import fewest_devices
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedSpace, cost_space
+from hp_tool.training.recommend import fewest_devices
 from hp_tool.tuning.clusters import LOCAL, launcher_name
 
 MAX_ROWS = 4096

@@ -15,7 +15,7 @@ from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
 from hp_tool.search.account import spent_by
 from hp_tool.search.serving import meets, penalised_latency_s
-from hp_tool.serving.breakdown import CONFIDENCE, estimate_row
+from hp_tool.serving.estimates import CONFIDENCE, estimate_row
 from hp_tool.serving.problem import CostedRows
 from hp_tool.training.recommend import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration

@@ -115,6 +115,6 @@ def test_no_route_tells_or_changes_what_is_anothers(
         elif "{key_id}" in address.pattern:
             assert answer.status_code == 403, address
     assert (store.get_search(search_id=stand.search), store.get_webhook(search_id=stand.search)) == before
-    assert store.count_searches() == {state: int(state is SearchState.SUCCEEDED) for state in SearchState}
+    assert store.usage().searches == {state: int(state is SearchState.SUCCEEDED) for state in SearchState}
     assert store.get_key(key_id=key).revoked_at is None
     assert [http.get(f"/v1/{kind}/hers", headers=ada).status_code for kind in ("models", "clusters")] == [200, 200]

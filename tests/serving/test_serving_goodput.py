@@ -10,7 +10,7 @@ import pytest
 from hp_tool import serving
 from hp_tool.domain.query import Targets
 from hp_tool.domain.serving import InferenceEstimate
-from hp_tool.serving.targets import request_bounds
+from hp_tool.serving.estimates import request_bounds
 from tests.serving.test_serving_answers import query
 
 RATE = {"concurrency": None, "request_rate_per_second": 6.0}

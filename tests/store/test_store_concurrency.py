@@ -51,7 +51,7 @@ def test_every_search_is_claimed_by_one_process(store: SqlStore, store_url: str)
     with processes() as pool:
         claims = list(pool.map(coordinate_all, [store_url] * PROCESSES, [f"worker {n}" for n in range(PROCESSES)]))
     assert Counter(search_id for claim in claims for search_id in claim) == Counter(made)
-    assert store.count_searches()[SearchState.SUCCEEDED] == SEARCHES
+    assert store.usage().searches[SearchState.SUCCEEDED] == SEARCHES
     for search_id in made:
         search = store.get_search(search_id=search_id)
         assert [event.seq for event in store.events(search_id=search.id)] == [1, 2, 3, 4, 5]
@@ -115,7 +115,7 @@ def test_threads_with_one_idempotency_key_make_one_search(store: SqlStore) -> No
     with ThreadPoolExecutor(THREADS) as pool:
         made = pool.map(lambda _: store.create_search(query={"a": 1}, idempotency_key="k").id, range(THREADS))
         assert len(set(made)) == 1
-    assert store.count_searches()[SearchState.QUEUED] == 1
+    assert store.usage().searches[SearchState.QUEUED] == 1
 
 
 def test_threads_saving_calibrations_get_different_versions(store: SqlStore) -> None:

@@ -57,7 +57,7 @@ def test_lists_filter_by_state_and_leave_results_out(store: Store) -> None:
     (ended,) = store.list_searches(state=SearchState.SUCCEEDED).items
     assert (ended.id, ended.result) == (lease.search_id, None)
     assert store.get_search(search_id=lease.search_id).result == {"recommendations": []}
-    counts = store.count_searches()
+    counts = store.usage().searches
     assert counts == {state: int(state in (SearchState.QUEUED, SearchState.SUCCEEDED)) for state in SearchState}
 
 
@@ -84,7 +84,7 @@ def test_an_idempotency_key_makes_one_search(store: Store) -> None:
         store.create_search(query=QUERY | {"model": "other"}, owner="ada", idempotency_key="k")
     with pytest.raises(ConflictError):
         store.create_search(query=QUERY, priority=1, owner="ada", idempotency_key="k")
-    assert store.count_searches()[SearchState.QUEUED] == 2
+    assert store.usage().searches[SearchState.QUEUED] == 2
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
