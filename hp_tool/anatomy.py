@@ -1,7 +1,5 @@
 """One configuration in detail: what each pipeline stage holds and takes, when it runs what, and where its ranks lie."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Answers to a query, or to lines of them: the same for a command, a request body, a page and Python."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """From a budget (devices and days, parameters, tokens or FLOPs) to the training that it buys, timed by the cost model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

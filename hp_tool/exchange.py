@@ -1,7 +1,5 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping

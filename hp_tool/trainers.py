@@ -9,8 +9,6 @@ placeholders are
 Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import statistics

@@ -6,8 +6,6 @@ the step takes two to fifty times as long. Those runs say nothing about g; they 
 micro-batch costs in it. Every run belongs to either regime with a probability.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

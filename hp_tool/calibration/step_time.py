@@ -1,7 +1,5 @@
 """Step time: a few physical multipliers on groups of parts, two overheads, and how far off the rest still is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

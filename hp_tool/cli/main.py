@@ -1,7 +1,5 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from collections.abc import Callable

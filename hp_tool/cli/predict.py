@@ -1,7 +1,5 @@
 """`hp-tool estimate`, `recommend` and `size`: what the cost model says of one configuration, of all, and of a budget."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Results of training, serving and sizing as tables for people, in human units."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console

@@ -5,8 +5,6 @@ layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p e_t)) p ove
 former without ep, the latter without cp.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A serving configuration as the command of vLLM, SGLang or TensorRT-LLM that starts one replica, in the versions named."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

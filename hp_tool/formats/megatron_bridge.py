@@ -1,7 +1,5 @@
 """Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in megatron/bridge/training/config.py."""
 
-from __future__ import annotations
-
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.words import CONTEXT, SAID, SHARDING

@@ -1,7 +1,5 @@
 """What is exported: a training or serving configuration with its names looked up."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any

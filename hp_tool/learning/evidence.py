@@ -1,7 +1,5 @@
 """What stored measurements teach: their numbers beside today's predictions, and beside those of a stored calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

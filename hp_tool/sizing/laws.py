@@ -1,7 +1,5 @@
 """Published rules: how a budget is divided between parameters and tokens, and where a first run's hyperparameters may begin."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

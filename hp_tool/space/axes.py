@@ -1,7 +1,5 @@
 """The values each axis may take: the user's, or those that make sense for this model and cluster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hp_tool.cost.candidates import ONE_F_ONE_B, recompute_codes, schedule_code

@@ -1,7 +1,5 @@
 """Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and typed answers, written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch, /v1/exports and /v1/imports."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any

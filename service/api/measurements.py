@@ -1,7 +1,5 @@
 """Measurements: the list, and reports of real trainings' step times. Calibrations fitted to them: versions and new ones."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

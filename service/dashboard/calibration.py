@@ -1,7 +1,5 @@
 """/calibration and its series: prediction errors before and after, drift, outliers, and the runs. /measurements: every run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import difflib

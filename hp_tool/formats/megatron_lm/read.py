@@ -1,7 +1,5 @@
 """Flags of Megatron-LM's pretrain_gpt.py as a query."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's classes; tests compare the two."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 
