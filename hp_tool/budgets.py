@@ -1,7 +1,5 @@
 """From a budget (devices and days, parameters, tokens or FLOPs) to the training that it buys, timed by the cost model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from hp_tool.domain.sizing import Choice, Sizing, SizingAnswer, SizingQuery
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.sizing import hyperparameters, laws, shapes
+from hp_tool.sizing import laws, shapes
 from hp_tool.sizing.laws import LAWS, ScalingLaw
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import named_model
@@ -145,8 +143,8 @@ class Planner:
             parameters = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
         model = self.model or shapes.shaped(query, parameters=parameters)
         tokens = flops / (6.0 * parameters) if tokens is None else tokens
-        batch = query.global_batch_size or hyperparameters.batch_sequences(
-            flops=hyperparameters.hyperparameter_flops(model=model, sequence_length=query.sequence_length, tokens=tokens),
+        batch = query.global_batch_size or laws.batch_sequences(
+            flops=laws.hyperparameter_flops(model=model, sequence_length=query.sequence_length, tokens=tokens),
             sequence_length=query.sequence_length,
             num_gpus=1 if self.cluster is None else self.cluster.num_gpus,
         )
@@ -265,7 +263,7 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
         loss=_loss_choice(active, tokens),
         compute_overhead=laws.compute_overhead(parameters=active, tokens=tokens),
         shape=shapes.shape_choices(model, query, parameters=plan.target_parameters) if query.model is None else (),
-        hyperparameters=hyperparameters.starting_hyperparameters(
+        hyperparameters=laws.starting_hyperparameters(
             model=model,
             parameters=active,
             tokens=tokens,

@@ -1,7 +1,5 @@
 """Reads YAML and JSON into plain mappings: safe, bounded, and fast enough for a command line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

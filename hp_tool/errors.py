@@ -1,7 +1,5 @@
 """One error tree: `code` is stable, `field` is the dotted path of the input at fault, the message names the fix."""
 
-from __future__ import annotations
-
 
 class HpToolError(Exception):
     """Base of everything hp_tool raises on purpose. Entry points (CLI, API, batch) catch this and nothing wider."""

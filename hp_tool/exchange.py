@@ -1,7 +1,5 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +47,10 @@ def export(
         raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
     if "kind" in result:
         query = read(result)
-        return _write(query, _recommended(query, rank), format)
+        ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+        if (count := len(ranking.recommendations)) < rank:
+            raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
+        return _write(query, ranking.recommendations[rank - 1].parallel, format)
     if not isinstance(result.get("query"), dict):
         raise InputError(
             "the result does not hold its query; export what estimate, recommend or tune print with --json",
@@ -58,15 +59,6 @@ def export(
         )
     query = read(result["query"])
     return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
-
-
-def _recommended(query: Query, rank: int) -> ParallelConfig | ServingConfig:
-    """The configuration that a query's own answer puts at this rank."""
-    ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
-    rows = ranking.recommendations
-    if len(rows) < rank:
-        raise InputError(f"the query has {len(rows)} acceptable configurations; rank {rank} is not among them", field="rank")
-    return rows[rank - 1].parallel
 
 
 def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
@@ -191,7 +183,9 @@ def read_query(
     schema.lay(data, changes)
     needed = {"model": "--model", "cluster.gpu": "--gpu", "training.sequence_length": "--set training.sequence_length=4096"}
     for path, flag in needed.items():
-        if not _has(data, path):
+        section, _, name = path.rpartition(".")
+        holder = data.get(section) if section else data
+        if not isinstance(holder, Mapping) or name not in holder:
             raise InputError(f"a {tool} configuration does not say {path}; add {flag}", field=path, code="missing_field")
     return data
 
@@ -246,12 +240,3 @@ def _logged(facts: LogFacts, workload: TrainingWorkload, *, num_gpus: int) -> Lo
         reserved_bytes=facts.reserved_bytes,
         out_of_memory=facts.out_of_memory,
     )
-
-
-def _has(data: Mapping[str, Any], path: str) -> bool:
-    node: Any = data
-    for name in path.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return False
-        node = node[name]
-    return True

@@ -9,12 +9,10 @@ placeholders are
 Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -24,9 +22,9 @@ import numpy as np
 
 from hp_tool import exchange
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest, Program, interquartile_range
+from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
-from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
+from hp_tool.domain.ports import Launcher, LaunchPlan
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
@@ -202,38 +200,17 @@ class TrainerLauncher:
     def __init__(
         self, launcher: Launcher, *, trainer: TrainerCommand, problem: TrainingProblem, settings: SearchSettings
     ) -> None:
-        self.name = launcher.name
         self._launcher, self._trainer, self._problem, self._settings = launcher, trainer, problem, settings
-
-    def hardware(self) -> Hardware:
-        return self._launcher.hardware()
-
-    def answers(self) -> str:
-        return self._launcher.answers()
+        # All but `plan` and `fetch` is the launcher's own.
+        self.name, self.hardware, self.answers = launcher.name, launcher.hardware, launcher.answers
+        self.describe, self.submit, self.find, self.poll = launcher.describe, launcher.submit, launcher.find, launcher.poll
+        self.cancel, self.open_jobs, self.output = launcher.cancel, launcher.open_jobs, launcher.output
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """The launcher's plan. Raises UnsupportedError if an export does not support the configuration."""
         assert isinstance(request, ProfileRequest)  # a search over a trainer only runs trainings
         own = program(self._trainer, request=request, problem=self._problem)
         return self._launcher.plan(replace(request, program=own), job_name=job_name)
-
-    def describe(self, plan: LaunchPlan) -> str:
-        return self._launcher.describe(plan)
-
-    def submit(self, plan: LaunchPlan) -> str:
-        return self._launcher.submit(plan)
-
-    def find(self, job_name: str) -> str | None:
-        return self._launcher.find(job_name)
-
-    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        return self._launcher.poll(handles)
-
-    def cancel(self, job_name: str) -> None:
-        self._launcher.cancel(job_name)
-
-    def open_jobs(self) -> list[str]:
-        return self._launcher.open_jobs()
 
     def fetch(self, handle: str) -> Measurement:
         """The measurement of the trainer's log, or of its result.json if it writes one as the profiler does."""
@@ -247,9 +224,6 @@ class TrainerLauncher:
         return measurement(
             facts, ended=ended, workload=problem.workload, num_gpus=problem.cluster.num_gpus, settings=self._settings
         )
-
-    def output(self, handle: str, *, name: str | None = None) -> str:
-        return self._launcher.output(handle, name=name)
 
 
 def measurement(

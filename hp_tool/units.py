@@ -1,7 +1,5 @@
 """SI units and bytes inside; human units only at the door."""
 
-from __future__ import annotations
-
 MIB = 2**20
 GIB = 2**30
 SECONDS_PER_DAY = 86_400.0

@@ -6,8 +6,6 @@ successor; both are checked at most once a second, and after this process made a
 registrations are never cached, for those differ by owner.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

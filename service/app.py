@@ -1,7 +1,5 @@
 """The web application: routers behind the gate, on top of one store."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

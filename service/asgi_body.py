@@ -1,7 +1,5 @@
 """Reading a request's body in a middleware, and passing it on to the application below."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from starlette.types import Message, Receive

@@ -1,7 +1,5 @@
 """`python -m service.describe [FILE]`: the API's description, as /openapi.json answers it, to a file or standard output."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

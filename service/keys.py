@@ -4,8 +4,6 @@ A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 
 passwords that people can remember; a random secret of this size cannot be guessed from its digest, and each request hashes it.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

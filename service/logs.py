@@ -1,7 +1,5 @@
 """Logs as JSON lines, or as text for people; each line names the request and the search it belongs to."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

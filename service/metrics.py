@@ -1,7 +1,5 @@
 """Metrics for Prometheus: requests of this process, and the state of the database when they are read."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A search, run or measurement is visible to its owner and to administrators; cali
 everybody. Another owner's search is answered as if it did not exist, so that nobody can probe for it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Limits around the routes: the cost of one request, open requests per key, and an end to work when the client hangs up."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

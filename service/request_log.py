@@ -1,7 +1,5 @@
 """Every request's id, log line and metrics; changing requests also get a row in the audit log."""
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

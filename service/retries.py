@@ -1,7 +1,5 @@
 """When a request is sent again: after a rate limit, after a lost answer, and while a server is away."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Kinds of routes, for the gate in front of them and for the clients."""
 
-from __future__ import annotations
-
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"

@@ -1,7 +1,5 @@
 """The gate in front of every request: Host, origin, key, rate and size; and the headers on every response."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Set
 from urllib.parse import urlsplit

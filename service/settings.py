@@ -1,7 +1,5 @@
 """Settings of the service, read once from the environment."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from collections.abc import Mapping

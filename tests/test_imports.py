@@ -22,7 +22,6 @@ FLOORS = (
         "anatomy",
         "answers",
         "api",
-        "batch",
         "budgets",
         "diagnostics",
         "exchange",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed.workloads import GROWTH, QUERY, legal_space, query_lines, single_queries
-from hp_tool.batch import answer_lines
+from hp_tool.answers import answer_lines
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.queries import schema

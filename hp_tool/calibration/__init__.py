@@ -2,8 +2,8 @@
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
 from hp_tool.calibration.evidence import Evidence, allocated_bytes, layer_passes, residual_features
+from hp_tool.calibration.fitting import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
 from hp_tool.calibration.memory import MemoryPrediction
-from hp_tool.calibration.prior import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
 from hp_tool.calibration.step_time import SlowRegime, StepPrediction
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from hp_tool.calibration.evidence import Evidence
+from hp_tool.calibration.fitting import GPU_PRIOR, Prior
 from hp_tool.calibration.memory import MemoryFit, fit_memory
-from hp_tool.calibration.prior import GPU_PRIOR, Prior
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 3

@@ -1,4 +1,4 @@
-"""Maximum a posteriori fits that are robust to outliers, and Gaussian processes over few points, each with its own noise.
+"""What fits share: the widths of their priors, posteriors that are robust to outliers, and Gaussian processes over few points.
 
 Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
 scikit-learn takes a second to import, so predictions from multipliers alone must not reach it.
@@ -14,6 +14,72 @@ from typing import Any
 import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
+from hp_tool.domain.hardware import Kind
+from hp_tool.units import GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely 0."""
+
+    name: str
+    common_log_sd: float
+    """One factor on every part: the device as a whole is faster or slower than its profile says."""
+    group_log_sd: float
+    """A further factor on each group of parts (compute, communication, memory-bound)."""
+    step_overhead_s: float
+    """Scale of a fixed cost of each optimizer step: data loading, launch of the schedule, Python."""
+    layer_overhead_s: float
+    """Scale of a fixed cost of one micro-batch's forward and backward pass through one layer: kernel launches."""
+    residual_log_sd: float
+    """What remains per configuration once the factors are right."""
+    memory_log_sd: float
+    """One factor on the predicted bytes."""
+    memory_overhead_bytes: float
+    """Scale of bytes that every configuration needs on top."""
+    memory_residual_log_sd: float
+    """What remains of memory per configuration."""
+    degrees_of_freedom: float = 4.0
+    """Observations that the residual widths above are worth against measured residuals."""
+    alike_log_sd: float = 0.15
+    """Median of the standard deviation of what configurations alike have in common beyond the factors."""
+    alike_length: float = 1.0
+    """Median of the distance over which they have, in units of the features' scales."""
+    slow_share: float = 0.1
+    """Share of runs that stall; see `residual`."""
+
+
+GPU_PRIOR = Prior(
+    name="gpu",
+    common_log_sd=0.10,
+    group_log_sd=0.20,
+    step_overhead_s=5e-3,
+    layer_overhead_s=50e-6,
+    residual_log_sd=0.06,
+    memory_log_sd=0.05,
+    memory_overhead_bytes=0.5 * GIB,
+    memory_residual_log_sd=0.04,
+)
+"""A device with a datasheet and an efficiency profile: predictions are within tens of per cent."""
+
+CPU_PRIOR = Prior(
+    name="cpu",
+    common_log_sd=1.0,
+    group_log_sd=0.7,
+    step_overhead_s=20e-3,
+    layer_overhead_s=1e-3,
+    residual_log_sd=0.15,
+    memory_log_sd=0.30,
+    memory_overhead_bytes=0.5 * GIB,
+    memory_residual_log_sd=0.10,
+)
+"""Hosts differ by whole factors from each other and share their cores: the profile says little until something ran."""
+
+
+def prior_for(*, kind: Kind) -> Prior:
+    """The default prior of a device kind."""
+    return CPU_PRIOR if kind == "cpu" else GPU_PRIOR
+
 
 Parameters = tuple[float, float, float]
 """Amplitude (standard deviation of the function), its correlation length, standard deviation of one observation's noise."""
@@ -92,6 +158,26 @@ class Process:
         return replace(self, parameters=(amplitude, length, noise))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Residuals:
+    """What corrected predictions leave of n runs: observations of a process g over configurations."""
+
+    names: tuple[str, ...]
+    points: FloatArray
+    """(n, k) features in units of their scales."""
+    residual: FloatArray
+    """(n,) ln(measured / corrected prediction)."""
+    amplitude: float
+    """Standard deviation of g."""
+    length: float
+    """Its correlation length, in units of the features' scales."""
+    noise: float
+    """Standard deviation of one run about g."""
+    scale: float = 1.0
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
+    said of configurations that did not run."""
+
+
 def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = None) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -101,17 +187,34 @@ def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = No
     return GaussianProcessRegressor(kernel, alpha=doubt + NUGGET, optimizer=optimizer)
 
 
-def maximum_a_posteriori(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """Of p standardised parameters, about its mode (Laplace)."""
+
+    x: FloatArray
+    """(p,) the mode."""
+    covariance: FloatArray
+    """(p, p)"""
+    degrees_of_freedom: float
+    """The prior's, and one for each row less one for each parameter that the rows decide: few runs are no perfect model."""
+    scatter: float
+    """Standard deviation of the rows about the mode, in units of the one that `residuals` were standardised by."""
+
+
+def posterior(
     *,
     residuals: Callable[[FloatArray], FloatArray],
     jacobian: Callable[[FloatArray], FloatArray],
     lower: FloatArray,
-) -> FloatArray:
-    """argmin over x >= lower of sum rho(r_i(x)) over the rows plus sum x_j^2 over the parameters.
+    trust: FloatArray,
+    prior_degrees: float,
+) -> Posterior:
+    """The mode is argmin over x >= lower of sum rho(r_i(x)) over the rows plus sum x_j^2 over the parameters.
 
     Parameters are standardised: each has prior mean 0 and standard deviation 1. `residuals(x)` is (rows,) in units
     of its standard deviation, `jacobian(x)` is (rows, parameters). rho is soft L1 (linear far out), so that one
-    disturbed run does not drag the rest; the prior keeps its full quadratic pull.
+    disturbed run does not drag the rest; the prior keeps its full quadratic pull. `trust`: (rows,) how much each row says of
+    the scatter, from 0 to 1. Without rows this is the prior.
     """
     from scipy.optimize import Bounds, minimize
 
@@ -126,14 +229,20 @@ def maximum_a_posteriori(
     solution = minimize(
         loss, np.zeros(lower.size), jac=True, method="L-BFGS-B", bounds=Bounds(lb=lower, ub=np.inf), options=options
     )
-    return np.asarray(solution.x, dtype=np.float64)
+    x = np.asarray(solution.x, dtype=np.float64)
+    row_weights = _weights(residuals(x))
+    information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
+    covariance = np.asarray(np.linalg.inv(information + np.eye(x.size)), dtype=np.float64)
+    degrees = prior_degrees + max(float(trust.sum()) - float(np.trace(covariance @ information)), 0.0)
+    squares = prior_degrees + float(np.sum((row_weights * residuals(x) ** 2)[trust > 0]))
+    return Posterior(x=x, covariance=covariance, degrees_of_freedom=degrees, scatter=float(np.sqrt(squares / degrees)))
 
 
-def weights(residuals: FloatArray) -> FloatArray:
+def _weights(residuals: FloatArray) -> FloatArray:
     """(rows,) weight of each row at the solution: 1 for small standardised residuals, falling for outliers."""
     return 1.0 / np.sqrt(1.0 + (residuals / _KNEE) ** 2)
 
 
 def doubts(residuals: FloatArray, *, noise: float) -> FloatArray:
     """(rows,) variance beyond noise^2 that gives a row of a least-squares problem the weight above."""
-    return noise**2 * (1.0 / weights(residuals) - 1.0)
+    return noise**2 * (1.0 / _weights(residuals) - 1.0)

@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import BoolArray, Evidence, FloatArray, scaled
-from hp_tool.calibration.fitting import Process, doubts, maximum_a_posteriori, weights
-from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.fitting import Prior, Process, Residuals, doubts, posterior
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6
@@ -78,19 +77,17 @@ def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
     """The posterior mode of factor and overhead, and what configurations alike say of the rest. A run that ran out contributes
     P(needed > capacity) to the likelihood.
     """
-    measured = np.isfinite(evidence.measured_memory_bytes) & (evidence.measured_memory_bytes > 0) & ~evidence.out_of_memory
-    used = measured | evidence.out_of_memory
-    bytes_of = np.where(evidence.out_of_memory, evidence.capacity_bytes, evidence.measured_memory_bytes)[used]
-    log_target = np.log(np.maximum(bytes_of, _MIN_BYTES))
-    predicted, ran_out = np.maximum(evidence.memory_bytes[used], _MIN_BYTES), evidence.out_of_memory[used]
-    features = {name: values[used] for name, values in evidence.features.items()}
+    measured = np.isfinite(evidence.measured_memory_bytes) & (evidence.measured_memory_bytes > 0)
+    runs = evidence.take(np.flatnonzero(measured | evidence.out_of_memory))
+    bytes_of = np.where(runs.out_of_memory, runs.capacity_bytes, runs.measured_memory_bytes)
+    log_target, predicted = np.log(np.maximum(bytes_of, _MIN_BYTES)), np.maximum(runs.memory_bytes, _MIN_BYTES)
     # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
-    order = np.lexsort((*features.values(), log_target, predicted, ran_out))
-    predicted, log_target, ran_out = predicted[order], log_target[order], ran_out[order]
-    features = {name: values[order] for name, values in features.items()}
+    order = np.lexsort((*runs.features.values(), log_target, predicted, runs.out_of_memory))
+    runs, predicted, log_target = runs.take(order), predicted[order], log_target[order]
+    features, ran_out = runs.features, runs.out_of_memory
     spread = float(np.hypot(AMPLITUDE, prior.memory_residual_log_sd)) if features else prior.memory_residual_log_sd
     fit = _fit_factor(predicted, log_target, ran_out, prior=prior, row_log_sd=spread)
-    if not features or not used.any():
+    if not features or not len(runs):
         return fit
     residual = fit_memory_residual(
         features=features,
@@ -125,27 +122,18 @@ def _fit_factor(
         slope = np.where(ran_out, _censored_residual(plain)[1], 1.0)
         return slope[:, None] * _gradient(prior, scaled, median) / row_log_sd
 
-    x: FloatArray = np.zeros(2)
-    covariance: FloatArray = np.eye(2)
-    used, squares = 0.0, 0.0
-    if len(predicted):
-        x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, lower=np.array([-np.inf, 0.0]))
-        row_weights = weights(residuals(x))
-        information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
-        covariance = np.asarray(np.linalg.inv(information + np.eye(2)), dtype=np.float64)
-        used = float(np.trace(covariance @ information))
-        squares = float(np.sum((row_weights * residuals(x) ** 2)[~ran_out]))
-    exact = int(np.sum(~ran_out))
-    degrees = prior.degrees_of_freedom + max(exact - min(used, exact), 0.0)
-    overhead_bytes = float(prior.memory_overhead_bytes * x[1])
+    lower = np.array([-np.inf, 0.0])
+    exact = (~ran_out).astype(np.float64)
+    fit = posterior(residuals=residuals, jacobian=jacobian, lower=lower, trust=exact, prior_degrees=prior.degrees_of_freedom)
+    overhead_bytes = float(prior.memory_overhead_bytes * fit.x[1])
     beyond = ran_out & (predicted > predicted[~ran_out].max(initial=0.0))
     factor_floor = ((np.exp(log_target) - overhead_bytes) / predicted)[beyond].max(initial=0.0)
     return MemoryFit(
-        factor=max(float(np.exp(prior.memory_log_sd * x[0])), float(factor_floor) * (1 + 1e-9)),
+        factor=max(float(np.exp(prior.memory_log_sd * fit.x[0])), float(factor_floor) * (1 + 1e-9)),
         overhead_bytes=overhead_bytes,
-        covariance=covariance,
-        residual_log_sd=row_log_sd * float(np.sqrt((prior.degrees_of_freedom + squares) / degrees)),
-        degrees_of_freedom=degrees,
+        covariance=fit.covariance,
+        residual_log_sd=row_log_sd * fit.scatter,
+        degrees_of_freedom=fit.degrees_of_freedom,
         prior=prior,
     )
 
@@ -175,7 +163,7 @@ _HYPERPRIOR_LOG_SD = np.array([0.4, 0.4, 0.4])
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryResidual:
+class MemoryResidual(Residuals):
     """What a factor and an overhead do not explain, from n runs whose peak is known, or known to exceed the device's memory.
 
     ln(measured / corrected prediction) = g(x) + noise, g a Gaussian process over configurations. Much of g is the allocator's:
@@ -183,19 +171,8 @@ class MemoryResidual:
     1.9 times the memory, alike for configurations alike.
     """
 
-    names: tuple[str, ...]
-    points: FloatArray
-    """(n, k) features in units of their scales."""
-    residual: FloatArray
-    """(n,) ln(measured / corrected prediction)."""
     doubt: FloatArray
     """(n,) variance beyond the noise: of runs that ran out, whose peak is not known, and of outliers."""
-    amplitude: float
-    length: float
-    noise: float
-    """Standard deviation of one run about g."""
-    scale: float
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
 
     @cached_property
     def _process(self) -> Process:

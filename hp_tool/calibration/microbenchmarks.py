@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.measurement import Collective, LocalOperation, Operation, OperationTimes
 
+T = TypeVar("T")
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """Times each byte of the buffer travels the ring: S (n-1)/n for all-gather and reduce-scatter, twice that for all-reduce."""
@@ -116,9 +117,8 @@ class _Fits:
             m, n, k = _shapes(rows)
             traffic = ELEMENT_BYTES[precision] * (m * k + n * k + m * n)
             peak = self.gpu.peak_flops_per_second[precision]
-            roof, errors = fit_roofline(2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
-            found[precision] = roof
-            self._note(f"matmul {precision}", errors)
+            fit = fit_roofline(2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
+            found[precision] = self._noted(f"matmul {precision}", fit)
         return found
 
     def attention(self) -> Roofline | None:
@@ -130,11 +130,9 @@ class _Fits:
         peak = np.array([self.gpu.peak_flops_per_second[each.operation.precision] for each in rows])
         element = np.array([ELEMENT_BYTES[each.operation.precision] for each in rows])
         traffic = element * b * s * d * (2 * heads + 2 * kv_heads)
-        roof, errors = fit_additive_roofline(
-            2 * b * heads * s**2 * d / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds
-        )
-        self._note("attention", errors)
-        return roof
+        flops_s = 2 * b * heads * s**2 * d / peak
+        fit = fit_additive_roofline(flops_s, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
+        return self._noted("attention", fit)
 
     def memory(self) -> tuple[float, float] | None:
         """(share of memory bandwidth, seconds a kernel) of the operations that do little else than move memory."""
@@ -144,9 +142,8 @@ class _Fits:
         elements = np.array([np.prod(each.operation.shape, dtype=float) for each in rows])
         element = np.array([ELEMENT_BYTES[each.operation.precision] * _PASSES[each.operation.name] for each in rows])
         kernels = np.array([_KERNELS[each.operation.name] for each in rows])
-        found, errors = fit_memory(self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds)
-        self._note("memory-bound kernels", errors)
-        return found
+        fit = fit_memory(self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds)
+        return self._noted("memory-bound kernels", fit)
 
     def link(self, what: str, travels: dict[Collective, float], *, across: bool, bandwidth: float) -> Link | None:
         """Collectives named in `travels`, inside nodes or across them."""
@@ -156,9 +153,7 @@ class _Fits:
         peers = np.array([float(each.operation.group_size) for each in rows])
         size = np.array([each.operation.shape[0] * travels[each.operation.name] for each in rows])  # type: ignore[index]
         seconds = np.array([max(each.seconds_per_rank) for each in rows])
-        link, errors = fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds)
-        self._note(what, errors)
-        return link
+        return self._noted(what, fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds))
 
     def _named(self, name: str) -> list[OperationTimes]:
         return [each for each in self.times if each.operation.name == name]
@@ -166,8 +161,10 @@ class _Fits:
     def _memory_s(self, traffic: Floats) -> Floats:
         return traffic / self.gpu.memory_bandwidth_bytes_per_second
 
-    def _note(self, what: str, errors: Floats) -> None:
+    def _noted(self, what: str, fit: tuple[T, Floats]) -> T:
+        constants, errors = fit
         self.errors[what] = (len(errors), float(np.median(errors)))
+        return constants
 
 
 def _shapes(rows: Sequence[OperationTimes]) -> Floats:
@@ -284,18 +281,17 @@ def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> t
     hosts: of each rank. Three peers are the least that can outvote one.
     """
     local = [each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)]
-    devices = _slow(np.array(local, dtype=float), labels=[f"{host} rank {rank}" for rank, host in enumerate(hosts)])
-    found: list[Outlier] = []
-    named: set[str] = set()
+    labels = [f"{host} rank {rank}" for rank, host in enumerate(hosts)]
+    devices = _slow("gpu", np.array(local, dtype=float), labels=labels)
+    outliers: list[Outlier] = []
     for host in dict.fromkeys(hosts):
         ranks = [rank for rank, name in enumerate(hosts) if name == host]
         slow = [devices[rank] for rank in ranks if rank in devices]
         if len(slow) == len(ranks) and len(set(hosts)) > 1:
-            found.append(_outlier("node", host, slow))
-        else:
-            found += [_outlier("gpu", name, [(name, factor, n)]) for name, factor, n in slow]
-        named |= {name for name, _, _ in slow}
-    return (*found, *_links(times, hosts=hosts))
+            slowdown = float(np.median([each.slowdown for each in slow]))
+            slow = [dataclasses.replace(slow[0], kind="node", name=host, slowdown=slowdown)]
+        outliers += slow
+    return (*outliers, *_links(times, hosts=hosts))
 
 
 def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
@@ -310,8 +306,7 @@ def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable
             if (each.operation.group_size, each.operation.stride) == (size, stride)
         ]
         labels = [" - ".join(f"{hosts[rank]} rank {rank}" for rank in group) for group in groups]
-        for name, factor, count in _slow(np.array(rows), labels=labels).values():
-            yield Outlier(kind="link", name=name, slowdown=factor, operations=count)
+        yield from _slow("link", np.array(rows), labels=labels).values()
 
 
 def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
@@ -320,8 +315,8 @@ def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
     return [list(range(first, first + size * stride, stride)) for block in blocks for first in range(block, block + stride)]
 
 
-def _slow(seconds: Floats, *, labels: Sequence[str]) -> dict[int, tuple[str, float, int]]:
-    """Columns whose median log ratio to their peers' median is far out, by median absolute deviation: (name, factor, rows)."""
+def _slow(kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str]) -> dict[int, Outlier]:
+    """Columns whose median log ratio to their peers' median is far out, by median absolute deviation."""
     if seconds.size == 0 or seconds.shape[1] < 3:
         return {}
     ratios = np.median(np.log(seconds) - np.median(np.log(seconds), axis=1, keepdims=True), axis=0)
@@ -329,8 +324,5 @@ def _slow(seconds: Floats, *, labels: Sequence[str]) -> dict[int, tuple[str, flo
     spread = _MAD_TO_SD * float(np.median(np.abs(ratios - middle)))
     limit = max(float(np.log(MIN_SLOWDOWN)), _DEVIATIONS * spread)
     far: list[int] = np.flatnonzero(ratios - middle > limit).tolist()
-    return {i: (labels[i], float(np.exp(ratios[i] - middle)), len(seconds)) for i in far}
-
-
-def _outlier(kind: Literal["node", "gpu", "link"], name: str, slow: Sequence[tuple[str, float, int]]) -> Outlier:
-    return Outlier(kind=kind, name=name, slowdown=float(np.median([factor for _, factor, _ in slow])), operations=slow[0][2])
+    slowdowns = {i: float(np.exp(ratios[i] - middle)) for i in far}
+    return {i: Outlier(kind=kind, name=labels[i], slowdown=each, operations=len(seconds)) for i, each in slowdowns.items()}

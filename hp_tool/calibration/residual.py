@@ -6,8 +6,6 @@ the step takes two to fifty times as long. Those runs say nothing about g; they 
 micro-batch costs in it. Every run belongs to either regime with a probability.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, FloatArray, scaled
-from hp_tool.calibration.fitting import NUGGET, Parameters, Process
-from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.fitting import NUGGET, Parameters, Prior, Process, Residuals
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
@@ -32,43 +29,16 @@ _HYPERPRIOR_LOG_SD = np.array([0.3, 0.4, 0.3])
 """Of amplitude, length and noise; the prior has their medians."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualPrediction:
-    """n configurations; arrays of shape (n,)."""
-
-    log_shift: FloatArray
-    """g: mean of ln(step / corrected prediction) in the regular regime."""
-    log_variance: FloatArray
-    """Of the same, noise of one run included."""
-    slow_probability: FloatArray
-    stall_s: FloatArray
-    """Seconds a micro-batch loses in the slow regime."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class ResidualFit:
+class ResidualFit(Residuals):
     """n runs that teach, each with its probability of being slow."""
 
-    names: tuple[str, ...]
-    points: FloatArray
-    """(n, k) features in units of their scales."""
-    residual: FloatArray
-    """(n,) ln(measured / corrected prediction)."""
     slow: FloatArray
     """(n,) probability that the run was in the slow regime."""
     log_stall: FloatArray
     """(n,) ln of the seconds that each micro-batch lost, if it was."""
-    amplitude: float
-    """Standard deviation of g."""
-    length: float
-    """Its correlation length, in units of the features' scales."""
-    noise: float
-    """Standard deviation of one run about g."""
     share: float = 0.1
     """Of all runs in the slow regime."""
-    scale: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
-    said of configurations that did not run."""
     score: float = 0.0
     """Log density of the runs, each given the others, and of the hyperparameters: what explanations are compared by."""
 
@@ -76,8 +46,9 @@ class ResidualFit:
     def _process(self) -> Process:
         return _condition(self.points, self.residual, self.slow, (self.amplitude, self.length, self.noise))
 
-    def predict(self, features: Mapping[str, FloatArray]) -> ResidualPrediction:
-        """The residuals of configurations with these features.
+    def predict(self, features: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Of n configurations, each (n,): mean of ln(step / corrected prediction) in the regular regime and its variance, one
+        run's noise included; probability of the slow regime, and seconds that a micro-batch loses in it.
 
         The slow regime: each run counts by how near it is to the configuration asked for; far from all, the share of all does.
         """
@@ -90,12 +61,7 @@ class ResidualFit:
         probability = (SLOW_WEIGHT * self.share + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.
         slow = slow + (1e-3 * self.slow + NUGGET)
-        return ResidualPrediction(
-            log_shift=mean,
-            log_variance=self.scale**2 * variance,
-            slow_probability=probability,
-            stall_s=np.exp(slow @ self.log_stall / slow.sum(axis=1)),
-        )
+        return mean, self.scale**2 * variance, probability, np.exp(slow @ self.log_stall / slow.sum(axis=1))
 
 
 def fit_residual(

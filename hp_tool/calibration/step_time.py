@@ -1,15 +1,12 @@
 """Step time: a few physical multipliers on groups of parts, two overheads, and how far off the rest still is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, Evidence, FloatArray
-from hp_tool.calibration.fitting import maximum_a_posteriori, weights
-from hp_tool.calibration.prior import Prior
+from hp_tool.calibration.fitting import Prior, posterior
 from hp_tool.calibration.residual import ResidualFit, fit_residual, judge
 
 GROUPS = ("compute", "communication", "memory_bound")
@@ -155,10 +152,10 @@ class StepTimeFit:
         parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
         regular_s, variance, slow = median_s, np.full(len(median_s), self.residual_log_sd**2), None
         if self.residual is not None and features:
-            residual = self.residual.predict(features)
-            regular_s, variance = median_s * np.exp(residual.log_shift), residual.log_variance
-            stall_s = residual.stall_s * np.exp2(features.get(MICRO_BATCHES, np.zeros(len(median_s))))
-            slow = SlowRegime(probability=residual.slow_probability, step_s=regular_s + stall_s)
+            shift, variance, probability, stall_s = self.residual.predict(features)
+            regular_s = median_s * np.exp(shift)
+            micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(median_s))))
+            slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * micro_batches)
         return StepPrediction(
             regular_s=regular_s,
             log_sd=np.sqrt(variance + parameter_variance),
@@ -168,30 +165,17 @@ class StepTimeFit:
 
 
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
-    """The posterior mode of the multipliers and overheads given the runs that have a step time.
-
-    The residual's width is the prior's, updated by the measured residuals; each parameter that the data decide costs
-    one degree of freedom, so few runs do not look like a perfect model.
+    """The posterior mode of the multipliers and overheads given the runs that have a step time; the residual's width is the
+    prior's, updated by the measured residuals.
     """
-    measured = np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0)
-    design = _design(parts_s=evidence.parts_s, layer_passes=evidence.layer_passes)[measured]
-    log_measured = np.log(evidence.measured_step_s[measured])
-    rows = log_measured.size
-    if rows == 0:
-        return StepTimeFit(
-            prior=prior,
-            x=np.zeros(_NUM_PARAMETERS),
-            covariance=np.eye(_NUM_PARAMETERS),
-            residual_log_sd=prior.residual_log_sd,
-            degrees_of_freedom=prior.degrees_of_freedom,
-        )
+    runs = evidence.take(np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0)))
+    design, log_measured = _design(parts_s=runs.parts_s, layer_passes=runs.layer_passes), np.log(runs.measured_step_s)
     # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
-    features = {name: values[measured] for name, values in evidence.features.items()}
-    order = np.lexsort((*design.T, *features.values(), log_measured))
-    design, log_measured = design[order], log_measured[order]
-    features = {name: values[order] for name, values in features.items()}
+    order = np.lexsort((*design.T, *runs.features.values(), log_measured))
+    design, log_measured, features = design[order], log_measured[order], runs.take(order).features
+    rows = len(runs)
     fit = _fit_multipliers(design, log_measured, prior=prior, trust=np.ones(rows), row_log_sd=prior.residual_log_sd)
-    if not features:
+    if not features or not rows:
         return fit
     # Is the whole machine slower than predicted, or do some runs stall? Expectation maximisation finds the answer next to
     # where it starts, so it starts from both; the better explanation of all runs counts.
@@ -236,20 +220,13 @@ def _fit_multipliers(
         return _model(prior, design, x)[1] * pull[:, None]
 
     lower = np.array([-np.inf] * (1 + len(GROUPS)) + [0.0, 0.0])
-    x = maximum_a_posteriori(residuals=residuals, jacobian=jacobian, lower=lower)
-    standardised = residuals(x)
-    row_weights = weights(standardised)
-    information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
-    covariance: FloatArray = np.asarray(np.linalg.inv(information + np.eye(x.size)), dtype=np.float64)
-    used = float(np.trace(covariance @ information))
-    degrees = prior.degrees_of_freedom + max(float(trust.sum()) - used, 0.0)
-    squares = prior.degrees_of_freedom + float(np.sum(row_weights * standardised**2))
+    fit = posterior(residuals=residuals, jacobian=jacobian, lower=lower, trust=trust, prior_degrees=prior.degrees_of_freedom)
     return StepTimeFit(
         prior=prior,
-        x=x,
-        covariance=covariance,
-        residual_log_sd=row_log_sd * float(np.sqrt(squares / degrees)),
-        degrees_of_freedom=degrees,
+        x=fit.x,
+        covariance=fit.covariance,
+        residual_log_sd=row_log_sd * fit.scatter,
+        degrees_of_freedom=fit.degrees_of_freedom,
     )
 
 

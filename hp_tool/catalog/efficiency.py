@@ -1,7 +1,5 @@
 """Efficiency profiles, the fitted constants of dies, frameworks, engines and clusters: a file each."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """GPUs, servers and whole clusters: names into specs, with the defaults of the usual server."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

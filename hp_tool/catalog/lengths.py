@@ -1,7 +1,5 @@
 """Distributions of sequence lengths: by catalogue name, or from a file of one's own."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ A file holds one entry (its fields at the top, its name from `name` or the file'
         num_hidden_layers: 32                    # the fields of the domain type
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

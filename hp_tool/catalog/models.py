@@ -1,7 +1,5 @@
 """Models: a name, a file or a mapping into a ModelSpec."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Pydantic does this for queries; here it would take longer to import than the whole look-up may last.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

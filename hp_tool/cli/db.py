@@ -1,7 +1,5 @@
 """`hp-tool db`: the database behind searches and measurements; `hp-tool doctor`: whether it and this host work."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from collections.abc import Callable
@@ -15,8 +13,7 @@ from hp_tool.cli.calibrate import calibrate
 from hp_tool.cli.catalog import clusters, gpus, models
 from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import export, import_
-from hp_tool.cli.predict import estimate, recommend
-from hp_tool.cli.size import size
+from hp_tool.cli.predict import estimate, recommend, size
 from hp_tool.cli.tune import tune
 from hp_tool.errors import ConflictError, HpToolError, InputError, LimitError, MissingExtraError, NotFoundError
 

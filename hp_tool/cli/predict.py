@@ -1,12 +1,11 @@
-"""`hp-tool estimate QUERY` and `hp-tool recommend QUERY`: one configuration, and the best ones, by the cost model."""
-
-from __future__ import annotations
+"""`hp-tool estimate`, `recommend` and `size`: what the cost model says of one configuration, of all, and of a budget."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
 
@@ -90,4 +89,45 @@ def recommend(
         tables.print_recommendations(answer)
         tables.print_pareto(answer)
     if not answer.recommendations and not answer.disaggregated:
+        raise typer.Exit(3)
+
+
+def size(
+    context: typer.Context,
+    query: queries.QueryArgument = None,
+    gpu: queries.Gpu = None,
+    num_gpus: queries.NumGpus = None,
+    days: Annotated[float | None, typer.Option(help="Calendar days: the budget, or the deadline of a given training.")] = None,
+    model: queries.Model = None,
+    parameters: Annotated[float | None, typer.Option(help="Active parameters, such as 7e9.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Length of the training in tokens, such as 1.4e12.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Compute, 6 x parameters x tokens.")] = None,
+    tokens_per_parameter: Annotated[float | None, typer.Option(help="Default: the law's optimum.")] = None,
+    law: Annotated[str | None, typer.Option(help="chinchilla-1, -2, -3, -corrected (default), or kaplan.")] = None,
+    style: Annotated[str | None, typer.Option(help="llama (default) or gpt.")] = None,
+    sequence_length: queries.SequenceLength = None,
+    global_batch_size: queries.GlobalBatchSize = None,
+    settings: queries.Setting = None,
+    calibration: queries.CalibrationOption = True,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Choose a model's shape, its tokens and starting hyperparameters from devices and days, parameters, tokens or FLOPs, with
+    the days and cost of the training, failures included. For a given training and days, find the fewest devices.
+    """
+    from hp_tool import budgets
+    from hp_tool.cli import tables
+    from hp_tool.queries import schema
+
+    others = ("query", "settings", "calibration", "as_json")
+    flags = {name: value for name, value in context.params.items() if name not in others}
+    data = {} if query is None else queries.read_mapping(query)
+    changes = {SIZING_KEYS.get(name, name): value for name, value in flags.items() if value is not None}
+    parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings))))
+    with queries.stored_calibrations(wanted=calibration) as calibrations:
+        answer = budgets.size_answer(parsed, calibrations=calibrations)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    else:
+        tables.print_sizing(answer.sizing)
+    if not answer.sizing.feasible:
         raise typer.Exit(3)

@@ -67,7 +67,7 @@ def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, An
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise InputError(f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set")
-        changes[key] = _value(setting, value)
+        changes[key] = read_yaml(value, refusal=f"--set {setting}: the value is not YAML", field="--set")
     return changes
 
 
@@ -132,8 +132,8 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
         yield StoredCalibrations(store=opened)
 
 
-def _value(setting: str, text: str) -> Any:
-    """The value behind KEY=, read as YAML: a number, a word, a list."""
+def read_yaml(text: str, *, refusal: str, field: str | None = None, code: str | None = None) -> Any:
+    """The value of a YAML text: a number, a word, a list. Raises InputError with `refusal` and the reason."""
     import yaml
 
     from hp_tool.documents import load_yaml
@@ -141,5 +141,4 @@ def _value(setting: str, text: str) -> Any:
     try:
         return load_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
-        reason = getattr(error, "problem", None) or error
-        raise InputError(f"--set {setting}: the value is not YAML: {reason}", field="--set") from None
+        raise InputError(f"{refusal}: {getattr(error, 'problem', None) or error}", field=field, code=code) from None

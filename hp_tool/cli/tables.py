@@ -1,6 +1,4 @@
-"""Results of training and serving as tables for people, in human units."""
-
-from __future__ import annotations
+"""Results of training, serving and sizing as tables for people, in human units."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,6 +8,7 @@ from rich.table import Table
 from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
+from hp_tool.domain.sizing import Choice, Sizing
 from hp_tool.render.words import arithmetic, configuration_cells, serving_arithmetic
 from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
 
@@ -45,7 +44,6 @@ def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = 
 
 
 def _print_parts(console: Console, parts_bytes: Mapping[str, float]) -> None:
-    """Memory by part."""
     rows = [(name.replace("_", " "), gib(size)) for name, size in parts_bytes.items()]
     print_table(console, ("part", "size"), rows, left=1)
 
@@ -63,15 +61,11 @@ def _print_fixes(
 
 
 def _print_space(console: Console, answer: RecommendAnswer) -> None:
-    """How many configurations there are, and how many of them are acceptable."""
-    space = answer.space
-    console.print(
-        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable, ranked in {duration(space.seconds)}"
-    )
+    s = answer.space
+    console.print(f"{s.legal:,} legal configurations, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}")
 
 
 def _print_rejections(console: Console, answer: RecommendAnswer) -> None:
-    """How many configurations each rule rejected."""
     if answer.rejections:
         console.print("rejected: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
 
@@ -131,7 +125,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         lost = "" if estimate.effective_days is None else f" of training, {estimate.effective_days:.1f} with failures"
         console.print(f"{estimate.days:.1f} days{lost}, {estimate.gpu_hours:,.0f} GPU-hours{cost}{energy}")
     if estimate.goodput is not None:
-        console.print(goodput_line(estimate.goodput))
+        console.print(_goodput_line(estimate.goodput))
 
 
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:
@@ -205,7 +199,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
     print_table(wide_console(), ("GPUs", *heads, "step", "tokens/s", "memory", "days"), rows, title=title)
 
 
-def goodput_line(goodput: Goodput) -> str:
+def _goodput_line(goodput: Goodput) -> str:
     """The share of the calendar time that is training, and where it comes from, on one line."""
     return (
         f"goodput {goodput.fraction:.1%}: a failure every {duration(goodput.mtbf_s)}, "
@@ -272,16 +266,9 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         assert isinstance(row, ServingRecommendation)
         e = row.estimate
         assert e.memory is not None
-        rows.append(
-            (
-                str(row.rank),
-                _layout(row),
-                *_latencies(e.ttft_s, e.tpot_s, e.request_latency_s),
-                f"{e.output_tokens_per_second_per_gpu:,.0f}",
-                f"{e.running_requests:,.0f}",
-                gib(e.memory.total_bytes),
-            )
-        )
+        latencies = _latencies(e.ttft_s, e.tpot_s, e.request_latency_s)
+        load = (f"{e.output_tokens_per_second_per_gpu:,.0f}", f"{e.running_requests:,.0f}", gib(e.memory.total_bytes))
+        rows.append((str(row.rank), _layout(row), *latencies, *load))
     heads = ("rank", "layout", "TTFT", "TPOT", "request", "tokens/s/GPU", "running", "memory")
     print_table(console, heads, rows, title="best serving configurations by the cost model")
     _print_space(console, answer)
@@ -339,3 +326,66 @@ def _layout(row: ServingRecommendation) -> str:
 
 def _latencies(*seconds: float | None) -> Iterable[str]:
     return ("-" if each is None else duration(each) for each in seconds)
+
+
+def print_sizing(sizing: Sizing) -> None:
+    """The model, its tokens and days, the reasons for its shape, and starting hyperparameters."""
+    console = wide_console()
+    model = sizing.model
+    total = "" if sizing.parameters == sizing.active_parameters else f" of {_short(sizing.parameters)}"
+    experts = f", {model.num_experts} experts, {model.num_experts_per_tok} per token" if model.num_experts else ""
+    console.print(
+        f"{model.name}: {model.num_hidden_layers} layers x {model.hidden_size} hidden, {model.num_attention_heads} heads, "
+        f"{model.kv_heads} key/value heads, {model.ffn_size} MLP, vocabulary {model.vocab_size}{experts}"
+    )
+    console.print(
+        f"{_short(sizing.active_parameters)}{total} parameters, {_short(sizing.tokens)} tokens "
+        f"({sizing.tokens_per_parameter:.1f} per parameter), {sizing.flops:.3g} model FLOPs"
+    )
+    over = f", {sizing.compute_overhead:.0%} more compute than the optimum" if sizing.compute_overhead >= 0.01 else ""
+    console.print(f"predicted loss {sizing.loss.value:.3f} {sizing.loss.unit}{over}")
+    print_reasons(console, sizing.reasons)
+    _print_time(console, sizing)
+    _print_choices(console, "shape, and the reasons for it", sizing.shape)
+    _print_choices(console, "starting hyperparameters", (sizing.law, *sizing.hyperparameters))
+
+
+def _print_time(console: Console, sizing: Sizing) -> None:
+    goodput, chosen = sizing.goodput, sizing.recommendation
+    if chosen is None or goodput is None or sizing.days is None or sizing.effective_days is None:
+        return
+    console.print(arithmetic(chosen.parallel))
+    cost = f", ${sizing.cost:,.0f}" if sizing.cost is not None else ""
+    console.print(
+        f"{sizing.effective_days:.1f} days on {sizing.num_gpus:,} devices ({sizing.days:.1f} without failures), "
+        f"{sizing.gpu_hours:,.0f} GPU-hours{cost}"
+    )
+    console.print(_goodput_line(goodput))
+
+
+def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) -> None:
+    if not choices:
+        return
+    table = Table(title=title)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", justify="right")
+    table.add_column("rule")
+    table.add_column("source")
+    for choice in choices:
+        outside = " (extrapolated)" if choice.extrapolated else ""
+        table.add_row(choice.name, f"{_value(choice.value)} {choice.unit}".strip(), choice.rule, choice.source + outside)
+    console.print(table)
+
+
+def _value(value: float | int | str | tuple[float, ...]) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{each:g}" for each in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _short(count: float) -> str:
+    """`70.2B` for 70.2 billion."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:,.0f}"

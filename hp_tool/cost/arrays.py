@@ -4,8 +4,6 @@ NumPy turns every argument into an array first, which costs fifty times the arit
 hundred times. They return what they get: arrays, or plain numbers.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, overload
 

@@ -1,7 +1,5 @@
 """The attention block: projections (plain, grouped or latent), the core, and its context-parallel communication."""
 
-from __future__ import annotations
-
 from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.candidates import Candidates

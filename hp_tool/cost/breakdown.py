@@ -1,7 +1,5 @@
 """One candidate's costs as a typed estimate, with MFU, HFU, days and money."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hp_tool import __version__

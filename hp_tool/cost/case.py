@@ -1,7 +1,5 @@
 """The inputs of a prediction besides the candidates: model, machine and training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hp_tool.domain.efficiency import EfficiencyProfile

@@ -1,7 +1,5 @@
 """The ends of the model, embedding and output layer with its loss: seconds, and bytes kept for the backward pass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Floats, minimum, where

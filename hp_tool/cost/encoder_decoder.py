@@ -4,8 +4,6 @@ Megatron Core runs them without a pipeline: since encoder pipelines were removed
 encoders. The encoder sees training.sequence_length tokens per row, the decoder decoder_sequence_length.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 

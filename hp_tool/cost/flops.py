@@ -1,7 +1,5 @@
 """Model FLOPs and hardware FLOPs of one optimizer step: the numerators of MFU and HFU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

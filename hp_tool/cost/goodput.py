@@ -1,7 +1,5 @@
 """Goodput: the share of wall-clock time that trains, with Poisson failures and periodic checkpoints."""
 
-from __future__ import annotations
-
 import math
 
 from hp_tool.cost.case import TrainingCase

@@ -4,8 +4,6 @@ Bytes follow arXiv 2205.05198 section 4 and tensor-parallel collectives its sect
 gated MLPs, fused attention, mixtures of experts, context parallelism and narrow matmuls.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where

@@ -1,7 +1,5 @@
 """Which configurations frameworks accept: a bit per rule, computed for all candidates at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Why one configuration is not possible, with numbers and how to fix it: broken rules of `legality`, and memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ ParallelLinearAdapter: for a column-parallel W both A (by rank) and B (by output
 columns and B by rows, and B's outputs are gathered. Adapters run in 16 bits, and the local experts of a rank share one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

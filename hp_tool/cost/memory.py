@@ -1,7 +1,5 @@
 """Bytes on the representative stages of a pipeline; the fullest one counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The dense MLP block."""
 
-from __future__ import annotations
-
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.parameters import mlp_matrices, shapes

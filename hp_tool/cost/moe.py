@@ -5,8 +5,6 @@ expert-parallel ranks brings them to their experts, and expert tensor parallelis
 E/e_p experts; the busiest rank sees `imbalance` times the mean load.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

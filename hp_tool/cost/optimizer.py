@@ -1,7 +1,5 @@
 """Optimizers: bytes per parameter, Muon's update, and offloading to the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

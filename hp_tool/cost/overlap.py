@@ -1,7 +1,5 @@
 """Overlap of communication with compute as a query sets it: known settings replace fitted constants."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

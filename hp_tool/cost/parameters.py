@@ -5,8 +5,6 @@ matrices are divided by rows (outputs), row-parallel ones by columns (inputs); r
 docs/cost-model.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal

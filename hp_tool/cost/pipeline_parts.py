@@ -4,8 +4,6 @@ Parts of equal stages are costed like any pipeline, each on its own device, and 
 and the time of all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """Contents of each candidate's pipeline: a few representative stages, from which memory and time follow."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple

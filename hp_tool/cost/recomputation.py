@@ -3,8 +3,6 @@
 Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
 """
 
-from __future__ import annotations
-
 from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where, zeros_like
 from hp_tool.cost.attention import core_bytes
 from hp_tool.cost.block import LAYER_AXES, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes

@@ -1,7 +1,5 @@
 """Seconds of the operations inside a layer, by roofline: matmuls, attention, elementwise kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

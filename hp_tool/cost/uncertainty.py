@@ -4,8 +4,6 @@ ln(measured / predicted step time) is taken as normal around zero. Its standard 
 each kind of doubt without data widens it by the same factor.
 """
 
-from __future__ import annotations
-
 import math
 
 from hp_tool.cost.case import TrainingCase

@@ -1,7 +1,5 @@
 """Who may do what in the service, and what was done: keys, the audit log, and the port of a store that keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Names for content: two configurations or problems with the same digest are the same thing to measure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import MISSING, fields, is_dataclass, replace

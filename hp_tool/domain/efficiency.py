@@ -1,7 +1,5 @@
 """How far real software stays below a datasheet: few constants per GPU and framework, read from the catalogue's data files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hp_tool.domain.fields import Strict

@@ -4,8 +4,6 @@ Bounds are wide enough for anyone's work and narrow enough that no formula overf
 where pydantic enforces them, and /openapi.json and the form show them.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints

@@ -1,7 +1,5 @@
 """What training frameworks do that changes bytes and the split of a model: facts from their sources, nothing fitted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What really ran: a profile run's request and the numbers it brought back."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field

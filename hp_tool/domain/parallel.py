@@ -1,7 +1,5 @@
 """How the work is divided: one configuration, or the axes a search may vary."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeVar
 

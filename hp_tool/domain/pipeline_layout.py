@@ -5,8 +5,6 @@ the loss; `x*n` and `(...)*n` repeat, commas are ornament. Chunk i is on pipelin
 transformer/pipeline_parallel_layer_layout.py.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The ports through which the search reaches the outside: a cluster engine and a store, in `launchers` and `store`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What the built-in profiler cannot run, by name; searches check before they pay for runs, the profiler before a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias

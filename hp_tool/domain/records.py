@@ -3,8 +3,6 @@
 Instants are timezone-aware UTC. JSON values hold no infinity and no NaN.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What launchers carry to the profiler: a training run, a short real serving run, or single operations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What comes back: typed results whose JSON is exactly these fields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 

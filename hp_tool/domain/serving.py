@@ -1,7 +1,5 @@
 """Serving: a configuration of an inference engine, the engine's constants, and what an estimate of it says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days they take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 

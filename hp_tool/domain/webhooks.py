@@ -1,7 +1,5 @@
 """A webhook: where to tell that a search has ended, and how far the telling has come."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum

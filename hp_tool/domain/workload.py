@@ -1,7 +1,5 @@
 """What work is asked for: a training run's or a serving load's figures, independent of how it is parallelised."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal

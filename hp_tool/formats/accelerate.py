@@ -1,7 +1,5 @@
 """Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file` (config_args.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hp_tool.errors import UnsupportedError

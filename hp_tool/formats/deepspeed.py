@@ -1,7 +1,5 @@
 """DeepSpeed 0.18's JSON configuration, both ways: keys as in its reference (deepspeed.ai/docs/config-json)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory, line by line."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,11 +1,10 @@
 """Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in megatron/bridge/training/config.py."""
 
-from __future__ import annotations
-
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.words import CONTEXT, SAID, SHARDING
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
+from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 
 TOOL = "Megatron Bridge 0.3"
 _PRECISIONS = {
@@ -21,8 +20,7 @@ _PRECISIONS = {
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE) - {"pipeline_layout"}, runs="megatron-core")
-    w, c, recompute = setup.workload, setup.parallel, setup.recompute
-    granularity = recompute.granularity
+    w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     if w.precision not in _PRECISIONS or granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {granularity}", field="training.precision")
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
@@ -49,24 +47,17 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if setup.model.num_experts:
         options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
         options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
-    if granularity == "selective":
-        options["model.recompute_modules"] = f"[{','.join(recompute.modules or ('core_attn',))}]"
-    if granularity == "full":
-        whole = recompute.method == "block" and recompute.num_layers is None
-        options["model.recompute_method"] = "uniform" if whole else recompute.method or "uniform"
-        options["model.recompute_num_layers"] = str(recompute.num_layers or 1)
+    options |= _fields(recomputation(setup.recompute))
     if c.zero_stage >= 2:
         options["ddp.use_megatron_fsdp"] = "true"
         options["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
-    first, last = setup.missing_layers
-    if last == 1:
-        options |= {"model.account_for_embedding_in_pipeline_split": "true"} if first else {}
-        options["model.account_for_loss_in_pipeline_split"] = "true"
-    elif last > 1:
-        each = (setup.model.num_hidden_layers + first + last) // c.pipeline_parallel_size
-        options["model.num_layers_in_first_pipeline_stage"] = str(each - first)
-        options["model.num_layers_in_last_pipeline_stage"] = str(each - last)
-    return options
+    return options | _fields(shorter_ends(setup))
+
+
+def _fields(values: Values) -> dict[str, str]:
+    """Megatron-LM's flags as fields of the model."""
+    texts = {name: f"[{','.join(value)}]" if isinstance(value, list) else str(value) for name, value in values.items()}
+    return {f"model.{field_name(name)}": "true" if text == "True" else text for name, text in texts.items()}
 
 
 def text(setup: TrainingSetup) -> str:

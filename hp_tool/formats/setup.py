@@ -1,8 +1,6 @@
 """What is exported: a training or serving configuration with its names looked up."""
 
-from __future__ import annotations
-
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -57,6 +55,21 @@ class ServingSetup:
     parallel: ServingConfig
     memory_fraction: float
     """Share of device memory that the engine may take."""
+
+
+Values = Mapping[str, bool | int | float | str | list[str] | None]
+"""By option: true for a switch that is on; one that is None or false is left out."""
+
+
+def option_words(values: Values) -> dict[str, list[str]]:
+    """The words behind each option that is not left out."""
+
+    def words(value: int | float | str | list[str]) -> list[str]:
+        if isinstance(value, list):
+            return value
+        return [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+
+    return {name: words(value) for name, value in values.items() if value is not None and value is not False}
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:

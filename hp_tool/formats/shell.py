@@ -1,7 +1,5 @@
 """A launch script as words, with the variables that it assigns and sums of numbers filled in; nothing is executed."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -1,7 +1,5 @@
 """torchtitan 0.2's TOML file, both ways: sections and keys as in torchtitan/config/job_config.py."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is created."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A job's folder: the files that every launcher writes before a job starts and reads after it ended, and what they add up to:
 one Measurement with the numbers, or the root cause of the failure."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

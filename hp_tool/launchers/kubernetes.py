@@ -4,8 +4,6 @@ A job is an indexed Job with a pod per node, which find the first one by the nam
 holds the job's files. The supervisor runs a job's part in each pod and prints its results, which are read from the pods' logs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory; and the devices that it can give
 them, detected without importing torch."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

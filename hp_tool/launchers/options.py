@@ -4,8 +4,6 @@ They are the operator's: a registered cluster's entry or a YAML file holds them,
 that reach a shell may have only characters that mean nothing to one; only Slurm's `setup` is shell code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

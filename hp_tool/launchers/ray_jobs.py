@@ -1,8 +1,6 @@
 """Jobs on a Ray cluster through its Jobs API: their files are a working directory that Ray copies; over several nodes a driver
 (`ray_nodes`) reserves the devices first and runs a supervisor on each."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 import socket

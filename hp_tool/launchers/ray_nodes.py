@@ -4,8 +4,6 @@ It reserves the devices of all nodes in one placement group, so that no job hold
 on each node. Each node's output is printed behind a mark once all are done.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no state in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,8 +1,6 @@
 """The user's jobs as Slurm's own programs report them: one squeue for all jobs, at most every `poll_s`, less often while the
 controller does not answer."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -22,8 +22,6 @@ writes a job's output on the job's nodes, so one folder of theirs must be readab
 `bring` writes these into the job's folder here, as a job with a shared folder would have done.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """The batch script of one job: pure, printable, and ready for a person to submit by hand. It contains nothing of a query but
 its job's name and numbers: the request travels in a file, and the environment through sbatch's own."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys

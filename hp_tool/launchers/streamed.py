@@ -1,7 +1,5 @@
 """Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints results as marked lines."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -14,8 +14,6 @@ its output: standard output gets the job's log, and then a marked line for each 
 `launchers.streamed` reads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import json

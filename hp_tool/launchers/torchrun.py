@@ -1,7 +1,5 @@
 """Plans of jobs: the torchrun command of the profiler or of a program in its place, its environment and its files."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

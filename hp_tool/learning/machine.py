@@ -1,7 +1,5 @@
 """Micro-benchmarks of a cluster: timed through its launcher, fitted, kept, and tried on one real training step."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

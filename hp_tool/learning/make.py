@@ -1,7 +1,5 @@
 """Calibrations from stored measurements: each as the next version of its series, with its error before and after."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence

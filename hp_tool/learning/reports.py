@@ -1,7 +1,5 @@
 """What a real training reports of itself, or a file says of it, checked before it may teach anyone anything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

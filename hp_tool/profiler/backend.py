@@ -1,7 +1,5 @@
 """The devices of this run, their process group and their clock: CUDA with NCCL, or one CPU thread per process with gloo."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

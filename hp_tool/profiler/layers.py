@@ -3,8 +3,6 @@
 Megatron's own local norms do not support sequence parallelism, and its local attention always builds the s x s scores.
 """
 
-from __future__ import annotations
-
 import contextlib
 from importlib import util
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Peak memory of one rank, and what running out of it looks like."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

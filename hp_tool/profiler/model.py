@@ -1,7 +1,5 @@
 """The request's model in Megatron Core: configuration, layers, initial weights, data-parallel wrapper."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib

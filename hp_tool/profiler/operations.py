@@ -1,7 +1,5 @@
 """Single operations in plain torch, each timed on all ranks at the same time."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """One replica that answers the same batch repeatedly: prefill, then greedy decoding, one token per step, over a KV cache."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """The timed steps of a training run, the same for both engines: all of them, or until their time is known well enough. And the
 seconds of one more step by torch's profiler: compute, each kind of communication, and idle."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

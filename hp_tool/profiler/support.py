@@ -1,7 +1,5 @@
 """The profiler's check of a request, before anything is built."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 

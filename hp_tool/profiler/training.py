@@ -1,7 +1,5 @@
 """Real optimizer steps of the Megatron model, on one global batch that is the same at every step and under every division."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

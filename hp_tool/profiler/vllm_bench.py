@@ -4,8 +4,6 @@ It reports the seconds of a whole batch. A run for one token takes the time to f
  TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

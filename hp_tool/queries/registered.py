@@ -1,7 +1,5 @@
 """Names that users registered with a service, laid into a query: what comes after sees shapes and figures alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError out; results back to JSON."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

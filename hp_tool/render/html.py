@@ -1,7 +1,5 @@
 """Answers as small HTML tables, for notebooks (`_repr_html_`). All text is escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """Configurations, and changes of them, in words and table cells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

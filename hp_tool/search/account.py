@@ -1,7 +1,5 @@
 """The account of a search: what its runs have cost, what another one would, when to stop, and where it stands."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

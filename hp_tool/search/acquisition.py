@@ -1,7 +1,5 @@
 """What another run is expected to win, and which one: numeric kernels over the table's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

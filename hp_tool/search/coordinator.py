@@ -4,8 +4,6 @@ Whatever happens to this process, the next coordinator finds in the store what w
 submitted, and goes on from there: finished runs are never repeated, running ones are adopted by their job's name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

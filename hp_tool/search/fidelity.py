@@ -5,8 +5,6 @@ groups that still cross nodes where the whole ones do, a pipeline that still fil
 devices, fewer micro-batches and layers save seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

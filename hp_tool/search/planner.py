@@ -1,7 +1,5 @@
 """Which run comes next: a retry, the proof of a leader that was only seen reduced, or what the sampler proposes."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One search's question, resolved: its candidates with their costs, and how a run of one of them is asked for."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

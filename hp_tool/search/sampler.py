@@ -1,7 +1,5 @@
 """An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from the study's trials."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

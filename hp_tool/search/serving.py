@@ -1,7 +1,5 @@
 """A search over ways to serve: what one replica is asked to run, and what its latencies imply for the whole load."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Optuna study of a search: a projection of the store's runs for Optuna's tools, which may be deleted at any time."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 

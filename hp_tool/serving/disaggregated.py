@@ -1,7 +1,5 @@
 """Disaggregated serving: every pair of pools that the devices allow, costed, compared with the targets and ranked."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

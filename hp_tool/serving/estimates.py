@@ -1,7 +1,5 @@
 """What serving costs say: latencies against targets, and one row as the full estimate a user reads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The one configuration that a serving query describes: resolved, checked and estimated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hp_tool.cost.serving.candidates import ServingCandidates

@@ -1,7 +1,5 @@
 """Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the targets."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The best serving configurations: a query's space, costed chunk by chunk, ranked or cut down to its Pareto front."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

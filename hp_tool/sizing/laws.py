@@ -1,15 +1,21 @@
-"""Scaling laws N = N0 (C / C0)^a: how a compute budget C = 6 N D is divided between parameters N and tokens D."""
+"""Published rules: how a budget is divided between parameters and tokens, and where a first run's hyperparameters may begin."""
 
-from __future__ import annotations
-
+import itertools
+import math
 from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.cost.flops import token_flops
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.sizing import Choice
+from hp_tool.domain.workload import TrainingWorkload
 
 PETAFLOP_DAY = 8.64e19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingLaw:
-    """Compute-optimal parameters and tokens."""
+    """Compute-optimal parameters N = N0 (C / C0)^a and tokens D of C = 6 N D FLOPs."""
 
     name: str
     source: str
@@ -47,7 +53,6 @@ _CHINCHILLA_MODELS = (70e6, 16e9)
 
 
 def _chinchilla(number: int, *, exponent: float, flops: float, table: str, doubt: str = "") -> ScalingLaw:
-    """One of Hoffmann's three approaches."""
     return ScalingLaw(
         name=f"chinchilla-{number}",
         source=f"arXiv 2203.15556, approach {number}: exponent of table 2, anchored at the 67B row of table {table}{doubt}",
@@ -111,3 +116,150 @@ def compute_overhead(*, parameters: float, tokens: float) -> float:
     reducible = loss(parameters=parameters, tokens=tokens) - _E
     least = 6.0 * ((_A * _G**-_ALPHA + _B * _G**_BETA) / reducible) ** (1.0 / gamma)
     return float(6.0 * parameters * tokens / least - 1.0)
+
+
+_GPT3 = (
+    (125e6, 6.0e-4, 0.5e6),
+    (350e6, 3.0e-4, 0.5e6),
+    (760e6, 2.5e-4, 0.5e6),
+    (1.3e9, 2.0e-4, 1e6),
+    (2.7e9, 1.6e-4, 1e6),
+    (6.7e9, 1.2e-4, 2e6),
+    (13e9, 1.0e-4, 2e6),
+    (175e9, 0.6e-4, 3.2e6),
+)
+"""(parameters, learning rate, tokens a step) of arXiv 2005.14165, table 2.1."""
+_WARMUP_STEPS, _WARMUP_SHARE = 2_000, 0.02
+_INITIAL_STD = 0.02
+_GPT3_CONFIG = "arXiv 2005.14165, appendix B"
+_HABIT = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
+_OPTIMIZER = (
+    Choice(name="adam_betas", value=(0.9, 0.95), rule="a second moment over fewer steps than 0.999's", source=_HABIT),
+    Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
+    Choice(name="weight_decay", value=0.1, rule="decoupled (AdamW), not on norms and biases", source=_HABIT),
+    Choice(name="clip_grad", value=1.0, rule="global norm", source=_HABIT),
+)
+
+
+def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
+    """C of DeepSeek's laws: M D, M the non-embedding FLOPs a token, 72 L h^2 + 12 L h s for a plain GPT (arXiv 2401.02954,
+    section 3.2), so without the output layer.
+    """
+    flops = token_flops(model, TrainingWorkload(sequence_length=sequence_length, global_batch_size=1))
+    return 3.0 * (flops.layers + flops.attention) * tokens
+
+
+def starting_hyperparameters(
+    *, model: ModelSpec, parameters: float, tokens: float, sequence_length: int, global_batch_size: int
+) -> tuple[Choice, ...]:
+    """Batch, learning rate and its schedule, Adam, decay, clipping and initialisation to begin a training of `tokens` with; a
+    sweep on a small model comes next.
+
+    `parameters`: those a token passes. Laws of learning rate were fitted on dense models with Adam in the standard
+    parametrisation.
+    """
+    flops = hyperparameter_flops(model=model, sequence_length=sequence_length, tokens=tokens)
+    steps = max(math.ceil(tokens / (global_batch_size * sequence_length)), 1)
+    deepseek = "arXiv 2401.02954, equation 1, fitted on 1e17 to 2e19 FLOPs of dense models"
+    outside = not FITTED_FLOPS[0] <= flops <= FITTED_FLOPS[1] or bool(model.num_experts)
+    rate = Choice(
+        name="learning_rate",
+        value=float(0.3118 * flops**-0.1250),
+        rule=f"0.3118 C^-0.1250 at C = {flops:.3g} non-embedding FLOPs; the peak, for the batch size of the same law",
+        source=deepseek,
+        extrapolated=outside,
+        alternatives={"GPT-3, table 2.1 interpolated": gpt3("learning_rate", parameters=parameters)},
+    )
+    batch = Choice(
+        name="global_batch_size",
+        value=global_batch_size,
+        unit="sequences",
+        rule="0.2920 C^0.3271 tokens, in sequences that replicas divide evenly; what was given, where it was",
+        source=deepseek,
+        extrapolated=outside,
+        alternatives={
+            "the law, in tokens": batch_tokens(flops=flops),
+            "GPT-3, table 2.1 interpolated, in tokens": gpt3("batch_tokens", parameters=parameters),
+        },
+    )
+    warmup = min(_WARMUP_STEPS, math.ceil(_WARMUP_SHARE * steps))
+    return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_OPTIMIZER, *_initialisation(model))
+
+
+def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
+    """Peak learning rate, or tokens per step, of GPT-3's models: log-log between rows of the table, its ends beyond them."""
+    rows, place = _GPT3, 1 if column == "learning_rate" else 2
+    inside = min(max(parameters, rows[0][0]), rows[-1][0])
+    low, high = next((a, b) for a, b in itertools.pairwise(rows) if inside <= b[0])
+    share = math.log(inside / low[0]) / math.log(high[0] / low[0])
+    return float(low[place] * (high[place] / low[place]) ** share)
+
+
+def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
+    return (
+        Choice(
+            name="learning_rate_schedule",
+            value="cosine to 10 % of the peak over the whole training",
+            rule="a cosine that outlasts the training by more than a quarter costs loss",
+            source=f"{_GPT3_CONFIG}; arXiv 2203.15556, appendix B",
+        ),
+        Choice(name="train_steps", value=steps, unit="steps", rule="tokens / (batch x sequence length)", source="definition"),
+        Choice(
+            name="warmup_steps",
+            value=warmup,
+            unit="steps",
+            rule="linear over 2,000 steps, over 2 % of a training shorter than 100,000",
+            source="2,000: arXiv 2302.13971, section 2.3, and 2401.02954, section 2.3; the share is a habit, not a law",
+        ),
+        Choice(
+            name="batch_ramp",
+            value="linear from 32,000 tokens over the first 4 to 12 billion tokens",
+            rule="small batches suffice while gradients agree; without it the same loss takes more tokens at first",
+            source=f"{_GPT3_CONFIG}; the same in three steps: arXiv 2407.21783, section 3.4.1",
+        ),
+    )
+
+
+def _initialisation(model: ModelSpec) -> tuple[Choice, ...]:
+    return (
+        Choice(
+            name="init_std",
+            value=_INITIAL_STD,
+            rule="normal, for matrices and embeddings",
+            source="GPT-2 and Megatron-LM, --init-method-std",
+            alternatives={"sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(1.0 / (3.0 * model.hidden_size))},
+        ),
+        Choice(
+            name="output_init_std",
+            value=_INITIAL_STD / math.sqrt(2.0 * model.total_layers),
+            rule="init_std / sqrt(2 L), for the matrices that write to the residual stream",
+            source="GPT-2, section 2.3; Megatron-LM's scaled_init_method_normal",
+        ),
+        Choice(
+            name="transfer",
+            value="tune the learning rate on a narrow model and divide it by the ratio of widths for hidden matrices",
+            rule="under muP the best rate does not move with width; under the parametrisation above it does",
+            source="arXiv 2203.03466, table 8",
+        ),
+    )
+
+
+FITTED_FLOPS = (1e17, 2e19)
+"""Compute of the runs that DeepSeek's laws of batch size and learning rate were fitted on (arXiv 2401.02954, section 3.1)."""
+
+
+def batch_tokens(*, flops: float) -> float:
+    """Tokens a step: B = 0.2920 C^0.3271, C non-embedding FLOPs of the training (arXiv 2401.02954, equation 1)."""
+    return float(0.2920 * flops**0.3271)
+
+
+def batch_sequences(*, flops: float, sequence_length: int, num_gpus: int) -> int:
+    """`batch_tokens` in whole sequences, at most 11 % off: 4, 5, 6 or 7 times a power of two, times the odd part of
+    num_gpus, so that replicas get equal shares whichever part of the devices they take.
+    """
+    odd = num_gpus
+    while odd % 2 == 0:
+        odd //= 2
+    groups = max(batch_tokens(flops=flops) / sequence_length / odd, 1.0)
+    step = 2 ** max(math.floor(math.log2(groups)) - 2, 0)
+    return int(odd * step * max(round(groups / step), 1))

@@ -1,7 +1,5 @@
 """The shape of a model of a given size: depth against width, heads, MLP and vocabulary that devices divide evenly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The values each axis may take: the user's, or those that make sense for this model and cluster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Bools, Ints

@@ -4,8 +4,6 @@ What decides legality is combined first and filtered; the survivors and the valu
 stage) span a grid. However large a space is, no more than one block of it is held at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The front of two objectives."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """The space of serving configurations as arrays."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """API keys and the audit log; and what searches use and may use: GPU-seconds per day, used and promised to searches under way,
 and runs at a time on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta

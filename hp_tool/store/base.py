@@ -1,7 +1,5 @@
 """What every part of the store stands on: transactions, the clock, searches under their lease, events, idempotency keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields

@@ -1,7 +1,5 @@
 """How values are stored: column types, ids, and domain values as JSON."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 Searches are claimed by priority, then owner by owner in turn, with a limit of searches per cluster.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any

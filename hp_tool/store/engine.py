@@ -1,7 +1,5 @@
 """From a URL to a SQLAlchemy engine set up for many writers."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is kept by name: calibrations in versions, and the clusters and models that users registered."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, Unpack
 

@@ -1,7 +1,5 @@
 """Whole databases: a backup of one, a copy into another, and what of it may be forgotten."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measurements: of our own runs, reported by trainings, imported from files."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, Unpack
 

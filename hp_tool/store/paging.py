@@ -1,7 +1,5 @@
 """Pages of a list, newest first or oldest first, by (created_at, id): no page is slower than another and none skips a row."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Callable, Mapping

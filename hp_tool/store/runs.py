@@ -1,7 +1,5 @@
 """Profile runs of a search: intended, submitted, then finished or abandoned, always under the search's lease."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import fields, replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Searches: create, list, cancel, pause, resume."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Unpack
 

@@ -1,7 +1,5 @@
 """The store on SQLAlchemy: its parts put together, and the door to it."""
 
-from __future__ import annotations
-
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import StoreError
 from hp_tool.store import database_url, schema

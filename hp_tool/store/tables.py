@@ -1,7 +1,5 @@
 """The tables; names begin with hp_, so that Optuna's may live in the same database. A change here needs a migration."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 from hp_tool.store.columns import UtcDateTime, json_column

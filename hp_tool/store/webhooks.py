@@ -4,8 +4,6 @@ An attempt is counted and the next one scheduled before anything is sent: a work
 comes by when that is due, so each end is reported at least once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Predictions corrected by what was measured on a cluster: the same costs and estimates with calibrated numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 

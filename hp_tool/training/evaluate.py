@@ -1,7 +1,5 @@
 """The one configuration that a query describes: resolved, checked, estimated, and corrected by what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixes of an infeasible estimate: its legal neighbours, costed as one batch and ranked."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """The best training configurations of a query's space: those ranked first, what comes nearest, and Pareto fronts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

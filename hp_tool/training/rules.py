@@ -1,7 +1,5 @@
 """What a training query may not say, refused by name: fields that do not go together, and what this version does not model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hp_tool.cost.candidates import Candidates

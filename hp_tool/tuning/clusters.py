@@ -1,7 +1,5 @@
 """Where a search's runs go, how much of a registered cluster they may take, and the end of jobs that no live search owns."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 """From a query to the table a search works on: the fastest candidates by prior, and the best of each kind;
 and the cheapest runs that can stand for them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The result of a training search: candidates ranked by calibrated predictions, measured ones by their measured time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """From an inference query to the table a search works on: replicas of each size with each batch they may serve at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args

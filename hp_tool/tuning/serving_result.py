@@ -1,7 +1,5 @@
 """The result of a serving search: configurations ranked by calibrated latencies, measured ones by their measured ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 

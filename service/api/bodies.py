@@ -1,7 +1,5 @@
 """Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and typed answers, written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -13,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from hp_tool.batch import Line
+from hp_tool.answers import Line
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema

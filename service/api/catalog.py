@@ -1,7 +1,5 @@
 """Names that a query may use: models, GPUs and clusters of the catalogue, and what users registered."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast

@@ -1,7 +1,5 @@
 """What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch, /v1/exports and /v1/imports."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
-from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, estimate_answer, recommend_answer
-from hp_tool.batch import answer_lines
+from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery

@@ -1,7 +1,5 @@
 """Health checks: whether the process lives, and whether it can do its work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Keys and the audit log, for administrators."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast

@@ -1,7 +1,5 @@
 """Measurements: the list, and reports of real trainings' step times. Calibrations fitted to them: versions and new ones."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -11,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, status
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool.batch import Line
+from hp_tool.answers import Line
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import MeasurementStatus

@@ -1,7 +1,5 @@
 """The API description: bodies, which routes parse themselves, the key, and the errors, most of which the gate answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus

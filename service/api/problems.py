@@ -1,7 +1,5 @@
 """The API's errors: one table of statuses, one shape (RFC 9457 problem+json with our code and field)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Searches: submit, list, inspect, act on, and what their stored results say; the pages of the dashboard use it too."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import AsyncIterator, Callable

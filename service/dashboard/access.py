@@ -1,7 +1,5 @@
 """/keys and /audit. Only administrators pass the gate to these pages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal, get_args

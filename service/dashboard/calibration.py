@@ -1,7 +1,5 @@
 """/calibration and its series: prediction errors before and after, drift, outliers, and the runs. /measurements: every run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +13,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus, Runner
 from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.learning.residuals import residual_report
+from hp_tool.learning.evidence import residual_report
 from hp_tool.search.serving import software
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn

@@ -1,7 +1,5 @@
 """/models, /gpus and /clusters: what a query can name, and the forms that add models and clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal

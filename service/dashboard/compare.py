@@ -1,7 +1,5 @@
 """/compare: two configurations side by side. /searches/ID/compare: those of two runs, measured beside predicted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """/configurations: one configuration in full. Its query is part of the address."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

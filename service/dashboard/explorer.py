@@ -1,7 +1,5 @@
 """/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls are part of the address."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

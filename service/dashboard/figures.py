@@ -1,7 +1,5 @@
 """Charts as data: stacked bars, which figures.html draws as SVG, and scatter plots as Plotly's JSON, which plot.js draws."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

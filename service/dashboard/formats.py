@@ -1,7 +1,5 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any

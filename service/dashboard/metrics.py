@@ -1,7 +1,5 @@
 """Figures of estimates, of fixes and of measured runs, with their units and ranges."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

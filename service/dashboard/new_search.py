@@ -1,7 +1,5 @@
 """/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The new search's form: its fields, which the query's schema describes, and their values to and from a query."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

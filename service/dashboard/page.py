@@ -1,7 +1,5 @@
 """What the pages share: contexts, routes, templates, forms, and addresses, each of which holds the whole state of its page."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

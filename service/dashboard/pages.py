@@ -1,7 +1,5 @@
 """Routes of all pages and their static files."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from starlette.responses import Response

@@ -1,7 +1,5 @@
 """Serve plotly.min.js from the installed Python package."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from functools import cache

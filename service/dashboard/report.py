@@ -1,7 +1,5 @@
 """A search as one HTML file that opens without a server; data, styles, scripts and Plotly are inlined."""
 
-from __future__ import annotations
-
 import base64
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """/searches/ID: one search, its trials, logs and export, and the buttons that control it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """/searches: the list of searches. Its filters are part of the address."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time
 from typing import Annotated, get_args

@@ -1,7 +1,5 @@
 """Runs of a search: in words, in the columns that its charts and its table show, and as the cost model predicts them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

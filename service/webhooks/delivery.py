@@ -1,7 +1,5 @@
 """Delivery of webhooks when searches end, in a thread beside a worker's own work, which may take hours."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import logging

@@ -1,7 +1,5 @@
 """Where webhooks may go. Users give the URLs and the service requests them, so they must not reach internal hosts."""
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Signatures after the Standard Webhooks specification, for which libraries exist in most languages."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

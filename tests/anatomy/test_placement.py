@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hp_tool import anatomy
-from hp_tool.anatomy.placement import MAX_NODES
+from hp_tool.anatomy import MAX_NODES
 from hp_tool.catalog import cluster
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hp_tool import anatomy
-from hp_tool.anatomy.schedule import MAX_RANKS
+from hp_tool.anatomy import MAX_RANKS
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.batch import MIN_ARRAY, answer_lines, cost_together
+from hp_tool.answers import MIN_ARRAY, answer_lines, cost_together
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_configuration

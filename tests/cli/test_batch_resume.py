@@ -95,7 +95,7 @@ def test_a_resumed_file_must_belong_to_the_queries(tmp_path: Path, entry_point: 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 7, 3 << 20])
 def test_whole_lines_are_kept_whatever_their_length(tmp_path: Path, size: int) -> None:
-    from hp_tool.cli.batches.output import keep_whole_lines
+    from hp_tool.cli.batch import keep_whole_lines
 
     path = tmp_path / "answers"
     path.write_bytes(b"first\n" + b"x" * size + b"\nhalf")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hp_tool import training
-from hp_tool.batch import answer_lines
+from hp_tool.answers import answer_lines
 from hp_tool.calibration import fit_calibration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.learning.evidence import evidence_of

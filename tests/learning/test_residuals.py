@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.learning.residuals import outliers
+from hp_tool.learning.evidence import outliers
 
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=30)
 

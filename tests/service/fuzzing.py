@@ -17,8 +17,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from hp_tool.answers import estimate_answer
-from hp_tool.batch import answer_lines
+from hp_tool.answers import answer_lines, estimate_answer
 from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
 from hp_tool.queries.schema import to_json

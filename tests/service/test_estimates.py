@@ -103,7 +103,7 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 
 
 def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hp_tool import batch as lines
+    from hp_tool import answers as lines
 
     honest = lines.resolve_configuration
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hp_tool.batch import answer_lines
+from hp_tool.answers import answer_lines
 from tests.service.fuzzing import fuzz
 from tests.service.mutations import SEEDS, mutated
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.domain.model import ModelSpec
-from hp_tool.sizing.hyperparameters import batch_sequences, gpt3, hyperparameter_flops, starting_hyperparameters
+from hp_tool.sizing.laws import batch_sequences, gpt3, hyperparameter_flops, starting_hyperparameters
 
 LLAMA_LIKE = {"normalization": "rmsnorm", "gated_mlp": True, "tie_word_embeddings": False, "vocab_size": 102_400}
 DEEPSEEK = {

@@ -1,7 +1,5 @@
 """Dense decoders: Llama's kind (rotary positions, mostly RMSNorm and gated MLPs) and GPT's (LayerNorm, ungated MLPs)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same

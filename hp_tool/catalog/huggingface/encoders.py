@@ -1,7 +1,5 @@
 """Encoders with the head of masked language models (BERT's also with its pooler), and encoder-decoder models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import LLAMA, NARROW, NO_BIAS, TIED

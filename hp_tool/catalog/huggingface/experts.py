@@ -1,7 +1,5 @@
 """Mixtures of experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import D_MODEL, LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED

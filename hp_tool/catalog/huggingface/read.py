@@ -1,7 +1,5 @@
 """Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and fixes things."""
 
-from __future__ import annotations
-
 from hp_tool.catalog.huggingface import decoders, encoders, experts
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
 from hp_tool.catalog.records import build, nearest

@@ -66,7 +66,7 @@ def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[st
 
 def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
     """Answers by a server; lines that are no query are answered with their error here, in their place."""
-    from hp_tool.batch import error_line
+    from hp_tool.answers import error_line
     from service.client import Client
 
     errors: deque[tuple[int, InputError]] = deque()
@@ -133,7 +133,7 @@ def _answer_chunk(items: list[Item]) -> list[str]:
 
 
 def _answers(items: list[Item], task: Task, calibrations: Calibrations | None) -> list[str]:
-    from hp_tool.batch import answer_lines
+    from hp_tool.answers import answer_lines
     from hp_tool.queries import schema
 
     return answer_lines(items, task=task.name, top=task.top, read=schema.parse_own_query, calibrations=calibrations)

@@ -1,7 +1,5 @@
 """The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import difflib
@@ -12,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
 from hp_tool.api import SHORT_KEYS
+from hp_tool.cli.queries import read_yaml
 from hp_tool.errors import InputError
 
 MAX_LINE_BYTES = 1_000_000
@@ -178,17 +177,9 @@ def _row(
 
 def _alternatives(cell: str, *, where: str) -> list[Any]:
     """The values of a cell, read as a YAML list without its brackets."""
-    import yaml
-
-    from hp_tool.documents import load_yaml
-
     if not cell.strip():
         return []
-    try:
-        values = load_yaml(f"[{cell}]")
-    except (yaml.YAMLError, ValueError) as error:
-        reason = getattr(error, "problem", None) or error
-        raise InputError(f"{where}: {cell[:80]!r} is not YAML: {reason}", code="syntax") from None
+    values = read_yaml(f"[{cell}]", refusal=f"{where}: {cell[:80]!r} is not YAML", code="syntax")
     if not isinstance(values, list):
         raise InputError(f"{where}: {cell[:80]!r} is not a value or a list of values", code="syntax")
     return values

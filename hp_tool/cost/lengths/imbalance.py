@@ -1,7 +1,5 @@
 """Costs of unequal rows: replicas wait for the one with the longest attention, pipelines for the longest micro-batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import cast

@@ -5,8 +5,6 @@ optimizers wait for the gradient norm of all ranks: the fill of a "zero bubble" 
 the optimizer step with it.
 """
 
-from __future__ import annotations
-
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
 from hp_tool.cost.network import Axis, Group, dense_group

@@ -5,8 +5,6 @@ A stage is one model chunk, numbered in the order in which a micro-batch passes 
 2412.19437 section 3.2.1 and its published code.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ neither travel nor decode wait for prefill. The load settles at the largest b wi
 time to first token is C / l - (O - 1) D(b), which includes waiting for prefill or for room to decode, and the transfer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

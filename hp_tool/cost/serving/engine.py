@@ -5,8 +5,6 @@ independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens on averag
 c times as long, with c the seconds of a draft token over those of a pass.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

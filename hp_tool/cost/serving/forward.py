@@ -1,7 +1,5 @@
 """Seconds of one forward pass through all layers and the output layer, with or without experts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray

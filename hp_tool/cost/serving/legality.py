@@ -1,7 +1,5 @@
 """Serving configurations that engines accept: a bit per rule, and the reasons for one configuration."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hp_tool.cost.arrays import IntArray

@@ -16,8 +16,6 @@ W_q - W is added, but at most the mean's own wait for other prompts is subtracte
 lengths that differ, and a queue that has not settled.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 

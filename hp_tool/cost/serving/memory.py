@@ -1,7 +1,5 @@
 """Bytes on one device of the fullest stage: weights, working set, and the room for keys and values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 

@@ -5,8 +5,6 @@ keys and values that a windowed layer no longer needs (vLLM's hybrid cache manag
 separate pools).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray

@@ -1,7 +1,5 @@
 """Number formats of served weights: bytes with their scales, and the precision of the matmul."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from hp_tool.cost.arrays import Floats, Ints

@@ -1,7 +1,5 @@
 """Flags of Megatron-LM's pretrain_gpt.py as a query."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -19,11 +17,13 @@ def read(flags: Flags, *, num_gpus: int) -> dict[str, Any]:
     Raises InputError where a flag that decides cost is missing or malformed, UnsupportedError where it is not modelled.
     """
     reader = _Reader(flags, num_gpus)
-    return {"kind": "training", "model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
+    sections = {"model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
+    values = {name: {key: value for key, value in each.items() if value is not None} for name, each in sections.items()}
+    return {"kind": "training"} | values
 
 
 class _Reader:
-    """Flags with typed access and Megatron's defaults."""
+    """Flags with typed access and Megatron's defaults; None in a section of the query: the flags do not say it."""
 
     def __init__(self, flags: Flags, num_gpus: int) -> None:
         self.flags = flags
@@ -46,6 +46,10 @@ class _Reader:
             return int(text)
         except ValueError:
             raise InputError(f"--{name} takes a whole number, got {text}", field=f"--{name}") from None
+
+    def given(self, name: str) -> int | None:
+        """The number behind a flag that has no default."""
+        return self.number(name) if self.on(name) else None
 
     def real(self, name: str, default: float) -> float:
         text = self.text(name, str(default))
@@ -83,37 +87,32 @@ class _Reader:
             "position_embedding": positions,
             "attention_bias": bias or self.on("add-qkv-bias"),
             "mlp_bias": bias,
+            "max_position_embeddings": self.number("max-position-embeddings") if positions == "learned" else None,
+            "query_key_norm": "head" if self.on("qk-layernorm") else None,
+            "num_nextn_predict_layers": self.given("mtp-num-layers"),
         }
-        if positions == "learned":
-            model["max_position_embeddings"] = self.number("max-position-embeddings")
         if self.on("num-experts"):
             width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
             shared = self.number("moe-shared-expert-intermediate-size", 0)
+            groups = self.given("moe-router-num-groups")
             model |= {
                 "num_experts": self.number("num-experts"),
                 "num_experts_per_tok": self.number("moe-router-topk", 2),
                 "moe_intermediate_size": width,
                 "num_shared_experts": 1 if shared % width else shared // width,
                 "first_k_dense_replace": self.leading_dense_layers(layers),
+                "n_group": groups,
+                "topk_group": None if groups is None else self.number("moe-router-group-topk", groups),
+                "shared_expert_intermediate_size": shared if shared % width else None,
             }
-            if self.on("moe-router-num-groups"):
-                groups = self.number("moe-router-num-groups")
-                model |= {"n_group": groups, "topk_group": self.number("moe-router-group-topk", groups)}
-            if shared % width:
-                model["shared_expert_intermediate_size"] = shared
-        if self.on("qk-layernorm"):
-            model["query_key_norm"] = "head"
         if self.on("multi-latent-attention"):
             model |= {
                 "kv_lora_rank": self.number("kv-lora-rank", 32),
                 "qk_nope_head_dim": self.number("qk-head-dim", 128),
                 "qk_rope_head_dim": self.number("qk-pos-emb-head-dim", 64),
                 "v_head_dim": self.number("v-head-dim", 128),
+                "q_lora_rank": self.given("q-lora-rank"),
             }
-            if self.on("q-lora-rank"):
-                model["q_lora_rank"] = self.number("q-lora-rank")
-        if self.on("mtp-num-layers"):
-            model["num_nextn_predict_layers"] = self.number("mtp-num-layers")
         return model
 
     def vocabulary(self) -> int:
@@ -143,26 +142,22 @@ class _Reader:
         return int(match[1])
 
     def parallel(self) -> dict[str, Any]:
-        tensor = self.number("tensor-model-parallel-size", 1)
-        chosen: dict[str, Any] = {
+        tensor, stages = self.number("tensor-model-parallel-size", 1), self.number("pipeline-model-parallel-size", 1)
+        chunks, context, experts = self.chunks(), self.number("context-parallel-size", 1), self.on("num-experts")
+        return {
             "tensor_parallel_size": tensor,
-            "pipeline_parallel_size": self.number("pipeline-model-parallel-size", 1),
-            "virtual_pipeline_parallel_size": self.chunks(),
-            "context_parallel_size": self.number("context-parallel-size", 1),
+            "pipeline_parallel_size": stages,
+            "virtual_pipeline_parallel_size": chunks,
+            "context_parallel_size": context,
             "micro_batch_size": self.number("micro-batch-size"),
             "sequence_parallel": self.on("sequence-parallel") and tensor > 1,
             "recompute": self.recompute(),
             "zero_stage": self.zero_stage(),
+            "pipeline_layout": self.text(words.LAYOUT, "") or self.shorter_ends(stages=stages, chunks=chunks),
+            "context_parallel_communication": self.ours("cp-comm-type", words.CONTEXT, "p2p") if context > 1 else None,
+            "expert_parallel_size": self.number("expert-model-parallel-size", 1) if experts else None,
+            "expert_tensor_parallel_size": self.number("expert-tensor-parallel-size", tensor) if experts else None,
         }
-        sizes = chosen["pipeline_parallel_size"], chosen["virtual_pipeline_parallel_size"]
-        if layout := self.text(words.LAYOUT, "") or self.shorter_ends(stages=sizes[0], chunks=sizes[1]):
-            chosen["pipeline_layout"] = layout
-        if chosen["context_parallel_size"] > 1:
-            chosen["context_parallel_communication"] = self.ours("cp-comm-type", words.CONTEXT, "p2p")
-        if self.on("num-experts"):
-            chosen["expert_parallel_size"] = self.number("expert-model-parallel-size", 1)
-            chosen["expert_tensor_parallel_size"] = self.number("expert-tensor-parallel-size", tensor)
-        return chosen
 
     def replicas(self) -> int:
         sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
@@ -201,7 +196,10 @@ class _Reader:
         return "full" if plain else {"granularity": "full", "method": method, "num_layers": count}
 
     def training(self) -> dict[str, Any]:
-        training: dict[str, Any] = {
+        aware = self.on("use-precision-aware-optimizer") and self.on("exp-avg-dtype")
+        first, second = (self.text(f"exp-avg{moment}-dtype", "fp32") if aware else None for moment in ("", "-sq"))
+        capacity = self.on("moe-expert-capacity-factor")
+        return {
             "sequence_length": self.number("seq-length"),
             "global_batch_size": self.number("global-batch-size", self.replicas() * self.number("micro-batch-size")),
             "precision": self.precision(),
@@ -210,19 +208,12 @@ class _Reader:
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
             "optimizer": self.text("optimizer", "adam"),
             "cross_entropy": self.loss(),
+            "overlap": self.overlap() or None,
+            "gradient_precision": "bf16" if self.on("grad-reduce-in-bf16") else None,
+            "optimizer_precision": first,
+            "exp_avg_sq_precision": second if second != first else None,
+            "expert_capacity_factor": self.real("moe-expert-capacity-factor", 1.0) if capacity else None,
         }
-        if hidden := self.overlap():
-            training["overlap"] = hidden
-        if self.on("grad-reduce-in-bf16"):
-            training["gradient_precision"] = "bf16"
-        if self.on("use-precision-aware-optimizer") and self.on("exp-avg-dtype"):
-            first, second = self.text("exp-avg-dtype", "fp32"), self.text("exp-avg-sq-dtype", "fp32")
-            training["optimizer_precision"] = first
-            if second != first:
-                training["exp_avg_sq_precision"] = second
-        if self.on("moe-expert-capacity-factor"):
-            training["expert_capacity_factor"] = self.real("moe-expert-capacity-factor", 1.0)
-        return training
 
     def loss(self) -> str:
         if not self.on("cross-entropy-loss-fusion"):
@@ -237,16 +228,14 @@ class _Reader:
 
     def overlap(self) -> dict[str, bool]:
         """Only what differs from the runs that the framework's constants come from, which hid what they could."""
-        hidden: dict[str, bool] = {}
-        if not self.on("tp-comm-overlap") and self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1:
-            hidden["tensor_parallel"] = False
-        if self.on("no-overlap-p2p-communication"):
-            hidden["pipeline_parallel"] = False
-        if not self.on("overlap-grad-reduce"):
-            hidden["data_parallel"] = False
-        if self.on("overlap-moe-expert-parallel-comm"):
-            hidden["expert_parallel"] = True
-        return hidden
+        sequence = self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
+        differs = {
+            "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
+            "pipeline_parallel": self.on("no-overlap-p2p-communication"),
+            "data_parallel": not self.on("overlap-grad-reduce"),
+            "expert_parallel": self.on("overlap-moe-expert-parallel-comm"),
+        }
+        return {name: name == "expert_parallel" for name, differing in differs.items() if differing}
 
     def precision(self) -> str:
         if self.on("fp4-format"):

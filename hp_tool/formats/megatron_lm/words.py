@@ -1,7 +1,5 @@
 """Megatron-LM's words for ours; flags as in megatron/training/arguments.py of Megatron Core 0.16."""
 
-from __future__ import annotations
-
 TOOL = "Megatron-LM (core 0.16)"
 Flags = dict[str, list[str]]
 """Values behind each flag, without its dashes; a switch has none."""

@@ -1,7 +1,5 @@
 """A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's classes; tests compare the two."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 
@@ -12,7 +10,7 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.words import Flags
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
 
 
 def flags(setup: TrainingSetup) -> Flags:
@@ -21,166 +19,147 @@ def flags(setup: TrainingSetup) -> Flags:
     Raises UnsupportedError for what the flags cannot say.
     """
     refuse_unsaid(setup, tool=words.TOOL, said=words.SAID, runs="megatron-core")
-    return {**_model(setup), **_parallel(setup), **_training(setup)}
+    return option_words({**_model(setup), **_parallel(setup), **_training(setup)})
 
 
-def _model(setup: TrainingSetup) -> Flags:
+def _model(setup: TrainingSetup) -> Values:
     m, t = setup.model, setup.parallel.tensor_parallel_size
     biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (None, m.has_mlp_bias)
     if m.architecture != "decoder" or m.positions not in words.POSITIONS or biases or m.query_key_norm not in (None, "head"):
         raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
-    options: Flags = {
-        "num-layers": [str(m.num_hidden_layers)],
-        "hidden-size": [str(m.hidden_size)],
-        "ffn-hidden-size": [str(m.ffn_size)],
-        "num-attention-heads": [str(m.num_attention_heads)],
-        "kv-channels": [str(m.head_size)],
-        "max-position-embeddings": [str(m.max_position_embeddings or setup.workload.sequence_length)],
-        "position-embedding-type": [words.POSITIONS[m.positions]],
-        "normalization": [words.NORMS[m.normalization]],
-        "vocab-size": [str(m.vocab_size)],
-        "make-vocab-size-divisible-by": [str(m.vocab_size // t if m.vocab_size % t == 0 else 1)],
+    grouped, latent, dense = m.kv_heads != m.num_attention_heads, m.kv_lora_rank is not None, m.first_k_dense_replace
+    experts: Values = {
+        "num-experts": m.num_experts,
+        "moe-router-topk": m.num_experts_per_tok or 1,
+        "moe-ffn-hidden-size": m.moe_intermediate_size or m.ffn_size,
+        "moe-token-dispatcher-type": "alltoall",
+        "moe-grouped-gemm": True,
+        "moe-shared-expert-intermediate-size": m.shared_expert_size if m.num_shared_experts else None,
+        "moe-router-num-groups": m.n_group or None,
+        "moe-router-group-topk": (m.topk_group or m.n_group) if m.n_group else None,
+        "moe-layer-freq": f"([0]*{dense}+[1]*{m.num_hidden_layers - dense})" if dense else None,
+        "moe-expert-capacity-factor": setup.workload.expert_capacity_factor,
     }
-    if m.kv_heads != m.num_attention_heads:
-        options |= {"group-query-attention": [], "num-query-groups": [str(m.kv_heads)]}
-    options |= _switches({"swiglu": m.gated_mlp, "untie-embeddings-and-output-weights": not m.tie_word_embeddings})
-    options |= _switches({"qk-layernorm": m.query_key_norm is not None})
-    options |= _switches({"disable-bias-linear": not m.has_mlp_bias, "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias})
-    if m.num_experts:
-        width = m.moe_intermediate_size or m.ffn_size
-        options |= {
-            "num-experts": [str(m.num_experts)],
-            "moe-router-topk": [str(m.num_experts_per_tok or 1)],
-            "moe-ffn-hidden-size": [str(width)],
-            "moe-token-dispatcher-type": ["alltoall"],
-            "moe-grouped-gemm": [],
-        }
-        if m.num_shared_experts:
-            options["moe-shared-expert-intermediate-size"] = [str(m.shared_expert_size)]
-        if m.n_group:
-            options |= {"moe-router-num-groups": [str(m.n_group)], "moe-router-group-topk": [str(m.topk_group or m.n_group)]}
-        if m.first_k_dense_replace:
-            sparse = m.num_hidden_layers - m.first_k_dense_replace
-            options["moe-layer-freq"] = [f"([0]*{m.first_k_dense_replace}+[1]*{sparse})"]
-        if setup.workload.expert_capacity_factor is not None:
-            options["moe-expert-capacity-factor"] = [f"{setup.workload.expert_capacity_factor:g}"]
-    if m.kv_lora_rank is not None:
-        sizes = {
-            "kv-lora-rank": m.kv_lora_rank, "q-lora-rank": m.q_lora_rank, "qk-head-dim": m.qk_nope_head_dim,
-            "qk-pos-emb-head-dim": m.qk_rope_head_dim, "v-head-dim": m.v_head_dim,
-        }  # fmt: skip
-        options |= {"multi-latent-attention": []} | {name: [str(size)] for name, size in sizes.items() if size is not None}
-    if m.num_nextn_predict_layers:
-        options["mtp-num-layers"] = [str(m.num_nextn_predict_layers)]
-    return options
+    return {
+        "num-layers": m.num_hidden_layers,
+        "hidden-size": m.hidden_size,
+        "ffn-hidden-size": m.ffn_size,
+        "num-attention-heads": m.num_attention_heads,
+        "kv-channels": m.head_size,
+        "max-position-embeddings": m.max_position_embeddings or setup.workload.sequence_length,
+        "position-embedding-type": words.POSITIONS[m.positions],
+        "normalization": words.NORMS[m.normalization],
+        "vocab-size": m.vocab_size,
+        "make-vocab-size-divisible-by": m.vocab_size // t if m.vocab_size % t == 0 else 1,
+        "group-query-attention": grouped,
+        "num-query-groups": m.kv_heads if grouped else None,
+        "swiglu": m.gated_mlp,
+        "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
+        "qk-layernorm": m.query_key_norm is not None,
+        "disable-bias-linear": not m.has_mlp_bias,
+        "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias,
+        **(experts if m.num_experts else {}),
+        "multi-latent-attention": latent,
+        "kv-lora-rank": m.kv_lora_rank,
+        "q-lora-rank": m.q_lora_rank if latent else None,
+        "qk-head-dim": m.qk_nope_head_dim if latent else None,
+        "qk-pos-emb-head-dim": m.qk_rope_head_dim if latent else None,
+        "v-head-dim": m.v_head_dim if latent else None,
+        "mtp-num-layers": m.num_nextn_predict_layers or None,
+    }
 
 
-def _parallel(setup: TrainingSetup) -> Flags:
+def _parallel(setup: TrainingSetup) -> Values:
     c, layout = setup.parallel, setup.strategy.pipeline_layout
-    options: Flags = {
-        "tensor-model-parallel-size": [str(c.tensor_parallel_size)],
-        "pipeline-model-parallel-size": [str(c.pipeline_parallel_size)],
-        **_switches({"sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1}),
-        **({} if layout is not None else _shorter_ends(setup)),
+    chunks, context = c.virtual_pipeline_parallel_size, c.context_parallel_size > 1
+    return {
+        "tensor-model-parallel-size": c.tensor_parallel_size,
+        "pipeline-model-parallel-size": c.pipeline_parallel_size,
+        "sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1,
+        **(shorter_ends(setup) if layout is None else {}),
+        words.LAYOUT: layout.text if layout is not None else None,  # it says the number of chunks, too
+        "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
+        "context-parallel-size": c.context_parallel_size if context else None,
+        "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication] if context else None,
+        "expert-model-parallel-size": c.expert_parallel_size if setup.model.num_experts else None,
+        "expert-tensor-parallel-size": c.expert_tensor_parallel_size if setup.model.num_experts else None,
+        "use-distributed-optimizer": c.zero_stage >= 1,
+        "use-megatron-fsdp": c.zero_stage >= 2,
+        "data-parallel-sharding-strategy": words.SHARDING.get(c.zero_stage),
+        "ckpt-format": "fsdp_dtensor" if c.zero_stage >= 2 else None,
+        "no-gradient-accumulation-fusion": c.zero_stage >= 2,
+        **recomputation(setup.recompute),
     }
-    if layout is not None:  # it says the number of chunks, too
-        options[words.LAYOUT] = [layout.text]
-    elif c.virtual_pipeline_parallel_size > 1:
-        options["num-virtual-stages-per-pipeline-rank"] = [str(c.virtual_pipeline_parallel_size)]
-    if c.context_parallel_size > 1:
-        options["context-parallel-size"] = [str(c.context_parallel_size)]
-        options["cp-comm-type"] = [words.CONTEXT[setup.strategy.context_parallel_communication]]
-    if setup.model.num_experts:
-        options["expert-model-parallel-size"] = [str(c.expert_parallel_size)]
-        options["expert-tensor-parallel-size"] = [str(c.expert_tensor_parallel_size)]
-    if c.zero_stage >= 1:
-        options["use-distributed-optimizer"] = []
-    if c.zero_stage >= 2:
-        options |= {
-            "use-megatron-fsdp": [],
-            "data-parallel-sharding-strategy": [words.SHARDING[c.zero_stage]],
-            "ckpt-format": ["fsdp_dtensor"],
-            "no-gradient-accumulation-fusion": [],
-        }
-    return options | _recompute(setup.recompute)
 
 
-def _shorter_ends(setup: TrainingSetup) -> Flags:
+def shorter_ends(setup: TrainingSetup) -> Values:
     """Where stages cannot hold equally many layers."""
     first, last = setup.missing_layers
     if last <= 1:
-        return _switches({words.WITH_EMBEDDING: first == 1, words.WITH_LOSS: last == 1})
+        return {words.WITH_EMBEDDING: first == 1, words.WITH_LOSS: last == 1}
     each = (setup.model.num_hidden_layers + first + last) // setup.parallel.pipeline_parallel_size
-    return {words.FIRST_STAGE: [str(each - first)], words.LAST_STAGE: [str(each - last)]}
+    return {words.FIRST_STAGE: each - first, words.LAST_STAGE: each - last}
 
 
-def _recompute(recompute: Recompute) -> Flags:
+def recomputation(recompute: Recompute) -> Values:
+    """Raises UnsupportedError for a granularity that the flags cannot say."""
     if recompute.granularity == "none":
         return {}
     if recompute.granularity == "selective":
-        return {"recompute-granularity": ["selective"], "recompute-modules": list(recompute.modules or ("core_attn",))}
+        return {"recompute-granularity": "selective", "recompute-modules": list(recompute.modules or ("core_attn",))}
     if recompute.granularity != "full":
         raise UnsupportedError(f"{words.TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute")
     whole = recompute.method is None or (recompute.method == "block" and recompute.num_layers is None)
     method, count = "uniform" if whole else recompute.method, recompute.num_layers or 1
-    return {"recompute-granularity": ["full"], "recompute-method": [str(method)], "recompute-num-layers": [str(count)]}
+    return {"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": count}
 
 
-def _training(setup: TrainingSetup) -> Flags:
-    w, c = setup.workload, setup.parallel
-    options: Flags = {
-        "seq-length": [str(w.sequence_length)],
-        "micro-batch-size": [str(c.micro_batch_size)],
-        "global-batch-size": [str(w.global_batch_size)],
-        "attention-backend": [w.attention],
-        "attention-dropout": [f"{w.dropout:g}"],
-        "hidden-dropout": [f"{w.dropout:g}"],
-        "optimizer": [w.optimizer],
-        **words.PRECISIONS[w.precision],
-        **_switches({"cross-entropy-loss-fusion": w.cross_entropy != "unfused"}),
-    }
+def _training(setup: TrainingSetup) -> Values:
+    w = setup.workload
     if w.cross_entropy == "chunked":
         raise UnsupportedError(f"{words.TOOL} has no chunked loss", field="training.cross_entropy")
-    if w.cross_entropy == "in_place":
-        options["cross-entropy-fusion-impl"] = ["te"]
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
         raise UnsupportedError(f"{words.TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
-    options |= _switches(
-        {
-            "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
-            "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
-        }
-    )
     first = w.optimizer_precision or "fp32"
     second = w.exp_avg_sq_precision or first
-    if (first, second) != ("fp32", "fp32"):
-        options |= {"use-precision-aware-optimizer": [], "exp-avg-dtype": [first], "exp-avg-sq-dtype": [second]}
-    return options | _overlap(setup)
+    aware = (first, second) != ("fp32", "fp32")
+    return {
+        "seq-length": w.sequence_length,
+        "micro-batch-size": setup.parallel.micro_batch_size,
+        "global-batch-size": w.global_batch_size,
+        "attention-backend": w.attention,
+        "attention-dropout": w.dropout,
+        "hidden-dropout": w.dropout,
+        "optimizer": w.optimizer,
+        **words.PRECISIONS[w.precision],
+        "cross-entropy-loss-fusion": w.cross_entropy != "unfused",
+        "cross-entropy-fusion-impl": "te" if w.cross_entropy == "in_place" else None,
+        "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
+        "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
+        "use-precision-aware-optimizer": aware,
+        "exp-avg-dtype": first if aware else None,
+        "exp-avg-sq-dtype": second if aware else None,
+        **_overlap(setup),
+    }
 
 
-def _overlap(setup: TrainingSetup) -> Flags:
+def _overlap(setup: TrainingSetup) -> Values:
     """What is not said is switched on, as in the runs that the framework's constants come from."""
     c, overlap = setup.parallel, setup.workload.overlap or OverlapSpec()
     if overlap.context_parallel is not None or overlap.expert_parallel is False:
         name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
         raise UnsupportedError(f"{words.TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
-    data, sharded = overlap.data_parallel is not False, c.zero_stage >= 1
+    data = overlap.data_parallel is not False
     # Userbuffers reach as far as NVLink.
     tensor = c.sequence_parallel and 1 < c.tensor_parallel_size <= setup.cluster.nvlink_domain_size
-    return _switches(
-        {
-            "overlap-grad-reduce": data,
-            "overlap-param-gather": data and sharded,
-            "tp-comm-overlap": overlap.tensor_parallel is not False and tensor,
-            "no-overlap-p2p-communication": overlap.pipeline_parallel is False,
-            "overlap-moe-expert-parallel-comm": bool(overlap.expert_parallel),
-        }
-    )
-
-
-def _switches(switches: dict[str, bool]) -> Flags:
-    return {name: [] for name, on in switches.items() if on}
+    return {
+        "overlap-grad-reduce": data,
+        "overlap-param-gather": data and c.zero_stage >= 1,
+        "tp-comm-overlap": overlap.tensor_parallel is not False and tensor,
+        "no-overlap-p2p-communication": overlap.pipeline_parallel is False,
+        "overlap-moe-expert-parallel-comm": overlap.expert_parallel,
+    }
 
 
 def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
@@ -225,7 +204,12 @@ _KEYS = {
     words.FIRST_STAGE: "num_layers_in_first_pipeline_stage",
     words.LAST_STAGE: "num_layers_in_last_pipeline_stage",
 }
-"""Where the file's key is not the flag's name."""
+"""Where Megatron Core's field is not the flag's name."""
+
+
+def field_name(flag: str) -> str:
+    """The field of Megatron Core's configuration classes that a flag sets."""
+    return _KEYS.get(flag, flag.replace("-", "_"))
 
 
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
@@ -247,7 +231,7 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
         if name in ("disable-bias-linear", "no-overlap-p2p-communication"):
             continue
         section = language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
-        section[_KEYS.get(name, name.replace("-", "_"))] = _value(name, values)
+        section[field_name(name)] = _value(name, values)
     return {"language_model": language, "model_parallel": parallel, **others}
 
 

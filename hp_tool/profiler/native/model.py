@@ -1,7 +1,5 @@
 """A decoder in plain torch, as small as it can be read: pre-norm blocks of attention and MLP."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

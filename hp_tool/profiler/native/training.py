@@ -2,8 +2,6 @@
 tensor-parallel mesh, its parameters by FSDP, with recomputation. A layer is materialised, filled and sharded before the next
 one, so that no rank ever has the whole model."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib
