@@ -103,7 +103,7 @@ def estimate_answer(
         configuration = configuration or resolve_configuration(query)
         estimate = configuration.estimate(with_fixes=with_fixes)
         calibrated = configuration.calibrated_estimate(calibrations)
-        if calibrated is None:
+        if calibrated is None and calibrations is not None:
             estimate = with_unused(estimate, problem=configuration.problem, calibrations=calibrations)
     mapping = schema.query_mapping(query) if with_query else None
     return EstimateAnswer(id=query.id, estimate=estimate, calibrated_estimate=calibrated, query=mapping)

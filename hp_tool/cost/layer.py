@@ -34,7 +34,9 @@ def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False
     if case.workload.cuda_graphs:
         # A graph's output, and the gradients of its output and input, stay where it was captured; its input is the norm's.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
-    saved_selective, repeated = both.saved, maximum(both.core, 0.0)
+    saved_selective, repeated = both.saved, both.core
+    if case.workload.lora is not None:
+        repeated = maximum(repeated, 0.0)
     if candidates.names_modules:
         dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
         saved_selective, repeated = both.saved + both.core - dropped[0] - dropped[1], maximum(*dropped)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where, zeros_like
+from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -94,7 +94,7 @@ def memory(
             rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
     overhead = profile.gpu.context_bytes
     return Memory(
-        parts=parts | {"overhead": zeros_like(allocated) + overhead},
+        parts=parts | {"overhead": overhead + 0.0 * allocated},
         layer_activations=layer_activations,
         worst_stage=rank,
         first_stage=first_stage,

@@ -237,9 +237,10 @@ def _divided(
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
     bucket_share = facts(case.workload.framework).bucket_bytes / size.gradients
-    shard = 1.0 / sharding.shards
+    ranks = sharding.shards
+    shard = 1.0 / ranks
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
-    kept = gradient_share + bucket_share * (sharding.shards > 1) if bucket_share else gradient_share
+    kept = gradient_share + bucket_share * (ranks > 1) if bucket_share else gradient_share
     states = [
         StageStates(
             weights=stage.weights * weight_share, gradients=stage.gradients * kept, optimizer=stage.optimizer * optimizer_share
@@ -293,7 +294,8 @@ def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: fl
         return zeros_like(p)
     group = dense_group(c, "pp", cluster=case.cluster)
     (stages,) = group.axes
-    far = where(group.in_domain < p, maximum(stages.stride * (p - 1), group.domain.size), 1)
-    pair = Group((Axis(where(apart, 2, 1), far),), group.domain)
+    together = group.domain.size % (stages.size * stages.stride) == 0
+    far = where(together, 1, maximum(stages.stride * (p - 1), group.domain.size))
+    pair = Group((Axis(1 + apart, far),), group.domain)
     wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
     return group_ring(machine=case, group=pair).seconds(wire)

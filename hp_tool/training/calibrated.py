@@ -97,7 +97,7 @@ class Calibrations(Protocol):
         """Why the newest calibration is not used; None if there is none, or it is used."""
 
 
-def with_unused(estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations | None) -> Estimate:
+def with_unused(estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations) -> Estimate:
     """The estimate, whose provenance says why the newest calibration was not used, if there is one."""
-    reason = None if calibrations is None else calibrations.unused(problem)
+    reason = calibrations.unused(problem)
     return estimate if reason is None else replace(estimate, provenance={**estimate.provenance, "calibration_unused": reason})

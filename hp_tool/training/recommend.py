@@ -57,7 +57,7 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
                 missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
             misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
     ranked = recommendations(space.candidates, problem=problem, predictor=predictor)
-    if predictor is None:
+    if predictor is None and calibrations is not None:
         ranked = tuple(
             replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in ranked
         )
