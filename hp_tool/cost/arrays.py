@@ -71,11 +71,6 @@ def floor(x: Numbers) -> Floats:
     return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
-def zeros_like(x: Numbers) -> Floats:
-    """Zero for each candidate."""
-    return np.zeros(x.shape) if isinstance(x, np.ndarray) else 0.0
-
-
 def anywhere(condition: Numbers) -> bool:
     """Whether the condition holds for any candidate."""
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)

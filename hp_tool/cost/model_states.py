@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hp_tool.cost.arrays import Floats, anywhere, maximum, where, zeros_like
+from hp_tool.cost.arrays import Floats, anywhere, maximum, where
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
@@ -291,7 +291,7 @@ def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: fl
     c, p = candidates, candidates.pipeline_parallel_size
     apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
     if not (gradient_bytes and anywhere(apart)):
-        return zeros_like(p)
+        return 0.0 * p
     group = dense_group(c, "pp", cluster=case.cluster)
     (stages,) = group.axes
     together = group.domain.size % (stages.size * stages.stride) == 0

@@ -3,7 +3,7 @@
 Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
 """
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where, zeros_like
+from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where
 from hp_tool.cost.attention import core_bytes
 from hp_tool.cost.block import LAYER_AXES, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes
 from hp_tool.cost.candidates import (
@@ -73,7 +73,7 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
     """Share of layers whose whole forward pass runs again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not candidates.recomputes_layers:
-        return zeros_like(method)
+        return 0.0 * method
     blocked = where(count > 0, minimum(count / layers_per_chunk, 1.0), 1.0)
     return where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from hp_tool.cost import attention, mlp, moe
-from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where, zeros_like
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import Kernels, LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -90,7 +90,7 @@ def time_parts(
     bubble = bubble_seconds(candidates=c, layer=layer, stage=stage, ends=ends, pipeline=pipeline)
     transfer = transfer_seconds(case=case, candidates=c)
     stalled, stalled_once = message_stalls(case=case, candidates=c)
-    nothing = zeros_like(p)
+    nothing = 0.0 * p
     overhead = nothing + framework.step_overhead_s
     if framework.host_launch_s:
         overhead = overhead + m * stage.host_waits
