@@ -17,7 +17,7 @@ from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.training.problem import TrainingProblem
 
-DEVICES = 64
+DEVICES, NODE = 64, 8
 DIGITS = 6
 """Significant digits of a prediction: processors and NumPy releases differ beyond them."""
 DENSE = ModelSpec(
@@ -42,7 +42,8 @@ def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -
     It covers every part of step time and memory of a few layouts of a dense model, and with `experts` of one with
     experts. Releases of the framework, which share a calibration's series, share it.
     """
-    cluster = replace(cluster, kinds=(), rank_order=DEFAULT_RANK_ORDER, num_gpus=DEVICES).with_num_gpus(DEVICES)
+    cluster = replace(cluster, kinds=(), rank_order=DEFAULT_RANK_ORDER, num_gpus=DEVICES, gpus_per_node=NODE)
+    cluster = replace(cluster, nvlink_domain_size=NODE, nvlink_segment_gpus=None)  # a part of a node is taught like the whole
     precision: Precision = "bf16" if "bf16" in cluster.gpu.peak_flops_per_second else "fp32"
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=128, framework=framework, precision=precision)
     profile = efficiency(gpu=cluster.gpu, framework=framework)

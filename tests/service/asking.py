@@ -42,7 +42,16 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
-        *("attention", "global_batch_size", "num_gpus", "precision", "sequence_length", "wait_s"),
+        *(
+            "attention",
+            "frozen_precision",
+            "global_batch_size",
+            "lora_rank",
+            "num_gpus",
+            "precision",
+            "sequence_length",
+            "wait_s",
+        ),
         *("cp", "ep", "mbs", "pp", "recompute", "sp", "tp", "vpp", "zero"),
     }
 )
