@@ -58,8 +58,9 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
             misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
     ranked = recommendations(space.candidates, problem=problem, predictor=predictor)
     if predictor is None and calibrations is not None:
-        ranked = tuple(
-            replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in ranked
+        ranked, misses = (
+            tuple(replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in rows)
+            for rows in (ranked, misses)
         )
     return Ranking(
         recommendations=ranked,
