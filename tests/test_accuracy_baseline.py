@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks.accuracy import baseline
-from benchmarks.accuracy.korthikanti import Comparison
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.sections import Section
 
 

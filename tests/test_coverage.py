@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy.coverage import as_text, coverage
-from benchmarks.accuracy.korthikanti import Comparison
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.sections import Role, Section
 
 QUANTILES = [NormalDist().inv_cdf((k + 0.5) / 1000) for k in range(1000)]

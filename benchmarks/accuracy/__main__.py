@@ -1,5 +1,5 @@
-"""`python -m benchmarks.accuracy [--data DIR] [--json] [--baseline FILE] [--save-baseline]`: predictions beside published
-figures, and what moved since they were last saved."""
+"""`python -m benchmarks.accuracy [--data DIR] [--json] [--baseline FILE] [--save] [--save-baseline]`: predictions beside
+published figures, and what moved since they were last saved."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ def main() -> None:
     add_data_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--baseline", type=Path, default=baseline.SAVED, metavar="FILE", help="say what moved since this one")
-    parser.add_argument("--save-baseline", action="store_true", help="write the predictions to the file of --baseline")
+    parser.add_argument("--save", action="store_true", help="keep the result, which benchmarks.accuracy.page makes pages of")
+    parser.add_argument("--save-baseline", action="store_true", help="keep it in the file of --baseline")
     arguments = parser.parse_args()
     found = report.evaluate(data_folder(arguments))
     print(json.dumps(report.as_dict(found), indent=2) if arguments.json else report.as_text(found))
-    refused = found["refused_runs"]
-    summary = baseline.summarise(found["sections"], refused=refused and len(refused["refused"]))
-    if found["sections"] and arguments.baseline.is_file():
+    if not found["groups"]:
+        return
+    summary = baseline.summarise(found)
+    if arguments.baseline.is_file():
         table = baseline.moved(summary, baseline.load(arguments.baseline))
         print(f"\n{table}", file=sys.stderr if arguments.json else sys.stdout)
-    if found["sections"] and arguments.save_baseline:
-        baseline.save(summary, arguments.baseline)
+    for wanted, path in ((arguments.save, baseline.RESULT), (arguments.save_baseline, arguments.baseline)):
+        if wanted:
+            baseline.save(summary, path)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import read
-from benchmarks.accuracy.korthikanti import MODELS, Comparison, workload
+from benchmarks.accuracy.korthikanti import MODELS, workload
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 import hp_tool
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.heldout import b200_cases, bridge_cases
-from benchmarks.accuracy.korthikanti import GPU, MODELS, Comparison, table4, table5
+from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases, newest
 from benchmarks.accuracy.prepared import Prepared, Shares, clocks, write_clocks
-from benchmarks.accuracy.recipe_runs import recipe_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
@@ -208,13 +208,6 @@ def b200_leave_one_out(folder: Path) -> list[Comparison]:
     return _left_out(folder, dense, lambda run: run.case.layout)
 
 
-def gb200_left_out(folder: Path) -> list[Comparison]:
-    """Dense recipes on GB200, by the shipped constants of B200's die, which saw none of its rows."""
-    runs = [Prepared.of(case) for case in recipe_cases(folder) if case.what.startswith("GB200")]
-    constants = efficiency(gpu=gpu("gb200-nvl72"), framework="megatron-core").framework
-    return [run.compare(constants) for run in runs]
-
-
 def amd_runs(folder: Path) -> list[Prepared]:
     """LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
     return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
@@ -238,12 +231,6 @@ def amd_left_out(folder: Path) -> list[Comparison]:
         shares = fit_amd([run for run in runs if run.gpu.name != card], framework)
         found += [run.compare(framework, shares) for run in members]
     return found
-
-
-def adapters_unseen(folder: Path) -> list[Comparison]:
-    """MLPerf's LoRA on NVIDIA's GPUs by the shipped constants, which saw no run with adapters."""
-    runs = [Prepared.of(case) for case in mlperf_cases(folder) if "lora" in case.name and not case.what.startswith("MI3")]
-    return [run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework) for run in runs]
 
 
 def moe_left_out(folder: Path) -> list[Comparison]:

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_frameworks import FIXED, Floats, write
 from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
-from benchmarks.accuracy.korthikanti import Comparison
 from benchmarks.accuracy.prepared import Prepared, Shares, write_clocks
 from hp_tool.domain.efficiency import FrameworkEfficiency
 

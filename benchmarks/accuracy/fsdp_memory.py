@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fsdp_runs import MODELS_TITAN
-from benchmarks.accuracy.korthikanti import Comparison
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
@@ -44,12 +44,14 @@ def _compare(row: Row) -> Comparison:
             recompute="full",
         ),
     )  # fmt: skip
-    memory = estimate(query=query, with_fixes=False).memory
-    assert memory is not None
+    answer = estimate(query=query, with_fixes=False)
+    memory, intervals = answer.memory, answer.intervals
+    assert memory is not None and intervals is not None
+    low, high = (bound / memory.total_bytes * memory.reserved_bytes / GIB for bound in intervals.memory_total_bytes)
     what = f"H100 x{row['gpus']}, s {row['seq']}, mbs {row['local_bs']}, TP {row['tp']}, CP {row['cp']}"
     return Comparison(
         source="reserved", model=row["model"], what=f"{what}{', async TP' if row['async_tp'] == '1' else ''}",
-        published=float(row["mem_gib"]), predicted=memory.reserved_bytes / GIB,
+        published=float(row["mem_gib"]), predicted=memory.reserved_bytes / GIB, low=low, high=high,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ number of nodes.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import spearmanr
 
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_nanotron import fit
 from benchmarks.accuracy.grid_rows import FILE, GPU, Group, groups
@@ -23,6 +26,7 @@ from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.units import GIB
 
 MIN_CELL = 20
 """Rows below which a cell's rank correlation says nothing."""
@@ -80,6 +84,38 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
     )
 
 
+def steps(cells: Iterable[Cell]) -> list[Comparison]:
+    """Seconds of every run that did not fail."""
+    return [row for cell in cells for row in _rows(cell, cell.group.step_s, cell.time_ratio, cell.constants.time_log_sd)]
+
+
+def memory(cells: Iterable[Cell]) -> list[Comparison]:
+    """GiB of their first stages."""
+    found = []
+    for cell in cells:
+        used = cell.group.used_bytes / GIB
+        found += _rows(cell, used, 1.0 / (1.0 + cell.memory_ratio) - 1.0, cell.constants.memory_log_sd)
+    return found
+
+
+def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Comparison]:
+    """`over`: published over predicted, minus one, of the rows that ran."""
+    spread = float(np.exp(NORMAL_QUANTILE * log_sd))
+    found = []
+    fine = (cell.legal & cell.fits)[cell.ran]
+    for row, value, ratio, fits in zip(np.array(cell.group.rows)[cell.ran], published[cell.ran], over, fine, strict=True):
+        predicted = float(value / (1.0 + ratio))
+        found.append(
+            Comparison(
+                source="nanotron's grid", model=row["model"], gpu=GPU, part=f"{row['nodes']} nodes",
+                what=", ".join(f"{name} {row[name]}" for name in ("nodes", "variant", "dp", "tp", "pp", "mbs", "zero", "gbs")),
+                published=float(value), predicted=predicted, low=predicted / spread, high=predicted * spread,
+                refused=None if fits else "memory or illegal",
+            )
+        )  # fmt: skip
+    return found
+
+
 def held_out(rows: list[Row]) -> list[Cell]:
     """Every group by constants fitted on other models: leave one model out."""
     models = sorted({row["model"] for row in rows})
@@ -127,17 +163,24 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def cells(folder: Path) -> dict[str, list[Cell]]:
+    """Predictions of every group by the shipped constants, leaving one model out, and leaving one number of nodes out."""
+    rows = read(folder, FILE)
+    shipped = efficiency(gpu=gpu(GPU), framework="nanotron").framework
+    return {
+        "shipped": [predicted(group, shipped) for group in groups(rows)],
+        "model_left_out": held_out(rows),
+        "nodes_left_out": held_out_nodes(rows),
+    }
+
+
 def evaluate(folder: Path) -> dict[str, Any] | None:
     """By the shipped constants, leaving one model out, leaving one number of nodes out; None without the file."""
     rows = read(folder, FILE)
     if not rows:
         return None
-    shipped = efficiency(gpu=gpu(GPU), framework="nanotron").framework
-    by = {
-        "shipped": [predicted(group, shipped) for group in groups(rows)],
-        "model_left_out": held_out(rows),
-        "nodes_left_out": held_out_nodes(rows),
-    }
+    by = cells(folder)
     kept = sum(len(cell.group.rows) for cell in by["shipped"])
     return {
         "rows": len(rows),

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.korthikanti import Comparison
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.training import estimate
 from hp_tool.units import GIB
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
@@ -41,31 +39,35 @@ MODELS_BRIDGE = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """A published run beside our estimate of it."""
+class Case:
+    """A published run as a query, and the seconds its step took."""
 
     name: str
     what: str
-    estimate: Estimate
-    step_s: float
+    query: Query
+    step_s: float = math.nan
+    """Not a number where memory alone was published."""
     allocated_bytes: float | None = None
+    source: str = ""
+    date: str = ""
+    """Year and month that the figure, or the release that it belongs to, came out: 2025-09."""
 
-    def step(self, source: str) -> Comparison:
-        assert self.estimate.time is not None
-        predicted = self.estimate.time.step_s
-        return Comparison(source=source, model=self.name, what=self.what, published=self.step_s, predicted=predicted)
+    @property
+    def layout(self) -> str:
+        """Model and sizes without the batch: rows that are not independent of each other."""
+        return f"{self.name} {self.what.rpartition(',')[0]}"
 
-    def memory(self, source: str) -> Comparison:
-        assert self.estimate.memory is not None and self.allocated_bytes is not None
-        return Comparison(
-            source=source, model=self.name, what=self.what,
-            published=self.allocated_bytes / GIB, predicted=self.estimate.memory.allocated_bytes / GIB,
-        )  # fmt: skip
+    @property
+    def setting(self) -> str:
+        """What was asked, without the release and who ran it: rows that agree in it are one vote."""
+        assert self.query.training is not None
+        training = dataclasses.replace(self.query.training, framework_version=None)
+        return repr(dataclasses.replace(self.query, training=training))
 
 
-def megatron_2020(folder: Path) -> list[Run]:
+def megatron_2020_cases(folder: Path) -> list[Case]:
     """GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step, everything recomputed."""
-    runs = []
+    cases = []
     for row in read(folder, "megatron_lm_2020_scaling.csv"):
         gpu, per_node = SYSTEMS_2020[row["system"]]
         shape = ModelSpec(
@@ -85,34 +87,9 @@ def megatron_2020(folder: Path) -> list[Run]:
             ),
         )  # fmt: skip
         what = f"{row['system']}, TP {row['tp']}, DP {row['dp']}"
-        runs.append(Run(name=row["case"], what=what, estimate=estimate(query=query), step_s=float(row["iter_ms"]) * 1e-3))
-    return runs
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """A published run as a query, and the seconds its step took."""
-
-    name: str
-    what: str
-    query: Query
-    step_s: float
-    allocated_bytes: float | None = None
-
-    @property
-    def layout(self) -> str:
-        """Model and sizes without the batch: rows that are not independent of each other."""
-        return f"{self.name} {self.what.rpartition(',')[0]}"
-
-    def run(self) -> Run:
-        """The run beside the shipped profile's estimate."""
-        return Run(
-            name=self.name,
-            what=self.what,
-            estimate=estimate(query=self.query),
-            step_s=self.step_s,
-            allocated_bytes=self.allocated_bytes,
-        )
+        step_s = float(row["iter_ms"]) * 1e-3
+        cases.append(Case(name=row["case"], what=what, query=query, step_s=step_s, source="Megatron-LM 2020", date="2020-10"))
+    return cases
 
 
 def bridge_cases(folder: Path) -> list[Case]:
@@ -125,15 +102,17 @@ def bridge_cases(folder: Path) -> list[Case]:
     return [bridge_case(rows, name=MODELS_BRIDGE[rows[0]["model"]]) for rows in grouped.values()]
 
 
-def megatron_bridge(folder: Path) -> list[Run]:
-    return [case.run() for case in bridge_cases(folder)]
-
-
 def bridge_precision(row: Row) -> Precision | None:
     """Tensor-wise fp8 is what H100 runs; on B200 the second figure is block-scaled. Others are left out."""
     if "MX" in row["precision"] and row["system"] == "DGX-B200":
         return "mxfp8" if row["variant"] == "paren" or "(" not in row["precision"] else "fp8"
     return "fp8" if row["precision"].startswith("FP8") and row["variant"] != "paren" else None
+
+
+def bridge_date(release: str) -> str:
+    """2026-02 of 26.02.01 or NeMo26.02."""
+    year, month = release.removeprefix("NeMo").split(".")[:2]
+    return f"20{year}-{month}"
 
 
 def bridge_case(rows: list[Row], *, name: str) -> Case:
@@ -162,6 +141,8 @@ def bridge_case(rows: list[Row], *, name: str) -> Case:
         what=f"{row['system'][4:]} x{row['gpus']}, {precision}, {sizes}",
         query=query,
         step_s=int(row["gbs"]) * sequence / (rate * int(row["gpus"])),
+        source="Megatron Bridge and NeMo",
+        date=bridge_date(row["release"]),
     )
 
 
@@ -189,11 +170,7 @@ def b200_cases(folder: Path) -> list[Case]:
                 name=f"{MODELS_B200[row['model']]} cut",
                 what=f"TP {row['tp']}, PP {row['pp']}, EP {row['ep']}, DP {dp}, {batches} micro-batches",
                 query=query, step_s=float(row["real_ms"]) * 1e-3,
-                allocated_bytes=float(row["real_alloc_gib"]) * GIB,
+                allocated_bytes=float(row["real_alloc_gib"]) * GIB, source="Cut to fit 8 B200", date="2025-09",
             )
         )  # fmt: skip
     return cases
-
-
-def b200(folder: Path) -> list[Run]:
-    return [case.run() for case in b200_cases(folder)]

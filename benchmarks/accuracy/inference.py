@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_engines import FEWEST_RUNS, by_version, fit
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict, runs
 from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 CHOSEN_WITHIN = 1e-9
 
@@ -58,6 +60,36 @@ def shipped(found: Sequence[ServingRun]) -> list[Predicted]:
     return predicted
 
 
+def unseen(found: Sequence[ServingRun]) -> list[Predicted]:
+    """The runs of versions with constants of their own that these did not see; series with cached prompts are left out."""
+    cached = cached_series(found)
+    profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
+    runs = [r for r in found if (r.engine, r.version) in profiles and r.series not in cached and not r.fitted]
+    return shipped(runs)
+
+
+def comparisons(pairs: Sequence[Predicted], what: str) -> list[Comparison]:
+    """One figure of each run: ttft, tpot or throughput; ttft of those below the cache's limit."""
+    rows = []
+    for pair in pairs:
+        run = pair.run
+        if what == "ttft" and pair.really_limited:
+            continue
+        profile = engine_efficiency(engine=run.engine, version=run.version)
+        spread = float(np.exp(NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")))
+        suffix = "" if what == "throughput" else "_s"
+        predicted = getattr(pair, f"{what}{suffix}")
+        sizes = f"TP {run.config.tensor_parallel_size}, {run.input_length}/{run.output_length}, {run.concurrency} at once"
+        rows.append(
+            Comparison(
+                source=f"{run.engine} {run.version}", model=run.model, what=f"{run.engine} {run.precision} {sizes}",
+                gpu=run.gpu, part=run.gpu, published=getattr(run, f"{what}{suffix}"), predicted=predicted,
+                low=predicted / spread, high=predicted * spread, refused=None if pair.fits else "memory",
+            )
+        )  # fmt: skip
+    return rows
+
+
 def left_out(found: Sequence[ServingRun], key: Callable[[ServingRun], str]) -> list[tuple[str, list[Predicted]]]:
     """For each engine version with several models (or GPUs): every one of them, predicted by constants that saw the others."""
     results = []
@@ -94,16 +126,16 @@ def evaluate(folder: Path) -> dict[str, Any]:
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
     own = [p for p in pairs if (p.run.engine, p.run.version) in profiles and p.run.series not in cached]
     other = [p for p in pairs if (p.run.engine, p.run.version) not in profiles]
-    unseen = [p for p in own if not p.run.fitted]
+    left = [p for p in own if not p.run.fitted]
     refits = left_out(everything, lambda run: f"{run.model} {run.precision}") + left_out(everything, lambda run: run.gpu)
     computed = [p for p in pairs if p.run.series not in cached]
     return {
-        "unseen": _by_series(unseen),
+        "unseen": _by_series(left),
         "seen": _by_series([p for p in own if p.run.fitted]),
         "left_out": {name: figures(found) for name, found in refits if found},
         "other_versions": _by_series(other),
         "cached": _by_series([p for p in pairs if p.run.series in cached]),
-        "regret": {"unseen": regret(unseen), "all": regret(computed)},
+        "regret": {"unseen": regret(left), "all": regret(computed)},
         "refused": sum(not p.fits for p in pairs),
         "runs": len(pairs),
     }

@@ -5,9 +5,9 @@ Published figures are read from the reference data; this module says which query
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row
+from benchmarks.accuracy.heldout import Case
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -16,25 +16,12 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
+from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.training.evaluate import config_query
 
 GPU = "a100-sxm-80gb"
 MODELS = {"22B": "gpt-22b", "175B": "gpt3-175b", "530B": "mt-nlg-530b", "1T": "gpt-1t"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One published figure beside its prediction, in the same unit."""
-
-    source: str
-    model: str
-    what: str
-    published: float
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.published - 1.0
 
 
 def workload(global_batch_size: int) -> TrainingWorkload:
@@ -50,21 +37,21 @@ def a100(num_gpus: int) -> ClusterSpec:
 
 def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
     """Seconds per iteration: full recomputation without SP, and SP with selective recomputation."""
-    return [
-        comparison
-        for row in rows
-        for column, recompute, sharded in (
-            ("iter_s_full_recompute", "full", False),
-            ("iter_s_present_work", "selective", True),
-        )
-        if row[column]
-        for comparison in [_iteration(row, column, recompute, sharded, profile)]
-    ]
+    return [_iteration(*figure, profile) for figure in _figures(rows)]
 
 
-def _iteration(row: Row, column: str, recompute: str, sharded: bool, profile: EfficiencyProfile) -> Comparison:
-    size = row["model"].split()[0]
-    config = ParallelConfig(
+def _figures(rows: list[Row]) -> list[tuple[Row, str, str, bool]]:
+    """(row, column, recomputation, sequence parallelism) of every figure printed."""
+    columns = (("iter_s_full_recompute", "full", False), ("iter_s_present_work", "selective", True))
+    return [(row, *kind) for row in rows for kind in columns if row[kind[0]]]
+
+
+def _name(row: Row, recompute: str, sharded: bool) -> str:
+    return f"{recompute}{' + SP' if sharded else ''}, DP {row['dp']}"
+
+
+def _config(row: Row, recompute: str, sharded: bool) -> ParallelConfig:
+    return ParallelConfig(
         tensor_parallel_size=int(row["tp"]),
         pipeline_parallel_size=int(row["pp"]),
         virtual_pipeline_parallel_size=int(row["interleave_m"]),
@@ -74,16 +61,20 @@ def _iteration(row: Row, column: str, recompute: str, sharded: bool, profile: Ef
         recompute=recompute,  # type: ignore[arg-type]
         zero_stage=0,
     )
+
+
+def _iteration(row: Row, column: str, recompute: str, sharded: bool, profile: EfficiencyProfile) -> Comparison:
+    size = row["model"].split()[0]
     costs = training_costs(
         case=TrainingCase(
             model=model(MODELS[size]), cluster=a100(int(row["gpus"])), workload=workload(int(row["gbs"])), profile=profile
         ),
-        candidates=Candidates.from_configs((config,)),
+        candidates=Candidates.from_configs((_config(row, recompute, sharded),)),
     )
-    name = f"{recompute}{' + SP' if sharded else ''}, DP {row['dp']}"
     return Comparison(
-        source="Table 5 (s)", model=size, what=name, published=float(row[column]), predicted=float(costs.step_s[0])
-    )
+        source="Table 5 (s)", model=size, what=_name(row, recompute, sharded),
+        published=float(row[column]), predicted=float(costs.step_s[0]),
+    )  # fmt: skip
 
 
 def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
@@ -119,3 +110,19 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
                 )
             )  # fmt: skip
     return comparisons
+
+
+def table5_cases(rows: list[Row]) -> list[Case]:
+    """Table 5 as queries: what `table5` predicts, as anyone would ask it."""
+    return [
+        Case(
+            name=row["model"].split()[0], what=_name(row, recompute, sharded), step_s=float(row[column]),
+            source="arXiv 2205.05198", date="2022-05",
+            query=Query(
+                kind="training", model=MODELS[row["model"].split()[0]],
+                cluster=ClusterQuery(gpu=GPU, num_gpus=int(row["gpus"])), training=workload(int(row["gbs"])),
+                parallel=config_query(_config(row, recompute, sharded)),
+            ),
+        )
+        for row, column, recompute, sharded in _figures(rows)
+    ]  # fmt: skip

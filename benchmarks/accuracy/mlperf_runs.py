@@ -10,6 +10,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
+from hp_tool.units import GIB
 
 MODELS = {"gpt3": "gpt3-175b", "llama31_405b": "llama-3.1-405b", "llama2_70b_lora": "llama-2-70b"}
 GPUS = {
@@ -22,7 +23,9 @@ GPUS = {
     "MI300X": "mi300x-192gb",
     "MI325X": "mi325x-256gb",
 }
-ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
+ROUNDS = {"v3.0": "2023-06", "v3.1": "2023-11", "v4.0": "2024-06", "v4.1": "2024-11", "v5.0": "2025-06"}
+"""When MLCommons published them."""
+ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"), dropout=0.1)
 
 
 def mlperf_cases(folder: Path) -> list[Case]:
@@ -32,14 +35,15 @@ def mlperf_cases(folder: Path) -> list[Case]:
 
 def _case(row: Row) -> Case:
     lora = row["model"] == "llama2_70b_lora"
-    gpus = int(row["gpus"])
+    gpus, quantised = int(row["gpus"]), row["fp8_params"] == "1"
     query = Query(
         kind="training", model=MODELS[row["model"]],
         cluster=ClusterQuery(gpu=GPUS[row["gpu"]], num_gpus=gpus, gpus_per_node=min(int(row["gpus_per_node"]), gpus)),
         training=TrainingWorkload(
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision="fp8",
             task="lora" if lora else "pretrain", lora=ADAPTERS if lora else None, cross_entropy="fused",
-            gradient_precision="bf16", parameter_precision="fp8" if row["fp8_params"] == "1" and not lora else None,
+            gradient_precision="bf16", parameter_precision="fp8" if quantised and not lora else None,
+            frozen_precision="fp8" if quantised and lora else None,
             cuda_graphs=row["cuda_graphs"] == "1",
             overlap=None if row["tp_overlap"] == "1" else OverlapSpec(tensor_parallel=False),
         ),
@@ -56,4 +60,7 @@ def _case(row: Row) -> Case:
         what=f"{row['gpu']} x{gpus}, {row['round']} {row['submitter']}, {sizes}",
         query=query,
         step_s=float(row["step_s"]),
+        allocated_bytes=float(row["peak_allocated_gib"]) * GIB if row["peak_allocated_gib"] else None,
+        source="MLPerf Training",
+        date=ROUNDS[row["round"]],
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import yaml
 
 import hp_tool
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.korthikanti import Comparison
 from hp_tool import documents
 from hp_tool.catalog.efficiency import gpu_efficiency, sustained
 from hp_tool.cost.candidates import Candidates
@@ -20,8 +21,11 @@ from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec
-from hp_tool.training.evaluate import resolve_config
+from hp_tool.domain.result import Estimate
+from hp_tool.errors import InputError
+from hp_tool.training.evaluate import resolve_config, resolve_configuration
 from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
 REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb"}
@@ -105,11 +109,62 @@ class Prepared:
         profile = EfficiencyProfile(gpu=kernels, framework=framework)
         return float(dataclasses.replace(self.problem, profile=profile).costs(self.candidate).step_s)
 
+    @functools.cached_property
+    def stated(self) -> Estimate:
+        """What the shipped constants answer, with its interval."""
+        return resolve_configuration(self.case.query).estimate(with_fixes=False)
+
     def ratio(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
         """Predicted over published step time."""
         return self.step_s(framework, shares) / self.case.step_s
 
     def compare(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> Comparison:
-        case = self.case
-        predicted = self.step_s(framework, shares)
-        return Comparison(source="run", model=case.name, what=case.what, published=case.step_s, predicted=predicted)
+        """The step by these constants, in an interval as wide as an answer states it."""
+        return self._compared(published=self.case.step_s, predicted=self.step_s(framework, shares))
+
+    def shipped(self) -> Comparison:
+        """The step as an answer gives it."""
+        time = self.stated.time
+        return self._compared(published=self.case.step_s, predicted=math.nan if time is None else time.step_s)
+
+    def allocated(self) -> Comparison:
+        """GiB of the fullest rank as an answer gives them."""
+        memory, intervals = self.stated.memory, self.stated.intervals
+        assert memory is not None and intervals is not None and self.case.allocated_bytes is not None
+        low, high = (bound / memory.total_bytes for bound in intervals.memory_total_bytes)
+        return self._beside(
+            published=self.case.allocated_bytes / GIB, predicted=memory.allocated_bytes / GIB, low=low, high=high
+        )
+
+    def _compared(self, *, published: float, predicted: float) -> Comparison:
+        time, intervals = self.stated.time, self.stated.intervals
+        if time is None or intervals is None:
+            return self._beside(published=published, predicted=predicted)
+        low, high = (bound / time.step_s for bound in intervals.step_s)
+        return self._beside(published=published, predicted=predicted, low=low, high=high)
+
+    def _beside(self, *, published: float, predicted: float, low: float | None = None, high: float | None = None) -> Comparison:
+        """With bounds as shares of the prediction."""
+        case, reasons = self.case, self.stated.reasons
+        return Comparison(
+            source=case.source, model=case.name, what=case.what, published=published, predicted=predicted,
+            low=None if low is None else low * predicted, high=None if high is None else high * predicted,
+            gpu=self.gpu.name, part=self.gpu.name, setting=case.setting, refused=reasons[0].code if reasons else None,
+        )  # fmt: skip
+
+
+def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
+    """Every case by these constants; one that no query can state as refused, with no prediction."""
+    found = []
+    for case in cases:
+        try:
+            found.append(by(Prepared.of(case)))
+        except InputError as error:
+            gpu = str(case.query.cluster.gpu)
+            found.append(
+                Comparison(
+                    source=case.source, model=case.name, what=case.what, published=case.step_s, predicted=math.nan,
+                    gpu=gpu, part=gpu, setting=case.setting, refused=error.code,
+                )
+            )  # fmt: skip
+    return found

@@ -1,57 +1,113 @@
-"""Megatron Bridge's measured recipes with the knobs of the same release, as cases; dense models."""
+"""Megatron Bridge's measured recipes with the knobs of their release, as cases: one a row, dense models and experts."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import dataclasses
 from pathlib import Path
-from statistics import median
-from typing import cast
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import MODELS_BRIDGE, SYSTEMS_BRIDGE, Case, bridge_case, bridge_date, bridge_precision
+from benchmarks.accuracy.moe_runs import moe_cases
+from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery, Recompute
 from hp_tool.domain.query import Query
-from hp_tool.domain.workload import LoraSpec, TrainingWorkload
+from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 
-MODELS = {"llama3_8b": "llama-3-8b", "llama3_70b": "llama-3-70b"}
+FILE = "training_megatron_bridge_recipes.csv"
+SOURCE = "Megatron Bridge and NeMo"
+MODELS = {
+    "llama3_8b": "llama-3-8b",
+    "llama3_70b": "llama-3-70b",
+    "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "deepseek_v3": "deepseek-v3",
+    "gpt_oss_120b": "gpt-oss-120b",
+}
 GPUS = {"H100": "h100-sxm-80gb", "B200": "b200-sxm-180gb", "GB200": "gb200-nvl72"}
-PRECISIONS: dict[str, Precision] = {"fp8_cs": "fp8", "fp8_mx": "mxfp8", "nvfp4": "nvfp4", "bf16": "bf16"}
-KEYS = ("task", "model", "gpu", "gpus", "precision", "seq_tokens", "gbs", "mbs", "tp", "pp", "vp", "cp", "fsdp")
+PRECISIONS: dict[str, Precision] = {"fp8_cs": "fp8", "fp8_sc": "fp8", "fp8_mx": "mxfp8", "nvfp4": "nvfp4", "bf16": "bf16"}
+SCALING = {"fp8_cs": "tensorwise", "fp8_sc": "blockwise"}
+TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora"}
+DISPATCHERS = {"": None, "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
+
+
+def release_cases(folder: Path) -> list[Case]:
+    """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
+    rows = read(folder, FILE)
+    known = {(row["gpus"], float(row["tokens_s_gpu"])) for row in rows}
+    found = [_case(row) for row in rows]
+    for row in read(folder, "training_megatron_bridge.csv"):
+        if (row["gpus"], float(row["tokens_per_s_gpu"])) in known or row["model"] not in MODELS_BRIDGE:
+            continue
+        if row["system"] in SYSTEMS_BRIDGE and bridge_precision(row) is not None:
+            case = bridge_case([row], name=MODELS_BRIDGE[row["model"]])
+            version = row["release"].removeprefix("NeMo")
+            training = dataclasses.replace(case.query.training, framework_version=version)  # type: ignore[type-var]
+            query = dataclasses.replace(case.query, training=training)
+            found.append(dataclasses.replace(case, what=f"{case.what}, {version}", query=query))
+    rates = {(gpus, round(rate)) for gpus, rate in known}
+    return found + [case for case in moe_cases(folder) if _rate(case) not in rates]
+
+
+def _rate(case: Case) -> tuple[str, int]:
+    """GPUs, and tokens a second of each."""
+    training, gpus = case.query.training, case.query.cluster.num_gpus
+    assert training is not None and gpus is not None
+    return str(gpus), round(training.global_batch_size * training.sequence_length / case.step_s / gpus)
 
 
 def recipe_cases(folder: Path) -> list[Case]:
-    """Releases of one configuration answer with their median."""
-    grouped: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in read(folder, "training_megatron_bridge_recipes.csv"):
-        if row["model"] in MODELS:
-            grouped[tuple(row[key] for key in KEYS)].append(row)
-    return [_case(rows) for rows in grouped.values()]
+    """The rows that give their knobs."""
+    return [_case(row) for row in read(folder, FILE)]
 
 
-def _case(rows: list[Row]) -> Case:
-    row, lora = rows[-1], rows[-1]["task"] == "LoRA"
-    precision = PRECISIONS[row["precision"]]
+def _case(row: Row) -> Case:
+    precision, task = PRECISIONS[row["precision"]], TASKS[row["task"]]
+    adapters, quantised = task == "lora", row["fp8_params"] == "1" and precision == "fp8"
     query = Query(
-        kind="training", model=MODELS[row["model"]],
+        kind="training", model=_model(row),
         cluster=ClusterQuery(gpu=GPUS[row["gpu"]], num_gpus=int(row["gpus"])),
         training=TrainingWorkload(
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision=precision,
-            fp8_recipe="tensorwise" if precision == "fp8" else None, task="lora" if lora else "pretrain",
-            lora=LoraSpec(rank=16) if lora else None, cross_entropy="fused", gradient_precision="bf16",
-            parameter_precision="fp8" if row["fp8_params"] == "1" and not lora and precision == "fp8" else None,
-            cuda_graphs=row["cuda_graph_impl"] in ("local", "transformer_engine") or bool(row["cuda_graph_modules"]),
+            fp8_recipe=SCALING.get(row["precision"]), task=task, lora=LoraSpec(rank=16) if adapters else None,  # type: ignore[arg-type]
+            cross_entropy="fused", gradient_precision="bf16", framework_version=row["release"],
+            parameter_precision="fp8" if quantised and not adapters else None,
+            frozen_precision="fp8" if quantised and adapters else None,
+            expert_capacity_factor=1.0 if row["token_drop"] == "tokendrop" else None,
+            overlap=OverlapSpec(expert_parallel=True) if row["ep_overlap"] == "True" else None,
+            cuda_graphs=_whole_layers_as_graphs(row), offload="activations" if row["offload_layers"] else None,
+            offload_fraction=int(row["offload_layers"]) / 80 if row["offload_layers"] else 1.0,  # of Llama 3 70B's layers
         ),
         parallel=ParallelQuery(
             tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
             virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
-            micro_batch_size=int(row["mbs"]), recompute="none", zero_stage=3 if row["fsdp"] == "1" else 1,
+            expert_parallel_size=int(row["ep"]), expert_tensor_parallel_size=int(row["etp"] or 1),
+            micro_batch_size=int(row["mbs"]), zero_stage=3 if row["fsdp"] == "1" else 1, recompute=_recompute(row),
+            pipeline_layout=row["layout"] or None, moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],  # type: ignore[arg-type]
         ),
     )  # fmt: skip
-    sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}{', FSDP' if row['fsdp'] == '1' else ''}, GBS {row['gbs']}"
+    sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, EP {row['ep']}{', FSDP' if row['fsdp'] == '1' else ''}"
     return Case(
-        name=f"{MODELS[row['model']]} {row['task'].lower()}",
-        what=f"{row['gpu']} x{row['gpus']}, {cast(str, row['precision'])}, {sizes}",
+        name=MODELS[row["model"]] + ("" if task == "pretrain" else f" {task}"),
+        what=f"{row['gpu']} x{row['gpus']}, {row['precision']}, {sizes}, GBS {row['gbs']}, {row['release']}",
         query=query,
-        step_s=median(float(one["step_s"]) for one in rows),
+        step_s=float(row["step_s"]),
+        source=SOURCE,
+        date=bridge_date(row["release"]),
     )
+
+
+def _model(row: Row) -> str | ModelSpec:
+    name = MODELS[row["model"]]
+    return dataclasses.replace(model(name), num_nextn_predict_layers=0) if row["mtp"] == "w/o MTP" else name
+
+
+def _recompute(row: Row) -> str | Recompute:
+    modules = tuple(row["recompute_modules"].split("+")) if row["recompute_modules"] else ()
+    return Recompute(granularity="selective", modules=modules) if modules else "none"  # type: ignore[arg-type]
+
+
+def _whole_layers_as_graphs(row: Row) -> bool:
+    """Graphs of attention and routing, or of the whole iteration; with those of single modules the host launches the rest."""
+    modules = row["cuda_graph_modules"].split("+")
+    return row["cuda_graph_impl"] in ("local", "full_iteration") or "full_iteration" in modules or "attn" in modules

@@ -1,0 +1,175 @@
+"""Groups of evidence: predicted rows of one kind, what their constants saw, and the figures that judge them.
+
+Rows of one setting (releases or submitters of a configuration) are one vote, their median. Coverage is held against the range
+in which 95 % of samples of so many votes lie if intervals are right; an interval's score is Gneiting and Raftery's (Journal of
+the American Statistical Association 102, 2007, section 6.2) on logarithms: its width, and 2 / 0.1 of what is outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+from scipy.stats import binom
+
+from benchmarks.accuracy.comparison import Comparison
+from hp_tool.cost.uncertainty import CONFIDENCE
+
+MANY_ROWS = 40
+"""Above this a table names parts instead of rows; `--json` has them all."""
+OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
+"""Score of a figure's distance from its interval."""
+
+LeftOut = Literal["model", "GPU", "framework", "future", "all", "seen"]
+"""What the constants did not see of the rows: their model, their GPU (card, die or layout on it), their framework, anything of
+their time and later, or anything like them; seen: they saw the rows, or the figures stand in this repository."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Comparisons of one kind, predicted by constants of one kind."""
+
+    title: str
+    left_out: LeftOut
+    saw: str
+    """The rows behind the constants that predicted these."""
+    rows: list[Comparison]
+    unit: str = "s"
+
+    @property
+    def parts(self) -> dict[str, list[Comparison]]:
+        """By GPU or release, in order."""
+        found: dict[str, list[Comparison]] = {}
+        for row in self.rows:
+            found.setdefault(row.part, []).append(row)
+        return dict(sorted(found.items(), key=lambda item: (not item[0][:1].isdigit(), len(item[0]), item[0])))
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [vars(row) | {"predicted": _finite(row.predicted), "error": _finite(row.error)} for row in self.rows]
+        return self.summary() | {"rows": rows}
+
+    def summary(self) -> dict[str, Any]:
+        """{title, left_out, saw, unit, figures, parts: {name: figures}}."""
+        return {
+            "title": self.title,
+            "left_out": self.left_out,
+            "saw": self.saw,
+            "unit": self.unit,
+            "figures": figures(self.rows),
+            "parts": {name: figures(rows) for name, rows in self.parts.items()},
+        }
+
+    def as_text(self) -> str:
+        """A table with one line a row (a part, where there are many), and the figures beneath."""
+        lines = [f"{self.title} ({self.unit})  [left out: {self.left_out}]", f"  constants from: {self.saw}"]
+        if len(self.rows) > MANY_ROWS:
+            lines += [f"  {name:28} {line(figures(rows))}" for name, rows in self.parts.items()]
+        else:
+            lines += [
+                f"  {row.model:20} {row.what:62} {_number(row.published):>9} {_number(row.predicted):>9} {row.error:+7.1%}"
+                + (f"  {row.refused}" if row.refused else "")
+                for row in self.rows
+            ]
+        return "\n".join([*lines, f"  {line(figures(self.rows))}"])
+
+
+def votes(rows: Iterable[Comparison]) -> list[Comparison]:
+    """One row a setting: that of the median published over predicted; rows without a prediction have no vote."""
+    grouped: dict[str, list[Comparison]] = {}
+    for row in rows:
+        if math.isfinite(row.predicted):
+            grouped.setdefault(row.setting or f"{row.model} {row.what} {len(grouped)}", []).append(row)
+    return [_median(members) for members in grouped.values()]
+
+
+def _median(members: Sequence[Comparison]) -> Comparison:
+    """The newest row, with a published figure in the median ratio to its prediction."""
+    last = members[-1]
+    return replace(last, published=last.predicted * median(row.published / row.predicted for row in members))
+
+
+def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
+    """What these rows say of the predictions. bias is of predicted over published; width the interval's high over low."""
+    counted = votes(rows)
+    refused = dict(Counter(row.refused for row in rows if row.refused))
+    found: dict[str, Any] = {"rows": len(rows), "configurations": len(counted), "refused": refused}
+    if not counted:
+        return found
+    errors = np.abs([row.error for row in counted])
+    worst = counted[int(errors.argmax())]
+    found |= {
+        "mean_error": float(errors.mean()),
+        "median_error": float(np.median(errors)),
+        "worst_error": float(errors.max()),
+        "worst": f"{worst.model}, {worst.what}: {worst.error:+.1%}",
+        "bias": math.expm1(-float(np.mean([row.log_ratio for row in counted]))),
+    }
+    return found | intervals([row for row in counted if row.low and row.high])
+
+
+def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
+    """Coverage with the range of right intervals, median width and mean score, of rows that state an interval."""
+    if not counted:
+        return {}
+    low, high, published = (np.log([float(getattr(row, name)) for row in counted]) for name in ("low", "high", "published"))
+    outside = np.maximum(low - published, 0.0) + np.maximum(published - high, 0.0)
+    n = len(counted)
+    return {
+        "coverage": float((outside == 0.0).mean()),
+        "coverage_range": [float(binom.ppf(tail, n, CONFIDENCE)) / n for tail in (0.025, 0.975)],
+        "width": float(np.exp(np.median(high - low))),
+        "interval_score": float((high - low + OUTSIDE * outside).mean()),
+    }
+
+
+def pools(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
+    """Figures by what is predicted, over all rows that constants of their own framework did not see; a row that two groups leave
+    out in different ways counts once, as in the first.
+    """
+    found: dict[str, list[Comparison]] = {}
+    known: set[tuple[str, str, str]] = set()
+    for group in groups:
+        if group.left_out in ("seen", "framework"):
+            continue
+        names = [(group.unit, row.model, row.what) for row in group.rows]
+        found.setdefault(_kind(group), []).extend(row for row, name in zip(group.rows, names, strict=True) if name not in known)
+        known.update(names)
+    return {kind: figures(rows) for kind, rows in found.items()}
+
+
+def _kind(group: Group) -> str:
+    if group.title.startswith("Serving"):
+        return "serving"
+    if group.title.startswith("nanotron"):
+        return "nanotron's grid, steps" if group.unit == "s" else "nanotron's grid, memory"
+    return "memory" if "GiB" in group.unit else "training steps"
+
+
+def line(f: dict[str, Any]) -> str:
+    """Figures in words."""
+    refused = "".join(f", {count} called {code}" for code, count in f["refused"].items())
+    count = f"{f['rows']} rows, {f['configurations']} configurations{refused}"
+    if "mean_error" not in f:
+        return count
+    text = f"{count}: mean {f['mean_error']:.2%}, median {f['median_error']:.2%}, worst {f['worst_error']:.1%}, "
+    text += f"bias {f['bias']:+.2%}"
+    if "coverage" not in f:
+        return text
+    low, high = f["coverage_range"]
+    return (
+        f"{text}; {f['coverage']:.0%} within the 90 % interval (right: {low:.0%} to {high:.0%}), "
+        f"high/low {f['width']:.2f}, score {f['interval_score']:.3f}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

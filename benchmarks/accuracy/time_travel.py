@@ -1,0 +1,51 @@
+"""Time travel: what came out in a month, by constants fitted on what was published before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.fit_frameworks import fit_today
+from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.prepared import Prepared, compare_all
+from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.errors import InputError
+
+FEWEST = 4
+"""Configurations from which constants are fitted; before there are so many nothing is predicted."""
+
+
+def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: FrameworkEfficiency) -> list[Comparison]:
+    """Every case by constants fitted on the `known` ones of earlier months; `part` is its month. `start` holds what these rows
+    do not tell.
+    """
+    found = []
+    for date in sorted({case.date for case in cases}):
+        seen = prepared(voted(case for case in known if case.date < date))
+        if len(seen) < FEWEST:
+            continue
+        constants = fit_today(seen, start)
+        rows = compare_all((case for case in cases if case.date == date), constants.compare)
+        found += [dataclasses.replace(row, part=date) for row in rows]
+    return found
+
+
+def voted(cases: Iterable[Case]) -> list[Case]:
+    """One case a setting: its newest, with the median of all releases' steps."""
+    grouped: dict[str, list[Case]] = {}
+    for case in cases:
+        grouped.setdefault(case.setting, []).append(case)
+    return [dataclasses.replace(found[-1], step_s=median(case.step_s for case in found)) for found in grouped.values()]
+
+
+def prepared(cases: Iterable[Case]) -> list[Prepared]:
+    """Those that a query can state."""
+    found = []
+    for case in cases:
+        try:
+            found.append(Prepared.of(case))
+        except InputError:
+            continue
+    return found
