@@ -128,8 +128,8 @@ def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def pools(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
-    """Figures by what is predicted, over all rows that constants of their own framework did not see; a row that two groups leave
-    out in different ways counts once, as in the first.
+    """Figures by what is predicted, over all rows that constants of their own framework did not see; a row that two groups
+    leave out in different ways counts once, as in the first.
     """
     found: dict[str, list[Comparison]] = {}
     known: set[tuple[str, str, str]] = set()

@@ -1,0 +1,176 @@
+"""Write docs/accuracy.md, its pictures and README's table from the saved result: `python -m benchmarks.accuracy.page`.
+
+Only what stands between `<!-- result: NAME -->` and `<!-- end -->` is written; the prose around it is by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import baseline
+from benchmarks.accuracy.scatter import scatter
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs/accuracy.md")
+PICTURES = ROOT / "docs/pictures"
+BLOCK = re.compile(r"(<!-- result: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WIDTH = 128
+LEFT_OUT = {
+    "model": "its model",
+    "GPU": "its GPU, die or layout",
+    "all": "anything like it",
+    "future": "its month and later",
+    "framework": "its framework",
+    "seen": "nothing: seen",
+}
+"""What the constants did not see, in the order of the page."""
+HEADINGS = {
+    "model": "A model left out",
+    "GPU": "A GPU left out",
+    "all": "Nothing like it was fitted",
+    "future": "Time travel: the next round, the next release",
+    "framework": "A framework left out",
+    "seen": "Seen: fitted, or published with a layout that stands in this repository",
+}
+SKETCHES = {
+    "accuracy-training": ("Seconds of a training step, s", lambda title, g: g["unit"] == "s" and not _kind(title)),
+    "accuracy-nanotron": ("nanotron's grid, the other model fitted, s", lambda title, g: title == "nanotron's grid"),
+    "accuracy-memory": ("Memory of the fullest GPU, GiB", lambda title, g: g["unit"] == "GiB"),
+    "accuracy-serving": ("Serving: time per output token, s", lambda title, g: title == "Serving: time per output token"),
+}
+"""Pictures: title, and which groups are in them; never those that were seen or left their framework out."""
+
+
+def _kind(title: str) -> bool:
+    return title.startswith(("Serving", "nanotron"))
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %"
+
+
+def summary(result: dict[str, Any]) -> str:
+    """README's table: a line for every group, whatever its figures are."""
+    lines = [
+        "| what is predicted | constants did not see | configurations | mean error | median | worst | inside 90 % interval |",
+        f"|---{'|---' * 6}|",
+    ]
+    for left_out, words in LEFT_OUT.items():
+        for title, group in result["groups"].items():
+            if group["left_out"] == left_out:
+                f = group["figures"]
+                inside = percent(f["coverage"], 0) if "coverage" in f else "none stated"
+                head = f"{title}{_refused(f)} | {words} | {f['configurations']:,}"
+                errors = " | ".join(percent(f[name]) for name in ("mean_error", "median_error", "worst_error"))
+                lines.append(f"| {head} | {errors} | {inside} |")
+    grid, days = result["grid"], result["days"]
+    ranks, shipped = grid["model_left_out"]["rank_correlation_median"], grid["shipped"]
+    words = (
+        f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible, and of {shipped['failed']} "
+        f"that failed {percent(shipped['failed_called_infeasible_share'], 0)} are; within a cell the predicted order has a "
+        f"median rank correlation of {ranks:.2f} with the measured one, the model left out. GPT-3 175B on 300B tokens with 1,024 A100 is "
+        f"predicted to take {days['selective_sequence_parallel_days']:.1f} days with sequence parallelism and selective "
+        f"recomputation, and {days['full_recompute_days']:.1f} days with full recomputation and without; the 34 days in arXiv "
+        "2104.04473 are with 2021's software."
+    )
+    return "\n".join([*lines, "", textwrap.fill(words, WIDTH)])
+
+
+def _refused(f: dict[str, Any]) -> str:
+    """`; 7 of 19 rows called infeasible (memory)`, or nothing."""
+    if not f["refused"]:
+        return ""
+    return f"; {sum(f['refused'].values())} of {f['rows']:,} rows called infeasible ({', '.join(f['refused'])})"
+
+
+def pooled(result: dict[str, Any]) -> str:
+    """All rows that constants of their framework did not see, by what is predicted."""
+    lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}"]
+    return "\n".join([*lines, *(f"| {name} | {_cells(f)}" for name, f in result["pooled"].items())])
+
+
+COLUMNS = "n | configurations | mean | median | bias | inside 90 % (if right) | high/low | score | worst case |"
+
+
+def _cells(f: dict[str, Any]) -> str:
+    refused = "".join(f", {count} called {code}" for code, count in f["refused"].items())
+    head = f"{f['rows']:,}{refused} | {f['configurations']:,}"
+    if "mean_error" not in f:
+        return f"{head} | | | | | | | |"
+    errors = f"{percent(f['mean_error'])} | {percent(f['median_error'])} | {100 * f['bias']:+.1f} %"
+    stated = "| | |"
+    if "coverage" in f:
+        low, high = (f"{100 * bound:.0f}" for bound in f["coverage_range"])
+        stated = f"{percent(f['coverage'], 0)} ({low}-{high}) | {f['width']:.2f} | {f['interval_score']:.2f} |"
+    return f"{head} | {errors} | {stated} {f['worst'].replace('|', '/')} |"
+
+
+def groups(result: dict[str, Any]) -> str:
+    """A table for each group, a line for each GPU or release, under what its constants did not see."""
+    blocks = []
+    for left_out, heading in HEADINGS.items():
+        blocks.append(f"### {heading}")
+        for title, group in result["groups"].items():
+            if group["left_out"] != left_out:
+                continue
+            parts = list(group["parts"].items())
+            lines = [("all", group["figures"]), *parts] if len(parts) > 1 else parts
+            rows = [f"| {name or '-'} | {_cells(f)}" for name, f in lines]
+            table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}", *rows]
+            blocks += [f"**{title}** ({group['unit']}). Constants from: {group['saw']}.", "\n".join(table)]
+    return "\n\n".join(blocks)
+
+
+def since(result: dict[str, Any], before: dict[str, Any]) -> str:
+    """Groups whose errors or intervals differ from the baseline's."""
+    lines = []
+    for title, group in result["groups"].items():
+        was = before["groups"].get(title, {}).get("figures")
+        now = group["figures"]
+        if was is None or was == now or "mean_error" not in was or "mean_error" not in now:
+            continue
+        changes = [f"{percent(was[name])} to {percent(now[name])}" for name in ("mean_error", "worst_error")]
+        changes += [_change(was, now, name) for name in ("coverage", "width", "interval_score")]
+        lines.append(f"| {title} | {' | '.join(changes)} |")
+    if not lines:
+        return "Nothing moved since the baseline."
+    head = "| what moved since the baseline | mean | worst | inside 90 % | high/low | score |"
+    return "\n".join([head, f"|---{'|---' * 5}|", *lines])
+
+
+def _change(was: dict[str, Any], now: dict[str, Any], name: str) -> str:
+    return f"{was[name]:.3g} to {now[name]:.3g}" if name in was and name in now else ""
+
+
+def pictures(result: dict[str, Any]) -> dict[str, str]:
+    """SVGs by name."""
+    found = {}
+    for name, (title, chosen) in SKETCHES.items():
+        series = {
+            one: [(float(x), float(y)) for x, y in (point.split(",") for point in group["points"].split())]
+            for one, group in result["groups"].items()
+            if group["left_out"] not in ("seen", "framework", "future") and chosen(one, group)
+        }
+        found[name] = scatter(series, title=title)
+    return found
+
+
+def filled(text: str, result: dict[str, Any], before: dict[str, Any]) -> str:
+    """The page with its blocks as the result gives them."""
+    blocks = {"summary": summary(result), "pooled": pooled(result), "groups": groups(result), "since": since(result, before)}
+    return BLOCK.sub(lambda found: f"{found[1]}{blocks[found[2]]}\n{found[3]}", text)
+
+
+def main() -> None:
+    result, before = baseline.load(baseline.RESULT), baseline.load(baseline.SAVED)
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8"), result, before), encoding="utf-8")
+    for name, picture in pictures(result).items():
+        (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
