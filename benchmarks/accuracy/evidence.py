@@ -14,6 +14,8 @@ from benchmarks.accuracy.fit_frameworks import amd_left_out, fit, fit_today, fit
 from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
 from benchmarks.accuracy.fsdp_memory import reserved
 from benchmarks.accuracy.fsdp_runs import titan_cases
+from benchmarks.accuracy.grid_rows import FILE as GRID
+from benchmarks.accuracy.grid_rows import groups as grid_groups
 from benchmarks.accuracy.groups import Group
 from benchmarks.accuracy.heldout import Case, b200_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
@@ -22,6 +24,7 @@ from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import release_cases
+from benchmarks.accuracy.serving_runs import runs
 from benchmarks.accuracy.time_travel import predicted_ahead
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
@@ -118,8 +121,8 @@ def _tuning(folder: Path) -> list[Group]:
 
 def _fsdp(folder: Path) -> list[Group]:
     """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
-    runs = mpt_runs(folder)
-    cases = {f"{run.case.name} {run.case.what}": run for run in runs}
+    mpt = mpt_runs(folder)
+    cases = {f"{run.case.name} {run.case.what}": run for run in mpt}
 
     def named(rows: Iterable[Comparison]) -> list[Comparison]:
         return [dataclasses.replace(row, source="llm-foundry", gpu=(g := cases[f"{row.model} {row.what}"].gpu.name), part=g)
@@ -128,11 +131,11 @@ def _fsdp(folder: Path) -> list[Group]:
     return [
         Group(
             title="MPT under FSDP", left_out="model", saw="ops/, MPT of other sizes",
-            rows=named(leave_one_model_out(runs)) if runs else [],
+            rows=named(leave_one_model_out(mpt)) if mpt else [],
         ),
         Group(
             title="MPT under FSDP on a GPU left out", left_out="GPU", saw="ops/, MPT on other GPUs",
-            rows=named(across_gpus(runs)) if runs else [],
+            rows=named(across_gpus(mpt)) if mpt else [],
         ),
         Group(
             title="Llama under eager torchtitan", left_out="all", saw="ops/, MPT under llm-foundry",
@@ -142,7 +145,7 @@ def _fsdp(folder: Path) -> list[Group]:
 
 
 def _nanotron(folder: Path) -> list[Group]:
-    rows = read(folder, grid.FILE)
+    rows = read(folder, GRID)
     if not rows:
         return []
     cells = grid.cells(folder)
@@ -181,9 +184,9 @@ def _other_software(folder: Path) -> list[Group]:
     """Runs by the constants of another framework than theirs. No interval is stated for one that nobody measured."""
     fsdp = [run.case for run in mpt_runs(folder)]
     dense = [case for case in pretraining(folder) if not has_experts(case) and card(case) == "h100-sxm-80gb"]
-    rows = read(folder, grid.FILE)
+    rows = read(folder, GRID)
     megatron = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
-    cells = [grid.predicted(group, megatron) for group in grid.groups(rows)]
+    cells = [grid.predicted(group, megatron) for group in grid_groups(rows)]
     return [
         Group(title="MPT under FSDP by Megatron Core's constants", left_out="framework", saw=TODAY,
               rows=_by_framework(dated(fsdp, source="llm-foundry"), "megatron-core")),
@@ -247,7 +250,7 @@ def _published() -> list[Group]:
 
 
 def _serving(folder: Path) -> list[Group]:
-    pairs = inference.unseen(inference.runs(folder))
+    pairs = inference.unseen(runs(folder))
     saw = "ops/, the other half of the groups of each engine's version"
     return [
         Group(title=f"Serving: {words}", left_out="model", saw=saw, unit=unit, rows=inference.comparisons(pairs, what))

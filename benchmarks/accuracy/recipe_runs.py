@@ -11,7 +11,7 @@ from benchmarks.accuracy.moe_runs import moe_cases
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Recompute
+from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 
@@ -102,7 +102,7 @@ def _model(row: Row) -> str | ModelSpec:
     return dataclasses.replace(model(name), num_nextn_predict_layers=0) if row["mtp"] == "w/o MTP" else name
 
 
-def _recompute(row: Row) -> str | Recompute:
+def _recompute(row: Row) -> RecomputeName | Recompute:
     modules = tuple(row["recompute_modules"].split("+")) if row["recompute_modules"] else ()
     return Recompute(granularity="selective", modules=modules) if modules else "none"  # type: ignore[arg-type]
 
