@@ -103,17 +103,19 @@ def gpt2_2019() -> list[Headline]:
     FLOP/s count recomputation; these do not.
     """
     single = tflops_2019("gpt2-1.2b", gpus=1)
-    behind, alone, after = (tflops_2019("gpt2-8.3b", gpus=gpus, behind=on) for gpus, on in ((512, True), (8, None), (512, False)))
+    sizes = ((512, True), (8, None), (512, False))
+    behind, alone, after = (tflops_2019("gpt2-8.3b", gpus=gpus, behind=on) for gpus, on in sizes)
     source = "arXiv 1909.08053"
     scaling = {
         "scaling": ("the same against 512 x 1.2B on one GPU", behind),
         "tensor_scaling": ("the same, 8 GPUs", alone),
         "exposed_scaling": ("the same, 512 GPUs, gradients reduced after the backward pass", after),
     }
+    published = SHOEYBI_2019
     return [
-        _figure(source, "GPT-2 8.3B on 512 V100, recomputation not counted", SHOEYBI_2019["petaflops"], 0.512 * behind, "PFLOP/s"),
-        *(_figure(source, what, 100.0 * SHOEYBI_2019[key], 100.0 * rate / single, "%") for key, (what, rate) in scaling.items()),
-        _figure(source, "GPT-2 1.2B on one V100", SHOEYBI_2019["single_gpu_tflops"], single, "TFLOP/s"),
+        _figure(source, "GPT-2 8.3B on 512 V100, recomputation not counted", published["petaflops"], 0.512 * behind, "PFLOP/s"),
+        *(_figure(source, what, 100.0 * published[key], 100.0 * rate / single, "%") for key, (what, rate) in scaling.items()),
+        _figure(source, "GPT-2 1.2B on one V100", published["single_gpu_tflops"], single, "TFLOP/s"),
     ]
 
 
