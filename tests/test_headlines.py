@@ -32,7 +32,8 @@ def test_gpt2_on_512_gpus() -> None:
 def test_what_sequence_parallelism_and_selective_recomputation_save(name: str) -> None:
     low, high = KORTHIKANTI_2022["overhead_full"]  # type: ignore[misc]
     assert low - 0.01 <= headlines.layer_overhead(name, recompute="full") <= high + 0.01
-    assert headlines.layer_overhead(name, recompute="selective") <= 0.04
+    low, high = KORTHIKANTI_2022["overhead_selective"]  # type: ignore[misc]
+    assert low - 0.012 <= headlines.layer_overhead(name, recompute="selective") <= high + 0.012
     assert headlines.layer_memory_factor(name) == pytest.approx(5.0, abs=1.25)
 
 
