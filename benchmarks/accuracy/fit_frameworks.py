@@ -26,7 +26,7 @@ import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from benchmarks.accuracy.fsdp_memory import scatter_above
-from benchmarks.accuracy.heldout import b200_cases, bridge_cases
+from benchmarks.accuracy.heldout import b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases, newest
@@ -129,7 +129,7 @@ MODERN_NOISE = 0.04
 AUDITED_WEIGHT = 0.5
 """Of MLPerf's rows: a few layouts of one model each, submitted many times."""
 SPREAD = {
-    "2022": 0.065,  # the twelve rows of 2020 on V100 and A100, never fitted; Table 5 leaving one model out scatters by 0.024
+    "2022": 0.065,  # the rows of 2020 on A100, never fitted; Table 5 leaving one model out scatters by 0.024
     "today": 0.08,  # recipes on H100 leaving one model out, B200 leaving one layout out and GB200, never fitted: 0.05 to 0.07
 }
 """Standard deviations of log(measured / predicted) behind the stated intervals; `python -m benchmarks.accuracy` prints them."""
@@ -213,24 +213,39 @@ def amd_runs(folder: Path) -> list[Prepared]:
     return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
 
 
-def fit_amd(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
-    """What matmuls of MI300X's die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
+def v100_runs(folder: Path) -> list[Prepared]:
+    """Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a layout."""
+    return [Prepared.of(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
+
+
+def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
+    """What matmuls of this die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
 
     def residuals(x: Floats) -> Floats:
-        return np.log([run.ratio(framework, {("mi300x", "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
+        return np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
 
-    return {("mi300x", "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+    return {(die, "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+
+
+def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
+    """Every row of one die, by what the rows of other keys say of the die."""
+    card = runs[0].gpu
+    framework, found = efficiency(gpu=card, framework="megatron-core").framework, []
+    for group, members in _grouped(runs, key).items():
+        shares = fit_die(card.silicon or "generic", [run for run in runs if key(run) != group], framework)
+        found += [run.compare(framework, shares) for run in members]
+    return found
 
 
 def amd_left_out(folder: Path) -> list[Comparison]:
     """Every AMD row, by what the other card's rows say of the die."""
-    runs = amd_runs(folder)
-    framework = efficiency(gpu=gpu("mi300x"), framework="megatron-core").framework
-    found = []
-    for card, members in _grouped(runs, lambda run: run.gpu.name).items():
-        shares = fit_amd([run for run in runs if run.gpu.name != card], framework)
-        found += [run.compare(framework, shares) for run in members]
-    return found
+    return die_left_out(amd_runs(folder), lambda run: run.gpu.name)
+
+
+def megatron_2020_left_out(folder: Path) -> list[Comparison]:
+    """Every row of 2020: on V100 by what the other models' rows say of the die; no constant saw those on A100."""
+    others = [Prepared.of(case).shipped() for case in megatron_2020_cases(folder) if "V100" not in case.what]
+    return [*die_left_out(v100_runs(folder), lambda run: run.case.name), *others] if others else []
 
 
 def moe_left_out(folder: Path) -> list[Comparison]:
@@ -297,7 +312,9 @@ def main() -> None:
     by = "by python -m benchmarks.accuracy.fit_frameworks"
     write_clocks({("a100", "bf16"): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
     write_clocks(today.shares, fitted_on=f"{rows}; {by}")
-    amd = fit_amd(amd_runs(folder), modern)
+    v100 = fit_die("v100", v100_runs(folder), old)
+    write_clocks(v100, fitted_on=f"four runs of Megatron-LM 2020 on V100, kernels and clocks in one; {by}")
+    amd = fit_die("mi300x", amd_runs(folder), modern)
     write_clocks(amd, fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}")
     for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):
         errors = [abs(c.error) for c in found]

@@ -28,7 +28,8 @@ from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
-REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb"}
+REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb",
+             "v100": "v100-sxm-32gb"}  # fmt: skip
 """Card under whose power limit a die's shares are stated."""
 ACCUMULATION = "fp32_accumulation"
 Shares = Mapping[tuple[str, str], float]
@@ -56,9 +57,8 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
         if own:
             _write(die, card, own, dict.fromkeys(own, fitted_on))
     _shipped.cache_clear()
-    for die, origin in (("b300", "b200"), ("v100", "a100")):
-        card = REFERENCE[origin] if die == "b300" else None
-        _write(die, card, _shipped(origin), dict.fromkeys(_shipped(origin), f"nobody measured it: as {origin}"))
+    borrowed = _shipped("b200")
+    _write("b300", REFERENCE["b200"], borrowed, dict.fromkeys(borrowed, "nobody measured it: as b200"))
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
     for name in ("bf16", "fp8", ACCUMULATION):

@@ -136,6 +136,9 @@ class TrainingWorkload(Strict):
     """Which communication overlaps compute; None: as in the framework's measured runs."""
     cuda_graphs: bool | None = None
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
+    kernel_fusion: bool = True
+    """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and residual addition another.
+    False: each passes over memory on its own, as in Megatron-LM of 2019."""
     total_tokens: Annotated[float, Interval(ge=1.0, le=1e18)] | None = None
     """Tokens of the whole training; adds days, GPU-hours and cost to the answer."""
     reliability: ReliabilitySpec | None = None
