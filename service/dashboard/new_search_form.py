@@ -115,7 +115,7 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
         ("parallel.sequence_parallel", "Sequence parallel", "any"),
         ("parallel.pipeline_schedule", "Pipeline schedule", "1f1b or interleaved"),
         ("parallel.data_parallel_shard_size", "ZeRO group", "all replicas"),
-        ("parallel.zero_stage", "ZeRO stage", "any"),
+        ("parallel.zero_stage", "ZeRO stage", "any (3: FSDP)"),
         ("parallel.recompute", "Recomputation", "any"),
     ),
     "inference": (
@@ -156,8 +156,7 @@ SUGGESTED: dict[str, Suggested] = {
 FRAMEWORKS = tuple(FACTS)
 RECOMPUTE = "parallel.recompute"
 HINTS = {
-    RECOMPUTE: "With modules: selective layernorm+mlp. Some layers: full block 4.",
-    "parallel.zero_stage": "3: fully sharded",
+    RECOMPUTE: "In detail: selective layernorm+mlp, full block 4",
 }
 EXTRA = "extra"
 """The form's last field: further fields of the query, as YAML."""
@@ -168,20 +167,19 @@ def sections(kind: Kind) -> tuple[Section, ...]:
     """Sections of the form for a kind of query."""
     training = kind == "training"
     return (
-        section("Model", WORK),
-        section("Cluster", CLUSTER),
-        section("Training" if training else "Serving", WORKLOADS[kind]),
-        section("Goal", GOALS[kind]),
-        section("Parallelism: fixed or allowed values", AXES[kind], folded=True),
-        *((section("Precision and kernels", SOFTWARE, folded=True),) if training else ()),
-        *((section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
-        section("NVLink", NVLINK, folded=True),
-        section("Profile runs", BUDGET, folded=True),
+        _section("Model", WORK),
+        _section("Cluster", CLUSTER),
+        _section("Training" if training else "Serving", WORKLOADS[kind]),
+        _section("Goal", GOALS[kind]),
+        _section("Parallelism: fixed or allowed values", AXES[kind], folded=True),
+        *((_section("Precision and kernels", SOFTWARE, folded=True),) if training else ()),
+        *((_section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
+        _section("NVLink", NVLINK, folded=True),
+        _section("Profile runs", BUDGET, folded=True),
     )
 
 
-def section(title: str, specs: Iterable[Spec], *, folded: bool = False) -> Section:
-    """A group of these fields, as the schema declares them."""
+def _section(title: str, specs: Iterable[Spec], *, folded: bool = False) -> Section:
     return Section(title=title, fields=tuple(map(_field, specs)), folded=folded)
 
 
@@ -277,7 +275,7 @@ def _scalar(field: Field, text: str) -> Any:
     if field.text:
         return text
     if field.name == RECOMPUTE:
-        return _recompute(text)
+        return recompute_value(text)
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -298,12 +296,18 @@ def _text(field: Field, value: Any) -> str | None:
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, Mapping):  # recomputation in detail
-        return " ".join("+".join(map(str, part)) if isinstance(part, list) else str(part) for part in value.values() if part is not None)
+    if isinstance(value, Mapping):
+        return recompute_text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _recompute(text: str) -> str | dict[str, Any]:
+def recompute_text(value: Mapping[str, Any]) -> str:
+    """A recomputation's mapping in one line, as `recompute_value` reads it."""
+    parts = (part for part in value.values() if part is not None)
+    return " ".join("+".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts)
+
+
+def recompute_value(text: str) -> str | dict[str, Any]:
     """`selective layernorm+mlp` and `full block 4` as the mappings that a query writes; one word as it is."""
     granularity, *details = text.split()
     if not details:
