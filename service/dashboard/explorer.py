@@ -76,7 +76,7 @@ class ExplorerPage(Page):
     """Further fields of the query; their values are `settings.details`."""
     controls: tuple[Control, ...] = ()
     modules: tuple[RecomputeModule, ...] = ()
-    """What selective recomputation may name in this model."""
+    """What selective recomputation may name in this model, what it does name first."""
     view: ConfigurationView | None = None
     configuration_href: str | None = None
     fastest: tuple[FastRow, ...] = ()
@@ -126,12 +126,13 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(query, config, settings)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
+    shown = settings.at(config)
     return replace(
         page,
-        json_href=json_href(settings.at(config).href),
-        settings=settings.at(config),
-        controls=controls(settings.at(config), model=model, framework=framework, config=config),
-        modules=modules(model, framework=framework),
+        json_href=json_href(shown.href),
+        settings=shown,
+        controls=controls(shown, model=model, framework=framework, config=config),
+        modules=tuple(dict.fromkeys((*shown.modules, *modules(model, framework=framework)))),
         view=view,
         configuration_href=configuration_href(query, parallel=config),
         fastest=tuple(_row(row, query, settings, config) for row in rows),

@@ -135,7 +135,7 @@ class Settings:
     ep: Size = None
     etp: Size = None
     mbs: Size = None
-    recompute: Annotated[str | None, QueryParameter(max_length=200)] = None
+    recompute: Annotated[str | None, QueryParameter(max_length=200), BLANK_IS_NONE] = None
     """As the form of a new search writes it: selective, or full block 4."""
     modules: Annotated[tuple[RecomputeModule, ...], QueryParameter()] = ()
     """Recomputed if recompute is selective; none: core_attn."""
@@ -147,11 +147,16 @@ class Settings:
     def workload(self) -> dict[str, Any]:
         """Mapping of a query without the configuration. Raises InputError."""
         paths = WORKLOAD | (LORA if self.lora_rank else {})
-        values = {path: getattr(self, name) for name, path in paths.items()} | {"kind": "training"}
+        values = {path: value for name, path in paths.items() if (value := getattr(self, name)) is not None}
         if self.lora_rank:
             values["training.task"] = "lora"
         query = to_query({"kind": "training", **self.details})
-        return schema.lay(query, {path: value for path, value in values.items() if value is not None})
+        if "objective" in query:
+            raise InputError("the explorer ranks by throughput; leave objective out", field=EXTRA)
+        for path in values:
+            if any(f"{leaf}.".startswith(f"{path}.") for leaf in dotted(query)):
+                raise InputError(f"{path} has a control; leave it out of the further fields", field=EXTRA)
+        return schema.lay(query, values)
 
     def parallel(self) -> dict[str, Any]:
         """Mapping of the configuration, without the values that are None."""
@@ -166,13 +171,15 @@ class Settings:
 
     def at(self, config: ParallelConfig) -> Settings:
         """These settings with the controls at `config`."""
-        recompute, modules = config.recompute, ()
-        if not isinstance(recompute, str):
-            modules = recompute.modules or ()
-            recompute = "selective" if modules else recompute_text(schema.to_dict(recompute))
+        if isinstance(config.recompute, str):
+            recompute: str = config.recompute
+            modules: tuple[RecomputeModule, ...] = ()
+        else:
+            modules = config.recompute.modules or ()
+            recompute = "selective" if modules else recompute_text(schema.to_dict(config.recompute))
         axes = {name: getattr(config, axis) for name, axis in AXES.items()}
-        sp = "on" if config.sequence_parallel else "off"
         details = {path: one for path, text in self.details.items() if (one := _one_value(path, text, config)) is not None}
+        sp: Literal["on", "off"] = "on" if config.sequence_parallel else "off"
         return replace(self, **axes, sp=sp, recompute=recompute, modules=modules, details=details)
 
     @property

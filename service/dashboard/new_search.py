@@ -1,5 +1,6 @@
 """/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
+import contextlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -118,10 +119,8 @@ def form_context(
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
     values = read_form(request.url.query) or EXAMPLE
-    try:
+    with contextlib.suppress(InputError):  # which the preview shows
         values = to_values(to_query(values))  # paths that have no field go into the YAML
-    except InputError:
-        pass  # the preview says what is wrong
     return form_page(values, store=store)
 
 

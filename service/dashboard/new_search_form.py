@@ -155,6 +155,7 @@ SUGGESTED: dict[str, Suggested] = {
 }
 FRAMEWORKS = tuple(FACTS)
 RECOMPUTE = "parallel.recompute"
+MAX_DIGITS = 10
 HINTS = {
     RECOMPUTE: "In detail: selective layernorm+mlp, full block 4",
 }
@@ -238,9 +239,11 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
 def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None) -> dict[str, str]:
     """The form's values for a query; what its fields cannot hold exactly goes into its YAML. `known`: its fields by path."""
     leaves = dotted({name: value for name, value in query.items() if name != "kind"})
-    recompute = (query.get("parallel") or {}).get("recompute")
-    if isinstance(recompute, Mapping):  # one value, not a section
-        leaves = {path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")} | {RECOMPUTE: recompute}
+    parallel = query.get("parallel")
+    if isinstance(parallel, Mapping) and isinstance(recompute := parallel.get("recompute"), Mapping):  # a value, not a section
+        leaves = {path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")} | {
+            RECOMPUTE: recompute
+        }
     known = fields(kind_of(query)) if known is None else known
     texts = {name: _text(known[name], value) for name, value in leaves.items() if name in known}
     values = {"kind": kind_of(query), **{name: text for name, text in texts.items() if text is not None}}
@@ -309,12 +312,12 @@ def recompute_text(value: Mapping[str, Any]) -> str:
 
 def recompute_value(text: str) -> str | dict[str, Any]:
     """`selective layernorm+mlp` and `full block 4` as the mappings that a query writes; one word as it is."""
-    granularity, *details = text.split()
-    if not details:
+    words = text.split()
+    if len(words) < 2:
         return text
-    value: dict[str, Any] = {"granularity": granularity}
-    for word in details:
-        if word.isdecimal():
+    value: dict[str, Any] = {"granularity": words[0]}
+    for word in words[1:]:
+        if word.isdecimal() and len(word) < MAX_DIGITS:
             value["num_layers"] = int(word)
         elif word in ("uniform", "block"):
             value["method"] = word

@@ -19,8 +19,8 @@ from hp_tool.tuning import tune
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 from service.dashboard.pages import MODULES
-from tests.service.detailed import DETAILED
 from tests.service.coordinator import claim, finish, one_run
+from tests.service.detailed import DETAILED
 from tests.tuning.serving_engine import ServingEngine
 from tests.tuning.test_serving_search import query as serving_query
 

@@ -116,7 +116,10 @@ def test_a_configuration_opened_in_the_explorer_is_the_same_question(shared_http
 
 def test_what_a_field_says_changes_the_prediction(shared_http: TestClient) -> None:
     usual = twin(shared_http, **LLAMA, tp=8)
-    for field, value, part in (("training.gradient_precision", "bf16", "memory"), ("training.cross_entropy", "chunked", "memory")):
+    for field, value, part in (
+        ("training.gradient_precision", "bf16", "memory"),
+        ("training.cross_entropy", "chunked", "memory"),
+    ):
         page = twin(shared_http, **LLAMA, tp=8, **{field: value})
         assert page["settings"]["details"] == {field: value}
         assert page["view"][part]["bars"][0]["total"] < usual["view"][part]["bars"][0]["total"]

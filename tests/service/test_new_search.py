@@ -1,6 +1,5 @@
 """The form of a new search: it says every query, its answer is the API's, and a mistake comes back at its field."""
 
-import html
 import re
 import shlex
 from typing import Any
@@ -11,6 +10,7 @@ import yaml
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
@@ -148,11 +148,16 @@ def test_recomputation_in_detail_is_one_line(value: Any, text: str | None) -> No
 
 
 def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
-    names = ("training.cross_entropy", "training.cuda_graphs", "training.gradient_precision", "parallel.moe_token_dispatcher_type")
+    names = (
+        "training.cross_entropy",
+        "training.cuda_graphs",
+        "training.gradient_precision",
+        "parallel.moe_token_dispatcher_type",
+    )
     page = http.get("/searches/new").text
     for name in names:
         (select,) = re.findall(rf'<select name="{re.escape(name)}".*?</select>', page, flags=re.DOTALL)
-        assert re.findall(r'<option value=""[^>]*>([^<]+)', select) == [html.escape(fields("training")[name].placeholder)]
+        assert re.findall(r'<option value=""[^>]*>([^<]+)', select) == [escape(fields("training")[name].placeholder)]
         assert "selected" not in select
         options = fields("training")[name].options
         assert all(f'<option value="{option}"' in select for option in options)

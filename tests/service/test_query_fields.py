@@ -57,10 +57,10 @@ def test_forms_send_what_they_were_opened_with(page: Page, server: str, http: Te
 def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: Page, server: str, store: Store) -> None:
     values = {
         "model": "llama-3-8b",
-        "cluster.gpu": "h100-sxm-80gb",
-        "cluster.num_gpus": "16",
+        "cluster.gpu": "gb200-nvl72",
+        "cluster.num_gpus": "72",
         "training.sequence_length": "4096",
-        "training.global_batch_size": "64",
+        "training.global_batch_size": "72",
     }
     page.goto(f"{server}/searches/new?{urlencode(values)}")
     segment = page.get_by_label("GPUs per NVLink segment")
@@ -69,7 +69,7 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: P
     page.get_by_label("Gradient precision").select_option("bf16")
     assert page.get_by_label("Cross-entropy loss").locator("option").first.inner_text() == "framework's own"
     page.get_by_text("NVLink", exact=True).click()
-    segment.fill("12")
+    segment.fill("13")
     page.get_by_text("NVLink", exact=True).click()
     page.locator("[data-error='cluster.nvlink_segment_gpus']", has_text="whole nodes").wait_for()
     assert segment.is_visible() and segment.get_attribute("aria-invalid") == "true"
