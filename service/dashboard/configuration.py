@@ -131,7 +131,7 @@ def configuration_page(query: Query, *, json_href: str, calibrations: Calibratio
         return page
     problem, config = configuration.problem, configuration.config
     # Without a layout that the stages have by themselves: the explorer changes their number.
-    free = replace(query, parallel=problem.parallel)
+    free = replace(query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout))
     page = replace(page, explorer_href=explorer_href(free, config), compare_href=_compare_with_fastest_href(query, config))
     if estimate.time is None:
         return page
@@ -276,8 +276,16 @@ def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | N
     sources = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
     if estimate.intervals is not None and estimate.intervals.source:
         sources["intervals"] = estimate.intervals.source
-    texts = {name: _calibration(value) if name == "calibration" else formats.in_words(value) for name, value in sources.items()}
+    special = {"calibration": _calibration, "assumed": _assumed}
+    texts = {name: special.get(name, formats.in_words)(value) for name, value in sources.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
+
+
+def _assumed(value: Any) -> str:
+    """Keys that the query left open, and their values."""
+    if not isinstance(value, dict):
+        return formats.in_words(value)
+    return ", ".join(f"{path}: {formats.in_words(assumption)}" for path, assumption in value.items())
 
 
 def _calibration(value: Any) -> str:

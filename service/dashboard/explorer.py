@@ -11,7 +11,7 @@ from hp_tool import catalog, training
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, Recommendation
-from hp_tool.errors import HpToolError, UnsupportedError
+from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.training import config_query
@@ -23,9 +23,9 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
-from service.dashboard.explorer_settings import Control, Settings, controls, groups, modules
+from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.new_search_form import FRAMEWORKS, Section
+from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices
 from service.dashboard.page import ErrorFields, Page, configuration_href, json_href, page_at
 
 MAX_ROWS = 5
@@ -72,6 +72,8 @@ class ExplorerPage(Page):
     gpus: tuple[str, ...]
     precisions: tuple[str, ...]
     frameworks: tuple[str, ...] = FRAMEWORKS
+    recipes: tuple[RecipeChoice, ...]
+    recipe: Field
     groups: tuple[Section, ...]
     """Further fields of the query; their values are `settings.details`."""
     controls: tuple[Control, ...] = ()
@@ -103,6 +105,8 @@ def explorer_context(
         models=tuple(sorted({*catalog.names("models"), *registered})),
         gpus=tuple(catalog.names("gpus")),
         precisions=_precisions(settings.gpu),
+        recipes=recipe_choices(),
+        recipe=detail_fields()[RECIPE],
         groups=groups(),
     )
     try:
@@ -185,8 +189,8 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
         changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
         try:
             estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
-        except UnsupportedError:
-            continue  # the framework does not have it
+        except HpToolError:
+            continue  # not in this framework, or not with what else the query says
         if estimate.memory is None or estimate.time is None:
             continue
         href = settings.at(changed).href

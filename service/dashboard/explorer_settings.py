@@ -20,6 +20,7 @@ from hp_tool.queries import schema
 from service.dashboard.formats import dotted
 from service.dashboard.new_search_form import (
     EXTRA,
+    RECIPE,
     Field,
     Section,
     fields,
@@ -95,8 +96,8 @@ def groups() -> tuple[Section, ...]:
 
 
 def detail_fields() -> dict[str, Field]:
-    """The fields of all groups by path."""
-    return {field.name: field for group in groups() for field in group.fields}
+    """The fields of all groups by path, and the recipe."""
+    return {RECIPE: fields("training")[RECIPE]} | {field.name: field for group in groups() for field in group.fields}
 
 
 def read_details(request: Request) -> dict[str, str]:

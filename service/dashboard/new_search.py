@@ -30,7 +30,16 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, details, dotted
-from service.dashboard.new_search_form import FRAMEWORKS, Section, kind_of, sections, to_query, to_values
+from service.dashboard.new_search_form import (
+    FRAMEWORKS,
+    RecipeChoice,
+    Section,
+    kind_of,
+    recipe_choices,
+    sections,
+    to_query,
+    to_values,
+)
 from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
 
 MAX_ROWS = 8
@@ -50,6 +59,7 @@ class NewSearchPage(Page):
     sections: tuple[Section, ...]
     suggestions: dict[str, tuple[str, ...]]
     """Names to suggest, by what they name: models, gpus, clusters."""
+    recipes: tuple[RecipeChoice, ...]
     values: dict[str, str]
     """The form's values by field."""
     error: ErrorFields | None
@@ -138,6 +148,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
             "clusters": registered["cluster"],
             "frameworks": FRAMEWORKS,
         },
+        recipes=recipe_choices(),
         values=dict(values),
         error=None,
     )

@@ -12,9 +12,10 @@ from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.queries.schema import branches, declarations
+from hp_tool.training.recipes import recipes
 from service.dashboard.formats import dotted
 
-Suggested = Literal["models", "gpus", "clusters", "frameworks"]
+Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,20 @@ class Section:
     """Collapsed, because most queries do without it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeChoice:
+    """A recipe that a query may name."""
+
+    name: str
+    description: str
+
+
 Spec = tuple[str, str] | tuple[str, str, str]
 """Path, label, and an optional placeholder."""
 
+RECIPE = "training.recipe"
+RECOMPUTE = "parallel.recompute"
+MAX_DIGITS = 10
 WORK: tuple[Spec, ...] = (("model", "Model", "llama-3-70b"),)
 CLUSTER: tuple[Spec, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),
@@ -76,9 +88,9 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.framework_version", "Framework version", "any"),
     ("training.parameter_precision", "Parameter precision", "framework's own"),
     ("training.gradient_precision", "Gradient precision", "framework's own"),
-    ("training.cross_entropy", "Cross-entropy loss", "framework's own"),
+    ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
-    ("training.cuda_graphs", "CUDA graphs", "framework's own"),
+    ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
 )
 FINE_TUNING: tuple[Spec, ...] = (
     ("training.task", "Task"),
@@ -93,6 +105,7 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
         ("training.precision", "Precision"),
         ("training.total_tokens", "Total tokens", "15e12"),
         ("training.framework", "Framework", "megatron-core"),
+        (RECIPE, "Recipe", "none"),
     ),
     "inference": (
         ("inference.input_length", "Input tokens", "4000"),
@@ -152,15 +165,19 @@ SUGGESTED: dict[str, Suggested] = {
     "cluster.gpu": "gpus",
     "cluster": "clusters",
     "training.framework": "frameworks",
+    RECIPE: "recipes",
 }
 FRAMEWORKS = tuple(FACTS)
-RECOMPUTE = "parallel.recompute"
-MAX_DIGITS = 10
 HINTS = {
     RECOMPUTE: "In detail: selective layernorm+mlp, full block 4",
 }
 EXTRA = "extra"
 """The form's last field: further fields of the query, as YAML."""
+
+
+def recipe_choices() -> tuple[RecipeChoice, ...]:
+    """All recipes of the catalogue."""
+    return tuple(RecipeChoice(name=recipe.name, description=recipe.description) for recipe in recipes())
 
 
 @cache

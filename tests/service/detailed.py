@@ -56,6 +56,12 @@ DETAILED: dict[str, dict[str, Any]] = {
         training={"framework": "torch-fsdp", "framework_version": "2.9", "cross_entropy": "chunked"},
         parallel={"tensor_parallel_size": 1, "zero_stage": 3, "recompute": "per_layer"},
     ),
+    "recipe": _asked(
+        model="qwen3-30b-a3b",
+        cluster={"gpu": "gb200-nvl72", "num_gpus": 8},
+        training={"recipe": "megatron-bridge-26.06", "precision": "mxfp8", "global_batch_size": 512},
+        parallel={"expert_parallel_size": 8, "micro_batch_size": 1},
+    ),
     "unusual": _asked(
         cluster={"gpu": "h100-sxm-80gb", "num_gpus": 64, "price_per_gpu_hour": 2.5},
         training={"total_tokens": 1e12, "reliability": {}, "overlap": {"tensor_parallel": False}, "task": "sft"},

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_configuration
+from service.dashboard.explorer_settings import detail_fields
 from service.dashboard.new_search_form import to_query
 from tests.service.detailed import DETAILED
 
@@ -110,6 +111,9 @@ def test_a_configuration_opened_in_the_explorer_is_the_same_question(shared_http
     assert (again.model, again.cluster, again.training) == (before.model, before.cluster, before.training)
     assert again.constraints == before.constraints
     assert resolve_configuration(again).config == resolve_configuration(before).config
+    written = {name for name in before.parallel.__slots__ if getattr(before.parallel, name) is not None}
+    assert {name: getattr(again.parallel, name) for name in written} == {name: getattr(before.parallel, name) for name in written}
+    assert page["settings"]["details"].keys() <= detail_fields().keys() | {"extra"}
     form = shared_http.get(first["form_href"].replace("/searches/new?", "/searches/new.json?")).json()["values"]
     assert schema.parse_query(to_query(form)) == before
 
@@ -133,6 +137,16 @@ def test_the_address_may_name_any_path_of_a_query(shared_http: TestClient) -> No
     wrong = twin(shared_http, **LLAMA, **{"training.cross_entropi": "fused"})
     assert "did you mean cross_entropy" in wrong["error"]["message"]
     assert twin(shared_http, **LLAMA, extra="a: [1")["error"]["field"] == "extra"
+
+
+def test_a_recipe_is_chosen_and_what_is_assumed_is_said(shared_http: TestClient) -> None:
+    usual, recipe = (twin(shared_http, **LLAMA, tp=8, **{"training.recipe": name}) for name in ("", "megatron-bridge-26.06"))
+    assert recipe["settings"]["details"] == {"training.recipe": "megatron-bridge-26.06"}
+    sources = [{fact["name"]: fact["value"] for fact in page["view"]["provenance"]} for page in (usual, recipe)]
+    assert "training.gradient_precision: fp32, " in sources[0]["assumed"]
+    assert "training.gradient_precision: bf16, " in sources[1]["assumed"]
+    fsdp = twin(shared_http, **LLAMA, **{"training.recipe": "trl"})
+    assert fsdp["settings"]["zero"] in (2, 3) and fsdp["modules"] == []
 
 
 def test_another_framework_has_its_own_choices(shared_http: TestClient) -> None:

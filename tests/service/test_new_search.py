@@ -58,7 +58,8 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
 
 
 def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
-    texts = {"model", "cluster", "cluster.gpu", "training.framework", "training.framework_version", "inference.engine"}
+    texts = {"model", "cluster", "cluster.gpu", "inference.engine"}
+    texts |= {f"training.{name}" for name in ("framework", "framework_version", "recipe")}
     for kind in ("training", "inference"):
         page = http.get(f"/searches/new?kind={kind}").text
         for name, field in fields("training" if kind == "training" else "inference").items():
@@ -161,6 +162,20 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
         assert "selected" not in select
         options = fields("training")[name].options
         assert all(f'<option value="{option}"' in select for option in options)
+
+
+def test_recipes_can_be_chosen_and_say_what_they_are(http: TestClient) -> None:
+    page = http.get("/searches/new?training.recipe=trl&model=llama-3-8b").text
+    (select,) = re.findall(r'<select name="training.recipe".*?</select>', page, flags=re.DOTALL)
+    for recipe in http.get("/v1/recipes").json()["items"]:
+        assert f'data-about="{escape(recipe["description"])}"' in select
+        selected = f'selected>{recipe["name"]}<' in select
+        assert selected == (recipe["name"] == "trl")
+        assert f'>{escape(recipe["description"])}</span>' in page or not selected
+    # One of another machine's catalogue, and an alias, stay what they are.
+    assert "<option selected>ours</option>" in http.get("/searches/new?training.recipe=ours").text
+    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.recipe": "ours"}).json()["error"]
+    assert wrong["field"] == "training.recipe"
 
 
 def test_an_address_may_name_any_path_of_a_query(http: TestClient) -> None:

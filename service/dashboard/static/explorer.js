@@ -2,8 +2,10 @@
 // computes and draws. Without this script the form has a button.
 
 const form = document.querySelector("form[data-follow]");
-const anew = '[data-anew], [name="training.framework"]';
+const software = '[name="training.framework"], [name="training.recipe"]';
+const anew = `[data-anew], ${software}`;
 const whole = `${anew}, textarea, input:not([type])`; // text is read when it is complete
+const machine = /^(precision$|cluster\.|parallel\.)/; // what suits one model and cluster, and perhaps not another
 let asking;
 
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
@@ -15,14 +17,14 @@ form.addEventListener("input", (event) => {
   follow(filled());
 });
 
-// Another model, cluster or framework has other options: load the page at its fastest configuration.
+// Another model, cluster, framework or recipe has other options: load the page at its fastest configuration.
 form.addEventListener("change", (event) => {
   if (!event.target.matches(whole) || !form.reportValidity()) return;
   if (!event.target.matches(anew)) return follow(filled());
   const values = filled();
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
-  for (const name of [...dropped, "precision"]) values.delete(name);
-  for (const name of [...values.keys()]) if (/^(cluster|parallel)\./.test(name)) values.delete(name);
+  for (const name of dropped) values.delete(name);
+  if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
   location.assign(`/explorer?${values}`);
 });
 
