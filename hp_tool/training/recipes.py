@@ -52,6 +52,8 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec) -> Query:
                 values["parallel"] |= rule.parallel
         training, knobs = _typed(values)
         framework = training.framework if workload.framework == TrainingWorkload.framework else workload.framework
+        if workload.offload is not None:  # the fraction belongs to what is offloaded
+            training = replace(training, offload_fraction=None)
         workload = replace(_filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None)
         if training.overlap is not None:
             workload = replace(workload, overlap=_filled_overlap(workload.overlap, training.overlap))

@@ -60,6 +60,15 @@ def test_written_keys_win_each_on_its_own() -> None:
     assert problem.strategy.moe_token_dispatcher_type == "alltoall"
 
 
+def test_what_is_offloaded_and_how_much_go_together() -> None:
+    query = mixture({"recipe": NEWEST, "precision": "fp8"})
+    query |= {"model": "llama-3-70b", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 64}, "parallel": {"micro_batch_size": 2}}
+    offloads = resolved(query).workload
+    assert (offloads.offload, offloads.offload_fraction) == ("activations", 0.5)
+    kept = resolved({**query, "training": {**query["training"], "offload": "none"}}).workload
+    assert (kept.offload, kept.offload_fraction) == ("none", None)
+
+
 def test_the_answer_names_each_knob_that_was_left_open_with_its_value() -> None:
     named = assumed(mixture({"recipe": NEWEST, "gradient_precision": "fp32"}))
     assert "training.gradient_precision" not in named
