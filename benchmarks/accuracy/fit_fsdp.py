@@ -21,7 +21,7 @@ from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_frameworks import FIXED, Floats, write
 from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
-from benchmarks.accuracy.prepared import Prepared, Shares, write_clocks
+from benchmarks.accuracy.prepared import Prepared, Shares, seen, write_clocks
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 PRIORS = {
@@ -37,8 +37,6 @@ PRIORS = {
 NOISE = 0.04
 """Relative scatter taken for one published run; it sets the runs against the priors."""
 START = dataclasses.replace(FIXED, framework="torch-fsdp")
-TIME_SPREAD = 0.08
-"""Standard deviation of log(measured / predicted): leaving one model out, and across GPUs, both give less."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +45,10 @@ class Fitted:
 
     by_die: dict[str, FrameworkEfficiency]
     shares: Shares
+
+    def seen(self, runs: Sequence[Prepared]) -> Fitted:
+        """With the cards of the runs that they were fitted on."""
+        return Fitted({die: seen(framework, runs) for die, framework in self.by_die.items()}, self.shares)
 
     def step_s(self, run: Prepared) -> float:
         return run.step_s(self.by_die[str(run.gpu.silicon)], self.shares)
@@ -95,7 +97,8 @@ def across_gpus(runs: Sequence[Prepared]) -> list[Comparison]:
 def _leaving_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
     found, everything = [], fit(runs)
     for group in dict.fromkeys(key(run) for run in runs):
-        fitted = constants(fit([run for run in runs if key(run) != group], start=everything))
+        others = [run for run in runs if key(run) != group]
+        fitted = constants(fit(others, start=everything)).seen(others)
         found += [fitted.compare(run) for run in runs if key(run) == group]
     return found
 
@@ -107,12 +110,11 @@ def main() -> None:
     if folder is None:
         return
     runs = mpt_runs(folder)
-    fitted = constants(fit(runs))
+    fitted = constants(fit(runs)).seen(runs)
     rows = f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB and on H100 by python -m benchmarks.accuracy.fit_fsdp"
     for name, framework in {"a100": fitted.by_die["a100"], "default": fitted.by_die["h100"]}.items():
         found = dataclasses.replace(
             framework,
-            time_log_sd=TIME_SPREAD,
             reserved_log_sd=scatter_above(folder),
             fitted_on=f"{rows}; see START there for what those rows do not tell",
         )

@@ -1,6 +1,6 @@
 """How far real software stays below a datasheet: few constants per GPU and framework, read from the catalogue's data files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
@@ -114,13 +114,20 @@ class FrameworkEfficiency(Strict):
     step_overhead_s: float
     """Host work once a step: data loading, logging, synchronisation."""
     time_log_sd: float
-    """Standard deviation of log(measured / predicted step time) on rows that were not fitted on."""
+    """Standard deviation of log(measured / predicted step time) of dense models that were not fitted on, on fitted_gpus."""
     expert_time_log_sd: float | None = None
-    """The same for models with experts under a release whose dispatcher is today's; None: nobody measured any."""
+    """What models with experts add to it, in variance; None: nobody measured any."""
     earlier_expert_time_log_sd: float | None = None
-    """The same under earlier releases, or one that nobody named: they took up to twice as long for the same step."""
+    """What they add besides under releases before today's dispatcher, or one that nobody named: these took up to twice as long
+    for the same step."""
+    fitted_gpus: tuple[str, ...] = ()
+    """Cards whose runs the constants saw, by catalogue name."""
+    fitted_silicon: tuple[str, ...] = ()
+    """Their dies."""
+    newest_release: str | None = None
+    """Of those runs, as the year and month of its NeMo container; later ones drift."""
     memory_log_sd: float
-    """The same for allocated memory."""
+    """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
     """The same for what the allocator holds, which is more than what is in use: how far above the prediction it may be. None:
     as memory_log_sd."""
@@ -147,8 +154,36 @@ class FrameworkEfficiency(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts(Strict):
+    """Standard deviations of log(measured / predicted) that add to a framework's own in variance, one for each thing that its
+    measured runs do not tell.
+    """
+
+    card_log_sd: float = 0.0
+    """A card that no run was on, of a die that some were on."""
+    silicon_log_sd: float = 0.0
+    """A die that no run of the framework was on."""
+    kernels_log_sd: float = 0.0
+    """A die whose kernels nobody timed."""
+    lora_log_sd: float = 0.0
+    """Adapters, whose runs no constant saw."""
+    release_log_sd: float = 0.0
+    """A release after the newest of the runs."""
+    feature_log_sd: float = 0.0
+    """Each feature without a measured step time."""
+    memory_feature_log_sd: float = 0.0
+    """The same for allocated memory."""
+    fitted_on: dict[str, str] = field(default_factory=dict)
+    """Rows and command that gave each."""
+
+
+NO_DOUBTS = Doubts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyProfile:
-    """The two together, as the cost model takes them."""
+    """Constants of a die and of a framework, as the cost model takes them."""
 
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
+    doubts: Doubts = NO_DOUBTS
