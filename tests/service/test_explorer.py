@@ -112,7 +112,9 @@ def test_a_configuration_opened_in_the_explorer_is_the_same_question(shared_http
     assert again.constraints == before.constraints
     assert resolve_configuration(again).config == resolve_configuration(before).config
     written = {name for name in before.parallel.__slots__ if getattr(before.parallel, name) is not None}
-    assert {name: getattr(again.parallel, name) for name in written} == {name: getattr(before.parallel, name) for name in written}
+    assert {name: getattr(again.parallel, name) for name in written} == {
+        name: getattr(before.parallel, name) for name in written
+    }
     assert page["settings"]["details"].keys() <= detail_fields().keys() | {"extra"}
     form = shared_http.get(first["form_href"].replace("/searches/new?", "/searches/new.json?")).json()["values"]
     assert schema.parse_query(to_query(form)) == before

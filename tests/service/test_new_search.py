@@ -169,9 +169,9 @@ def test_recipes_can_be_chosen_and_say_what_they_are(http: TestClient) -> None:
     (select,) = re.findall(r'<select name="training.recipe".*?</select>', page, flags=re.DOTALL)
     for recipe in http.get("/v1/recipes").json()["items"]:
         assert f'data-about="{escape(recipe["description"])}"' in select
-        selected = f'selected>{recipe["name"]}<' in select
+        selected = f"selected>{recipe['name']}<" in select
         assert selected == (recipe["name"] == "trl")
-        assert f'>{escape(recipe["description"])}</span>' in page or not selected
+        assert f">{escape(recipe['description'])}</span>" in page or not selected
     # One of another machine's catalogue, and an alias, stay what they are.
     assert "<option selected>ours</option>" in http.get("/searches/new?training.recipe=ours").text
     wrong = post(http, "/searches/new/preview.json", FILLED | {"training.recipe": "ours"}).json()["error"]
