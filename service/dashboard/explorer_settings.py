@@ -69,7 +69,10 @@ AXES = {
     "zero": "zero_stage",
 }
 """Controls that are an axis of a configuration as it is."""
-SET_ELSEWHERE = ("kind", "objective", *IRRELEVANT, "trainer", *WORKLOAD.values(), *LORA.values())
+SET_ELSEWHERE = (
+    *("kind", "objective", "trainer", *IRRELEVANT, "parallel.data_parallel_size", "parallel.sequence_parallel"),
+    *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
+)
 """Paths of a query that its details leave out: controls set them, or they mean nothing here."""
 
 
@@ -149,15 +152,13 @@ class Settings:
         """Mapping of a query without the configuration. Raises InputError."""
         paths = WORKLOAD | (LORA if self.lora_rank else {})
         values = {path: value for name, path in paths.items() if (value := getattr(self, name)) is not None}
-        if self.lora_rank:
-            values["training.task"] = "lora"
         query = to_query({"kind": "training", **self.details})
         if "objective" in query:
             raise InputError("the explorer ranks by throughput; leave objective out", field=EXTRA)
         for path in values:
             if any(f"{leaf}.".startswith(f"{path}.") for leaf in dotted(query)):
                 raise InputError(f"{path} has a control; leave it out of the further fields", field=EXTRA)
-        return schema.lay(query, values)
+        return schema.lay(query, values | ({"training.task": "lora"} if self.lora_rank else {}))
 
     def parallel(self) -> dict[str, Any]:
         """Mapping of the configuration, without the values that are None."""
@@ -204,11 +205,10 @@ def explorer_href(query: Query, config: ParallelConfig) -> str | None:
     leaves = dotted(schema.query_mapping(replace(query, parallel=replace(query.parallel, recompute=None))))
     if any(not isinstance(leaves.get(WORKLOAD[name]), str | int) for name in ("model", "gpu", "num_gpus")):
         return None
-    values = {name: leaves[path] for name, path in (WORKLOAD | LORA).items() if path in leaves}
-    covered = (*SET_ELSEWHERE, "parallel.data_parallel_size", "parallel.sequence_parallel")
-    covered += tuple(f"parallel.{axis}" for axis in AXES.values())
-    if LORA["lora_rank"] in leaves:
-        covered += ("training.task",)
+    controls, covered = WORKLOAD, SET_ELSEWHERE
+    if LORA["lora_rank"] in leaves:  # else a recipe may set it
+        controls, covered = WORKLOAD | LORA, (*SET_ELSEWHERE, *LORA.values(), "training.task")
+    values = {name: leaves[path] for name, path in controls.items() if path in leaves}
     if config.data_parallel_shard_size == 0:  # all replicas, as without it
         covered += ("parallel.data_parallel_shard_size",)
     rest = {path: value for path, value in leaves.items() if not any(f"{path}.".startswith(f"{each}.") for each in covered)}

@@ -73,6 +73,7 @@ Spec = tuple[str, str] | tuple[str, str, str]
 RECIPE = "training.recipe"
 RECOMPUTE = "parallel.recompute"
 MAX_DIGITS = 10
+"""Of a number of layers."""
 WORK: tuple[Spec, ...] = (("model", "Model", "llama-3-70b"),)
 CLUSTER: tuple[Spec, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),
@@ -168,9 +169,7 @@ SUGGESTED: dict[str, Suggested] = {
     RECIPE: "recipes",
 }
 FRAMEWORKS = tuple(FACTS)
-HINTS = {
-    RECOMPUTE: "In detail: selective layernorm+mlp, full block 4",
-}
+HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
 EXTRA = "extra"
 """The form's last field: further fields of the query, as YAML."""
 
@@ -281,7 +280,10 @@ def _extra(text: str) -> dict[str, Any]:
 
 def _any_value(name: str, text: str) -> Any:
     """The value of a field that the form does not list, as YAML reads it."""
-    return schema.read_yaml(f"value: {text}").get("value")
+    try:
+        return schema.read_yaml(f"value: {text}").get("value")
+    except InputError as error:
+        raise InputError(error.message, field=name, code=error.code) from None
 
 
 def _value(field: Field, text: str) -> Any:

@@ -62,6 +62,10 @@ DETAILED: dict[str, dict[str, Any]] = {
         training={"recipe": "megatron-bridge-26.06", "precision": "mxfp8", "global_batch_size": 512},
         parallel={"expert_parallel_size": 8, "micro_batch_size": 1},
     ),
+    "adapters of a recipe": _asked(
+        training={"recipe": "mlperf-training-5.0", "task": "lora", "frozen_precision": "nf4", "global_batch_size": 64},
+        parallel={"tensor_parallel_size": 8},
+    ),
     "unusual": _asked(
         cluster={"gpu": "h100-sxm-80gb", "num_gpus": 64, "price_per_gpu_hour": 2.5},
         training={"total_tokens": 1e12, "reliability": {}, "overlap": {"tensor_parallel": False}, "task": "sft"},
