@@ -130,8 +130,8 @@ def _tensor_seconds(
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the
     all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, exposed; if the weights are
     trained, the sharded inputs are gathered once more behind the input-gradient matmuls (arXiv 2205.05198 section 4.2.2); input
-    gradients are reduce-scattered behind the weight-gradient matmuls. Whatever runs behind matmuls slows them, by taking some
-    of their cores and of the memory's bandwidth: the framework's overlap is the share that costs nothing.
+    gradients are reduce-scattered behind the weight-gradient matmuls. What runs behind matmuls takes cores and bandwidth from
+    them: the framework's overlap is the share that costs nothing.
     """
     gather, all_reduce = regions * s.gather_s, regions * s.all_reduce_s
     overlap = framework.tensor_parallel_overlap
