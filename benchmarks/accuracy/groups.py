@@ -25,9 +25,10 @@ MANY_ROWS = 40
 OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 """Score of a figure's distance from its interval."""
 
-LeftOut = Literal["model", "GPU", "framework", "future", "all", "seen"]
-"""What the constants did not see of the rows: their model, their GPU (card, die or layout on it), their framework, anything of
-their time and later, or anything like them; seen: they saw the rows, or the figures stand in this repository."""
+LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
+"""What the constants did not see of the rows: their model, their GPU (card or die), their setting (layout, number of nodes, or
+load), their framework, anything of their month and later, or anything like them; seen: they saw the rows, or the figures stand
+in this repository."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
         "mean_error": float(errors.mean()),
         "median_error": float(np.median(errors)),
         "worst_error": float(errors.max()),
-        "worst": f"{worst.model}, {worst.what}: {worst.error:+.1%}",
+        "worst": f"{worst.model}, {worst.what}: {worst.error:+.1%}".removeprefix(", "),
         "bias": math.expm1(-float(np.mean([row.log_ratio for row in counted]))),
     }
     return found | intervals([row for row in counted if row.low and row.high])

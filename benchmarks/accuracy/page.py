@@ -20,7 +20,8 @@ BLOCK = re.compile(r"(<!-- result: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 128
 LEFT_OUT = {
     "model": "its model",
-    "GPU": "its GPU, die or layout",
+    "GPU": "its GPU or die",
+    "setting": "its layout, nodes or load",
     "all": "anything like it",
     "future": "its month and later",
     "framework": "its framework",
@@ -30,6 +31,7 @@ LEFT_OUT = {
 HEADINGS = {
     "model": "A model left out",
     "GPU": "A GPU left out",
+    "setting": "A layout, a number of nodes or a load left out",
     "all": "Nothing like it was fitted",
     "future": "Time travel: the next round, the next release",
     "framework": "A framework left out",
@@ -88,7 +90,7 @@ def _refused(f: dict[str, Any]) -> str:
 
 def pooled(result: dict[str, Any]) -> str:
     """All rows that constants of their framework did not see, by what is predicted."""
-    lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}"]
+    lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|"]
     return "\n".join([*lines, *(f"| {name} | {_cells(f)}" for name, f in result["pooled"].items())])
 
 
@@ -119,7 +121,7 @@ def groups(result: dict[str, Any]) -> str:
             parts = list(group["parts"].items())
             lines = [("all", group["figures"]), *parts] if len(parts) > 1 else parts
             rows = [f"| {name or '-'} | {_cells(f)}" for name, f in lines]
-            table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}", *rows]
+            table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|", *rows]
             blocks += [f"**{title}** ({group['unit']}). Constants from: {group['saw']}.", "\n".join(table)]
     return "\n\n".join(blocks)
 
