@@ -110,7 +110,7 @@ def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Co
                 source="nanotron's grid", model=row["model"], gpu=GPU, part=f"{row['nodes']} x 8 H100",
                 what=", ".join(f"{name} {row[name]}" for name in ("nodes", "variant", "dp", "tp", "pp", "mbs", "zero", "gbs")),
                 published=float(value), predicted=predicted, low=predicted / spread, high=predicted * spread,
-                refused=None if fits else "memory or illegal",
+                refused=None if fits else "memory or rules",
             )
         )  # fmt: skip
     return found

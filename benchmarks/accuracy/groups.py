@@ -25,6 +25,10 @@ MANY_ROWS = 40
 OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 """Score of a figure's distance from its interval."""
 
+FORMULAS = "nothing: formulas alone"
+OPS = "ops/ and Tables 4 and 5 of arXiv 2205.05198"
+TODAY = "H100 recipes and MLPerf pre-training, recipes and cut models on B200, Qwen3-30B-A3B"
+"""What constants saw, in words; ops/ are kernels and collectives timed alone."""
 LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
 """What the constants did not see of the rows: their model, their GPU (card or die), their setting (layout, number of nodes, or
 load), their framework, anything of their month and later, or anything like them; seen: they saw the rows, or the figures stand
@@ -77,6 +81,11 @@ class Group:
                 for row in self.rows
             ]
         return "\n".join([*lines, f"  {line(figures(self.rows))}"])
+
+
+def on(row: Comparison, card: str) -> Comparison:
+    """The row with its GPU."""
+    return replace(row, gpu=card, part=card)
 
 
 def votes(rows: Iterable[Comparison]) -> list[Comparison]:
@@ -153,7 +162,7 @@ def _kind(group: Group) -> str:
 
 def line(f: dict[str, Any]) -> str:
     """Figures in words."""
-    refused = "".join(f", {count} called {code}" for code, count in f["refused"].items())
+    refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
     count = f"{f['rows']} rows, {f['configurations']} configurations{refused}"
     if "mean_error" not in f:
         return count

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ HEADINGS = {
     "framework": "A framework left out",
     "seen": "Seen: fitted, or published with a layout that stands in this repository",
 }
-SKETCHES = {
+SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
     "accuracy-training": ("Seconds of a training step, s", lambda title, g: g["unit"] == "s" and not _kind(title)),
     "accuracy-nanotron": ("nanotron's grid, the other model fitted, s", lambda title, g: title == "nanotron's grid"),
     "accuracy-memory": ("Memory of the fullest GPU, GiB", lambda title, g: g["unit"] == "GiB"),
@@ -82,10 +83,10 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _refused(f: dict[str, Any]) -> str:
-    """`; 7 of 19 rows called infeasible (memory)`, or nothing."""
+    """`; 7 of 19 rows infeasible: memory`, or nothing."""
     if not f["refused"]:
         return ""
-    return f"; {sum(f['refused'].values())} of {f['rows']:,} rows called infeasible ({', '.join(f['refused'])})"
+    return f"; {sum(f['refused'].values())} of {f['rows']:,} rows infeasible: {', '.join(f['refused'])}"
 
 
 def pooled(result: dict[str, Any]) -> str:
@@ -98,7 +99,7 @@ COLUMNS = "n | configurations | mean | median | bias | inside 90 % (if right) | 
 
 
 def _cells(f: dict[str, Any]) -> str:
-    refused = "".join(f", {count} called {code}" for code, count in f["refused"].items())
+    refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
     head = f"{f['rows']:,}{refused} | {f['configurations']:,}"
     if "mean_error" not in f:
         return f"{head} | | | | | | | |"
@@ -154,7 +155,7 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
         series = {
             one: [(float(x), float(y)) for x, y in (point.split(",") for point in group["points"].split())]
             for one, group in result["groups"].items()
-            if group["left_out"] not in ("seen", "framework", "future") and chosen(one, group)
+            if group["left_out"] in baseline.DRAWN and chosen(one, group)
         }
         found[name] = scatter(series, title=title)
     return found
